@@ -1,4 +1,4 @@
-"""Keras on JAX, PyTorch and TensorFlow: the replica that a worker steps. No framework is imported before use."""
+"""The model replica of a worker on JAX, PyTorch and TensorFlow. Each framework is imported at its first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def step_counter(optimizer: Any) -> Any:
-    """Return the variable that counts an optimizer's steps, also those whose gradients it only adds up."""
+    """Return the variable that counts an optimizer's steps, including steps that only accumulate gradients."""
     return getattr(optimizer, "inner_optimizer", optimizer)._iterations
 
 
@@ -45,13 +45,13 @@ def backend_name() -> str:
 
 
 def averages_of(optimizer: Any) -> dict[int, Any]:
-    """Return the moving averages that an optimizer keeps of its variables (``use_ema``), by the variables' ``id``.
+    """Return an optimizer's moving averages of its variables (``use_ema``), keyed by the ``id`` of each variable.
 
     Args:
-        optimizer: built; under loss scaling the inner optimizer keeps them.
+        optimizer: a built optimizer. With loss scaling, the averages of the inner optimizer are returned.
 
     Returns:
-        dict, empty where the optimizer keeps no averages.
+        A dict, empty if the optimizer keeps no averages.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(inner, "use_ema", False):
@@ -65,15 +65,15 @@ def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layo
 
     Args:
         model: a compiled ``keras.Model``.
-        workers: how many workers train together; with more than one, what cannot be exact is refused.
-        devices: on JAX, several devices to divide each batch among.
-        layout: on JAX, the ``keras.distribution.ModelParallel`` with which the model was made.
+        workers: number of workers that train. With more than one, losses that cannot be exact are refused.
+        devices: on JAX, the devices among which the rows of each batch are divided. Defaults to Keras' device.
+        layout: on JAX, the ``keras.distribution.ModelParallel`` under which the model was created.
 
     Returns:
-        The replica; call its ``build`` with a first batch before anything else.
+        The replica. Call its ``build`` with a first batch before any other method.
 
     Raises:
-        InvalidInputError: the model is not compiled, or Keras runs on a backend that Choros does not know.
+        InvalidInputError: the model is not compiled, or Keras runs on a backend that Choros does not support.
     """
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise InvalidInputError("The model is not compiled: call model.compile(optimizer, loss) first.")
@@ -94,9 +94,9 @@ def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layo
 
 
 def forget() -> None:
-    """Free what JAX keeps of programs that it compiled for models which are gone, about 5 MB for each.
+    """Free all compiled programs of JAX, about 5 MB for each model.
 
-    For a process of Choros' own: whatever is compiled in it is compiled again when it is used next.
+    Call this only in a process that Choros started: JAX compiles every program again at its next use.
     """
     import keras
 

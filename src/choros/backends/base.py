@@ -1,7 +1,7 @@
-"""The parts that replicas of all three backends share: flat vectors, metrics, exact loss, seeds, learning rate.
+"""The code that the replicas of all three backends share: flat vectors, exact loss, seeds, learning rate.
 
-A backend adds only how its variables are read and written, and how one batch is stepped, differentiated,
-applied and evaluated: the abstract methods of ``BaseReplica``.
+A backend implements the abstract methods of ``BaseReplica``. They read and write variables, compute gradients, run
+the optimizer and evaluate a batch.
 """
 
 from __future__ import annotations
@@ -26,61 +26,67 @@ from choros.backends.metrics import LossSample, Metrics, gather, scatter, slices
 from choros.backends.optimizers import build_held, held_variables, model_variables, optimizer_variables, unbuilt_refused
 from choros.types import Array, Batch
 
-_LARGE = 1 << 18  # values
+_LARGE = 1 << 18  # least number of values of a large variable
 
 Mark = tuple[list[Any], list[Array], tuple[Any, ...]]
 
 
 class BaseReplica(Metrics):
-    """One worker's compiled model; see ``choros.backends.replica.Replica`` for what each method means.
+    """One worker's compiled model. ``choros.backends.replica.Replica`` documents the methods.
 
     Args:
         model: a compiled ``keras.Model``.
-        workers: int. How many workers train together, needed to refuse what only one worker could do exactly.
+        workers: int. Number of workers that train. With more than one, a loss that cannot be exact is refused.
     """
 
-    _capture: Capture | None = None  # on PyTorch and TensorFlow
+    _capture: Capture | None = None  # set on PyTorch and TensorFlow
 
     def __init__(self, model: Any, workers: int = 1) -> None:
         self.model = model
         self.workers = workers
-        self.blind = False  # it was built without y, and so can predict only
+        self.blind = False  # built without y: only prediction is possible
         self.revocable = self.repeats = self.watches = False
         self._total = 0
-        self._held: tuple[Any, ...] | None = None  # the packed batch of the last gradients, where the step ``repeats``
+        self._held: tuple[Any, ...] | None = None  # the packed batch of the last gradients, if ``repeats`` is set
         self._refusing = ExitStack()
         self._lay_out()
 
-    # What a backend adds, besides _values and _assign.
+    # The methods that a backend implements, besides _values and _assign.
 
     @abstractmethod
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
-        """``train_step`` on the packed batch, optimizer and all; returns ``self._custom(logs)``."""
+        """Run ``train_step`` with its optimizer on the packed batch; return ``self._custom(logs)``."""
 
     @abstractmethod
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
-        """``train_step`` with the optimizer left out.
+        """Run ``train_step`` without the optimizer's update.
 
-        Returns the gradients in the order of ``trainable`` (None is zero), what the loss metric was told, and what the
-        loss divided by. Leaves the loss metric's variables as they were, and sets ``self._logs`` to
-        ``self._custom(logs)``, as does ``_evaluate``.
+        The loss metric's variables keep their values. ``self._logs`` is set to ``self._custom(logs)``.
+
+        Returns:
+            The gradients in the order of ``trainable`` (None: no gradient), the contribution to the loss metric, and
+            the divisor of the loss.
         """
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
-        """``train_step`` with the optimizer left out, not compiled: its gradients, and what the loss divided by.
+        """Run ``train_step`` once for a trial, without the optimizer: return its gradients and the loss's divisor.
 
-        Variables that the step changes are changed, but on JAX. ``afresh``: trace again, as the step means another one.
+        The step may change variables, except on JAX. With ``afresh`` the step is traced again, because its meaning
+        has changed.
         """
         arrays, _, n = self._gradients(data, rows)
         return arrays, n
 
     def left(self, data: tuple[Any, ...], rows: int, shifts: list[float]) -> tuple[list[Array], dict[str, Any]]:
-        """Return what ``train_step`` leaves in ``left_in``, and its logs; all that it changes is put back.
+        """Return the values of the ``left_in`` variables after ``train_step``, and its logs; then restore the state.
+
+        A stand-in replaces the optimizer.
 
         Args:
             data: a packed batch.
-            rows: int. Its rows.
-            shifts: what a stand-in for the optimizer adds to each trainable variable. If not 0, it counts a step too.
+            rows: int. Number of rows of the batch.
+            shifts: one number for each trainable variable. The stand-in adds it to the variable. If any is not 0, the
+                stand-in also increments the step counter.
         """
         assert self._capture is not None  # noqa: S101 - for the type checker
         variables = [*self.left_in(), step_counter(self.model.optimizer)]
@@ -95,50 +101,53 @@ class BaseReplica(Metrics):
             self.set_generators(generators)
 
     def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
-        """Return a name of what depends on the update in a step, as far as its program tells; "" where nothing does.
+        """Search the traced program of a step for a value that depends on the optimizer's update.
 
-        None where that cannot be told. Conditions count as met: what a step does now and then is found too.
+        All branches of a condition are searched, also branches that are rarely taken.
 
         Args:
             data: a packed batch.
-            rows: int. Its rows.
+            rows: int. Number of rows of the batch.
+
+        Returns:
+            The name of a value that depends on the update; "" if there is none; None if the program does not show it.
         """
         return None
 
     def left_in(self) -> list[Any]:
-        """Return the trainable, the other and the metrics' variables, which a step may set."""
+        """Return the variables that a step may set: trainable, non-trainable and metric variables."""
         return [*self.trainable, *self.model.non_trainable_variables, *self.metric_variables]
 
     @abstractmethod
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
-        """Run the compiled optimizer on ``gradient / divisor``; on return ``gradient`` is no longer needed.
+        """Run the compiled optimizer on ``gradient / divisor``; the caller may reuse ``gradient`` after the return.
 
-        ``absent`` are the places of the variables without a gradient on any rank. They get what plain Keras gives them
-        on this backend: None, or zeros on JAX.
+        ``absent`` holds the indices of the variables without a gradient on every rank. The optimizer gets for them
+        what plain Keras passes on this backend: None, or zeros on JAX.
         """
 
     @abstractmethod
     def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
-        """``train_step``, in which the optimizer gets ``gradient / divisor``; else as ``_gradients`` and ``_apply``."""
+        """Run ``train_step`` again, with ``gradient / divisor`` as the input of the optimizer."""
 
     @abstractmethod
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
-        """``test_step``; returns what the loss metric was told, which is left as it was, and the loss's divisor."""
+        """Run ``test_step``; return the contribution to the loss metric, which keeps its values, and the divisor."""
 
     @abstractmethod
     def _predict(self, data: tuple[Any, ...]) -> Any:
-        """``predict_step``: the model's outputs."""
+        """Run ``predict_step``; return the model's outputs."""
 
     @abstractmethod
     def look_ahead(self, momentum: float) -> None:
-        """Nesterov momentum around the step; the first call, before any step, arms it."""
+        """Apply Nesterov momentum after a step. The first call, before any step, switches it on."""
 
     @abstractmethod
     def _settle(self) -> None:
-        """Leave the look-ahead point for x, and bring all state into the Keras model."""
+        """Move from the look-ahead point to x, and copy all state into the Keras model."""
 
     def _built(self) -> None:
-        """After ``build`` and ``finish``: take up the model's state."""
+        """Read the model's state, after ``build`` and ``finish``."""
 
     # The layout of the flat vectors.
 
@@ -153,7 +162,7 @@ class BaseReplica(Metrics):
         self.dtype = vector_dtype(self.trainable)
 
     def build(self, batch: Batch) -> None:
-        """Create what the first ``fit`` would create, from one batch that has rows."""
+        """Create the variables that the first ``fit`` creates, from one batch that has rows."""
         data = self.pack(batch)
         with blind(self.model, batch) as self.blind:
             self.model._symbolic_build(data_batch=data)
@@ -168,7 +177,7 @@ class BaseReplica(Metrics):
             self.reset_metrics()
 
     def take_up(self) -> None:
-        """Instead of ``build``, for a built model that Keras' own loop trains with ``half_step`` and ``update``."""
+        """Replace ``build`` for a built model that Keras' loop trains with ``half_step`` and ``update``."""
         self.within_fit = True
         self._lay_out()
         self.weigher = LossWeightTracker(self.model)
@@ -176,10 +185,10 @@ class BaseReplica(Metrics):
         self._built()
 
     def half_step(self, data: tuple[Any, ...]) -> tuple[list[Array | None], float, dict[str, Any]]:
-        """``train_step`` on a batch as Keras' loop has it, up to the optimizer.
+        """Run ``train_step`` up to the optimizer, on a batch from Keras' loop.
 
         Returns:
-            The gradients in the order of ``trainable`` (None is zero), what the loss divided by, and the step's logs.
+            The gradients in the order of ``trainable`` (None: no gradient), the divisor of the loss, and the logs.
         """
         rows = int(keras.tree.flatten(data)[0].shape[0])
         with self._put_back(data):
@@ -187,13 +196,13 @@ class BaseReplica(Metrics):
         return arrays, n, self._logs or {}
 
     def update(self, gradient: Array, divisor: float) -> dict[str, Any] | None:
-        """The optimizer's half: run it on ``gradient / divisor``; returns the step's logs if it ``repeats``."""
+        """Run the optimizer on ``gradient / divisor``; return the step's logs if ``repeats`` is set, else None."""
         self._make_update(gradient, divisor, left_out(gradient, self.slices))
         return (self._logs or {}) if self.repeats else None
 
     @property
     def lead(self) -> BaseReplica:
-        """The replica itself: it is one model."""
+        """The replica itself, as it has a single model."""
         return self
 
     def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
@@ -201,11 +210,14 @@ class BaseReplica(Metrics):
         return function(batch)
 
     def skip(self) -> None:
-        """Instead of ``update``: count the step only."""
+        """Increment the step counter, without an update."""
         self.iterations += 1
 
     def pack(self, batch: Batch) -> tuple[Any, ...]:
-        """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as ``fit`` passes them, floats cast to Keras' floatx."""
+        """Return ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as ``fit`` passes them to a step.
+
+        Floats of more than 16 bits are cast to Keras' floatx.
+        """
         if batch.packed is not None:
             packed: tuple[Any, ...] = batch.packed
             return packed
@@ -217,32 +229,32 @@ class BaseReplica(Metrics):
             return self._leaf(array)
 
         data = parts(batch)
-        if all(isinstance(part, np.ndarray) for part in data):  # no tree to walk at every batch
+        if all(isinstance(part, np.ndarray) for part in data):  # avoids the cost of a tree traversal for each batch
             return tuple(leaf(part) for part in data)
         return tuple(keras.tree.map_structure(leaf, part) for part in data)
 
     def _leaf(self, array: Any) -> Any:
-        """One array of a batch as the backend's step takes it."""
+        """Convert one array of a batch to the input type of the backend's step."""
         return array
 
     def ready(self, batch: Batch) -> Batch:
-        """The same batch, packed and on the device."""
+        """Return the batch, packed and placed on the device."""
         return replace(batch, packed=self._placed(self.pack(batch))) if batch.rows else batch
 
     def _placed(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A packed batch on the device, where packing has not put it there."""
+        """Copy a packed batch to the device, if packing has not done so."""
         return data
 
     # Training.
 
     def step(self, batch: Batch) -> None:
-        """One plain local training step; nothing for a batch of no rows."""
+        """Run one local training step; a batch without rows is skipped."""
         if batch.rows:
             self._logs = self._step(self.pack(batch))
             self._rows += batch.rows
 
     def gradients(self, batch: Batch, out: Array) -> None:
-        """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch of no rows."""
+        """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch without rows."""
         self._total, self._held = batch.total, None
         if not batch.rows:
             out[:] = 0
@@ -265,10 +277,11 @@ class BaseReplica(Metrics):
 
     @contextmanager
     def _scaled(self, batch: Batch) -> Iterator[float]:
-        """For a while, scale a float16 loss by this rank's share of the rows; the gradients are to be divided by it.
+        """Temporarily scale a float16 loss by this rank's share of the rows, and yield that share.
 
-        A loss that is a mean has gradients of each row that are inverse to its rows. So they overflow at the scale at
-        which they do in one process, whose batch is the global one.
+        The caller divides the gradients by the share. If the loss is a mean, the gradient of one row is inversely
+        proportional to the number of rows. With the share, float16 gradients therefore overflow at the same loss scale
+        as in one process with the global batch.
         """
         scale = getattr(self.model.optimizer, "dynamic_scale", None)
         share = batch.rows / max(batch.total, batch.rows)
@@ -283,7 +296,7 @@ class BaseReplica(Metrics):
             self._assign([scale], [before])
 
     def apply(self, summed: Array) -> None:
-        """Divide the gradient by the last element and run the real optimizer. ``summed`` is not kept."""
+        """Divide the summed gradient by its last element and run the optimizer. ``summed`` may be reused afterwards."""
         divisor = 1.0 if self.weigher.sums else float(summed[-1])
         if divisor == 0:
             return
@@ -293,7 +306,7 @@ class BaseReplica(Metrics):
 
     @contextmanager
     def _put_back(self, data: tuple[Any, ...]) -> Iterator[None]:
-        """Keep the batch of a step that ``repeats``, and restore the variables that its gradients have changed."""
+        """Save the batch of a step that is repeated, and restore the variables that the step has changed."""
         if not self.repeats:
             yield
             return
@@ -304,7 +317,7 @@ class BaseReplica(Metrics):
         self._held = data
 
     def _make_update(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
-        """Run the optimizer after the step, or in the step made again; a rank without rows has only the former."""
+        """Run the optimizer, or run the saved step again with it. A rank without rows has no saved step."""
         held, self._held = self._held, None
         if held is None:
             self._apply(gradient, divisor, absent)
@@ -312,11 +325,14 @@ class BaseReplica(Metrics):
             self._repeat(held, gradient, divisor, absent)
 
     def outcome(self) -> list[Array]:
-        """Return copies of what a step that ``repeats`` leaves alike on all ranks: all but seeds and frozen weights."""
+        """Return copies of the variables that a repeated step makes equal on all ranks.
+
+        These are all variables of the model except seed states and large frozen weights.
+        """
         return [np.array(value) for value in self._values(self._alike())]
 
     def set_outcome(self, arrays: list[Array]) -> None:
-        """Set what ``outcome`` of another rank gave."""
+        """Set the values that ``outcome`` returned on another rank."""
         self._assign(self._alike(), arrays)
 
     def _alike(self) -> list[Any]:
@@ -324,7 +340,7 @@ class BaseReplica(Metrics):
         return [*self.trainable, *(v for v in self.model.non_trainable_variables if id(v) not in kept)]
 
     def evaluate(self, batch: Batch) -> None:
-        """One test step: metrics and one line of the tally."""
+        """Run one test step: update the metrics and add one line to the tally."""
         entry = (0.0, 0.0, 0.0)
         if batch.rows:
             told, n = self._evaluate(self.pack(batch), batch.rows)
@@ -334,23 +350,23 @@ class BaseReplica(Metrics):
         self._tally.append(np.array(entry))
 
     def predict(self, batch: Batch) -> list[Any]:
-        """Return the model's predictions for the batch's ``x``, as nested arrays; nothing for a batch of no rows."""
+        """Return a list with the model's outputs for ``x`` as nested arrays; empty for a batch without rows."""
         if not batch.rows:
             return []
         outputs = self._predict(self.pack(Batch(batch.x, None, None, batch.rows, batch.total)))
         return [keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)]
 
-    # A step that may be taken back.
+    # A step that may be undone.
 
     def mark(self) -> Mark:
-        """Return what ``gradients`` changes, as it is now."""
+        """Return the present values of the state that ``gradients`` changes."""
         return self._marked(), self.generators(), self._facts()
 
     def _facts(self) -> tuple[Any, ...]:
         return self._rows, self._logs, dict(self._said), self._untold, self._by_batch, self._total
 
     def swap(self, mark: Mark) -> Mark:
-        """Go back, or forward again, to a mark; returns a mark of what was left."""
+        """Restore the state of a mark; return a mark of the state that it replaces."""
         left = self._copied(), self.generators(), self._facts()
         held, generators, facts = mark
         self._go_to(held)
@@ -359,33 +375,33 @@ class BaseReplica(Metrics):
         return left
 
     def _marked(self) -> list[Any]:
-        """Return the values of the variables that ``gradients`` changes; some are filled by the next call."""
+        """Return the values of the variables that ``gradients`` changes. TensorFlow fills the list in the next call."""
         return self._copied()
 
     def _copied(self) -> list[Any]:
-        """Copies of these variables."""
+        """Return copies of the variables that ``gradients`` changes."""
         return [np.array(value) for value in self._values(self._changing())]
 
     def _go_to(self, held: list[Any]) -> None:
-        """Set these variables from ``_marked`` or ``_copied``."""
+        """Set the variables that ``gradients`` changes to values of ``_marked`` or ``_copied``."""
         self._assign(self._changing(), held)
 
     def _changing(self) -> list[Any]:
-        weights = self.trainable if self.repeats else []  # such a step may set them, and does so again
+        weights = self.trainable if self.repeats else []  # a repeated step may set weights: both runs start alike
         return [*weights, *self.model.non_trainable_variables, *self.metric_variables]
 
     # Vectors.
 
     def get(self, out: Array) -> None:
-        """Copy the trainable variables into ``out``: x, where momentum looks ahead."""
+        """Copy the trainable variables into ``out``. With look-ahead momentum, copy x."""
         gather(self._x_values(), self.slices, out)
 
     def _x_values(self) -> list[Array]:
-        """Return the trainable variables' values, without a copy where that can be: x, where momentum looks ahead."""
+        """Return the values of the trainable variables (x, with look-ahead momentum), without a copy if possible."""
         return self._values(self.trainable)
 
     def set(self, vector: Array) -> None:
-        """Set the trainable variables; always copies."""
+        """Set the trainable variables to a copy of the vector."""
         self._assign(self.trainable, scatter(vector, self.slices, self.trainable))
 
     def get_others(self, out: Array) -> None:
@@ -393,14 +409,14 @@ class BaseReplica(Metrics):
         gather(self._values(self.moving), self.moving_slices, out)
 
     def set_others(self, vector: Array) -> None:
-        """Set the moving statistics; always copies."""
+        """Set the moving statistics to a copy of the vector."""
         self._assign(self.moving, scatter(vector, self.moving_slices, self.moving))
 
     # The optimizer's state.
 
     @property
     def averages(self) -> bool:
-        """True where the optimizer keeps moving averages of the weights (``use_ema``)."""
+        """True if the optimizer keeps moving averages of the weights (``use_ema``)."""
         return bool(averages_of(self.model.optimizer))
 
     def get_average(self, out: Array) -> None:
@@ -408,14 +424,14 @@ class BaseReplica(Metrics):
         gather(self._values(self._averages()), self.slices, out)
 
     def set_average(self, vector: Array) -> None:
-        """Set the moving averages; always copies. The variables stay as they are."""
+        """Set the moving averages to a copy of the vector. The variables keep their values."""
         values = scatter(vector, self.slices, self.trainable)
         pairs = zip(self._averages(), self.trainable, values, strict=True)
         kept = [(average, value) for average, variable, value in pairs if average is not variable]
         self._assign([average for average, _ in kept], [value for _, value in kept])
 
     def _averages(self) -> list[Any]:
-        """Return each trainable variable's average; the variable itself where none is kept."""
+        """Return the average of each trainable variable, or the variable itself if it has no average."""
         averages = averages_of(self.model.optimizer)
         return [averages.get(id(variable), variable) for variable in self.trainable]
 
@@ -424,16 +440,16 @@ class BaseReplica(Metrics):
         return [np.array(value) for value in self._values(optimizer_variables(self.model))]
 
     def set_optimizer_state(self, arrays: list[Array]) -> None:
-        """Set what ``optimizer_state`` gave."""
+        """Set the values that ``optimizer_state`` returned."""
         self._assign(optimizer_variables(self.model), arrays)
 
     def take_settings(self, values: dict[str, Any]) -> None:
-        """See ``Replica``."""
+        """Set values that ``Settings.changed`` returned; see ``Replica``."""
         Settings(self.model).write(values)
 
     @property
     def iterations(self) -> int:
-        """The optimizer's count of steps, those of gradient accumulation included."""
+        """The optimizer's step counter, which includes the steps of gradient accumulation."""
         return int(self._values([step_counter(self.model.optimizer)])[0])
 
     @iterations.setter
@@ -443,17 +459,17 @@ class BaseReplica(Metrics):
     # Seeds, learning rate, the whole state.
 
     def seed_generators(self, rank: int, seed: int) -> None:
-        """Set the library's own random generators, which layers without a seed may use, by rank and seed."""
+        """Seed the global random generators of the framework by rank and seed; layers without a seed may use them."""
 
     def generators(self) -> list[Array]:
-        """Return the state of these generators."""
+        """Return the states of the framework's global random generators."""
         return []
 
     def set_generators(self, states: list[Array]) -> None:
-        """Set what ``generators`` gave."""
+        """Set the states that ``generators`` returned."""
 
     def fold_seeds(self, rank: int, seed: int | None) -> None:
-        """Make random layers differ by rank; rank 0 keeps the model's seed state unless a ``seed`` is given."""
+        """Give the random layers of each rank a different seed state. Without a ``seed``, rank 0 keeps its state."""
         if rank == 0 and seed is None:
             return
         states = [seed_state.mix(state, i, rank, seed) for i, state in enumerate(self._values(self.seeds))]
@@ -461,7 +477,7 @@ class BaseReplica(Metrics):
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's present learning rate (the inner one's under loss scaling)."""
+        """The optimizer's present learning rate; with loss scaling, that of the inner optimizer."""
         rate = self.model.optimizer.learning_rate
         if isinstance(rate, keras.Variable):
             return float(self._values([rate])[0])
@@ -477,57 +493,61 @@ class BaseReplica(Metrics):
             self._assign([rate], [np.asarray(value)])
 
     def snapshot(self) -> list[Array]:
-        """Copies of the variables of the model and of its optimizers, in the order of ``model_variables``."""
+        """Return copies of the variables of the model and its optimizers, in the order of ``model_variables``."""
         return [np.array(value) for value in self.view()]
 
     def view(self) -> list[Array]:
-        """Return what ``snapshot`` does, without a copy where that can be: valid until the next change."""
+        """Return the values of ``snapshot`` without a copy if possible. They are valid until the next change."""
         trained = dict(zip(map(id, self.trainable), self._x_values(), strict=True))
         everything = model_variables(self.model)
         others = iter(self._values([variable for variable in everything if id(variable) not in trained]))
         return [trained[id(variable)] if id(variable) in trained else next(others) for variable in everything]
 
     def restore(self, arrays: list[Array]) -> None:
-        """Set what ``snapshot`` gave."""
+        """Set the values that ``snapshot`` returned."""
         self._assign(model_variables(self.model), arrays)
 
     def ahead(self) -> list[Array]:
-        """Copies of the trainable variables where the next step is taken: with momentum the look-ahead point."""
+        """Return copies of the trainable variables as the next step reads them: with momentum, the look-ahead point."""
         return [np.array(value) for value in self._values(self.trainable)]
 
     def set_ahead(self, arrays: list[Array]) -> None:
-        """Set what ``ahead`` gave, after ``restore``."""
+        """Set the values that ``ahead`` returned, after ``restore``."""
         self._assign(self.trainable, arrays)
 
     def refresh(self) -> None:
-        """Take up what was set in the model itself since ``sync`` or ``finish``."""
+        """Read values that were set in the Keras model after ``sync`` or ``finish``."""
         self._built()
 
     def sync(self) -> None:
-        """Bring all state into the model, at x."""
+        """Copy all state into the Keras model, with the weights at x."""
         self._settle()
 
     def finish(self) -> None:
-        """Bring all state into the model, at x, and do what Keras does at the end of ``fit``."""
+        """Copy all state into the Keras model, with the weights at x, and finalize the weights as ``fit`` does."""
         self._refusing.close()
         self._settle()
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         self._built()
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Allow the held optimizers to be built again."""
         self._refusing.close()
 
 
 def parts(batch: Batch) -> tuple[Any, ...]:
-    """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``: what Keras takes for a batch."""
+    """Return ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, the forms of a batch in Keras."""
     used = 3 if batch.sample_weight is not None else 2 if batch.y is not None else 1
     return (batch.x, batch.y, batch.sample_weight)[:used]
 
 
 @contextmanager
 def blind(model: Any, batch: Batch) -> Iterator[bool]:
-    """For a while, leave out the losses and metrics that cannot be built, as the batch has no y; gives whether."""
+    """Temporarily remove losses and metrics that cannot be built because the batch has no y.
+
+    Yields:
+        bool: True if they were removed.
+    """
     own = vars(model)
     names = ("_compile_loss", "_compile_metrics")
     kept = {name: own[name] for name in names}
@@ -541,21 +561,25 @@ def blind(model: Any, batch: Batch) -> Iterator[bool]:
 
 
 def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:
-    """The type of flat vectors: float32, or float64 where a trainable variable is."""
+    """Return the dtype of flat vectors: float64 if any trainable variable has it, else float32."""
     wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in trainable)
     return np.dtype(np.float64 if wide else np.float32)
 
 
 def large_frozen(model: Any) -> list[Any]:
-    """Return the large variables that training is not expected to change: frozen layers', and quantized weights."""
+    """Return large non-trainable variables (2^18 values or more), such as frozen or quantized weights.
+
+    The variables of other optimizers of the model are not included.
+    """
     held = {id(v) for v in held_variables(model)}
     return [v for v in model.non_trainable_variables if id(v) not in held and math.prod(v.shape) >= _LARGE]
 
 
 def moving_statistics(model: Any) -> list[Any]:
-    """The float variables that are no weights: what layers made non-trainable, not what a user froze.
+    """Return the float variables that layers created as non-trainable, such as those of BatchNormalization.
 
-    A second optimizer's variables are none, where the model lists them as its own: each worker keeps its slots.
+    Weights that a user froze are not included. Variables of a second optimizer are not either, although the model may
+    list them: each worker keeps the slots of that optimizer.
     """
     frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
     frozen |= {id(v) for v in held_variables(model)}

@@ -1,15 +1,15 @@
-"""Values other than weights that a training step reads and a callback may set, as of optimizers, layers and losses.
+"""Settings: values that a training step reads and a callback may set, such as attributes of an optimizer.
 
-There are two kinds:
+Settings belong to optimizers, layers and losses. Weights are not settings. There are two kinds:
 
 - Numbers: plain Python values that are attributes of an object, such as ``optimizer.momentum``, and lists, dicts and
   arrays of them. Also plain numbers that are globals of the user's functions.
-- Variables: ``keras.Variable`` objects that the model does not track, such as the weight of a term, held by a loss.
+- Variables: ``keras.Variable`` objects that the model does not track. Example: a loss holds the weight of a term.
 
-A step that runs as Python uses a new value at once. A compiled step uses the value that it had when it was traced: this
-is so for numbers, and on JAX also for variables. Keras traces a step again for each new batch shape, such as a short
-last batch. Workers trace for the same shapes, so every change is sent to them on all backends. Callbacks of a batch run
-while ranks calculate the next gradients, so a trace in that time does not use what they set.
+An eager step uses a new value at once. A compiled step keeps the value that a number had when the step was traced. On
+JAX this is also true for variables. Keras traces a step again for each new batch shape, such as a short last batch.
+Workers trace for the same shapes, so every change is sent to them on all backends. Batch callbacks run while the ranks
+compute the next gradients. A trace during that time does not use a value that such a callback sets.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from choros.object_graph import children, global_names
 Values = dict[str, Any]
 
 _NUMBERS = (int, float, bool, str, type(None))
-_KEPT = frozenset(  # what each process sets for itself
+_KEPT = frozenset(  # attributes that each process sets independently
     {"stop_training", "built", "compiled", "training", "name", "train_function", "test_function", "predict_function"}
 )
-_DEPTH, _MOST = 4, 20_000  # how far, and through how many objects, variables are looked for
-_LARGEST = 65_536  # values of one variable; larger ones are no settings
-_LONGEST = 4096  # of a list, dict or array
+_DEPTH, _MOST = 4, 20_000  # depth and number of objects of the search for variables
+_LARGEST = 65_536  # most values of a variable that counts as a setting
+_LONGEST = 4096  # most values of a list, dict or array that counts as a setting
 _OTHER = object()
-_PARTS = (keras.regularizers.Regularizer, keras.constraints.Constraint)  # of layers, with numbers of their own
+_PARTS = (keras.regularizers.Regularizer, keras.constraints.Constraint)  # parts of layers that hold numbers
 
 
 class Settings:
-    """The settings of one model. Two copies of a model give the same names.
+    """The settings of one model. Two copies of a model have the same names of settings.
 
     Args:
         model: keras.Model, compiled and built.
@@ -57,7 +57,7 @@ class Settings:
     """
 
     def __init__(self, model: Any) -> None:
-        small = dict(_optimizers(model))  # objects of which ``glance`` reads the numbers
+        small = dict(_optimizers(model))  # objects whose numbers ``glance`` reads
         small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
         self._watched = [(vars(each), [name for name, _ in _numbers(each)]) for each in small.values()]
         layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
@@ -69,21 +69,21 @@ class Settings:
         self._functions = self._read_functions()
 
     def glance(self) -> list[Any]:
-        """Return the values of all but layers, without names: cheap enough for each batch."""
+        """Return the values of all settings except those of layers, without names. It is fast enough for each batch."""
         values = [_plain(attributes.get(name)) for attributes, names in self._watched for name in names]
         values += [_plain(names.get(name)) for names, name in self._globals.values()]
         return [*values, *_values(self.variables).values()] if self.variables else values
 
     def read(self) -> Values:
-        """Return the present values by name: numbers, and nested lists for variables."""
+        """Return the present value of each setting by name. Variables are given as nested lists."""
         values = {f"{place}.{name}": value for place, each in self._objects.items() for name, value in _numbers(each)}
         values |= {place: _plain(names.get(name)) for place, (names, name) in self._globals.items()}
         return values | _values(self.variables)
 
     def replaced_functions(self) -> list[str]:
-        """Return the places of functions, such as a layer's activation, that are others than when this was last asked.
+        """Return the names of functions, such as a layer's activation, that were replaced since the last call.
 
-        Workers keep theirs: a function cannot travel as a value.
+        Workers keep the old functions, as a function cannot be sent as a value.
         """
         before, self._functions = self._functions, self._read_functions()
         return [place for place, function in self._functions.items() if before.get(place, function) is not function]
@@ -98,16 +98,19 @@ class Settings:
         }
 
     def to_begin_with(self) -> Values:
-        """Return the values of all variables: another process may have others, as those of an imported module."""
+        """Return the values of all variables, for the start of training.
+
+        The values in another process may differ, for example those of variables in an imported module.
+        """
         return _values(self.variables)
 
     def changed(self, before: Values) -> Values:
-        """Return what differs now from what ``read`` gave before; a value that is new is a change too."""
+        """Return the settings that differ from an earlier result of ``read``, including new ones."""
         now = self.read()
         return {name: value for name, value in now.items() if name not in before or _differ(before[name], value)}
 
     def write(self, values: Values) -> None:
-        """Set values that ``changed`` gave, in this or in another copy of the model."""
+        """Set values that ``changed`` returned, for this or another copy of the model."""
         for name, value in values.items():
             if name in self.variables:
                 self.variables[name].assign(np.asarray(value))
@@ -127,7 +130,7 @@ def _values(variables: dict[str, Any]) -> Values:
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """Tell whether two values differ; not a number is equal to itself."""
+    """Return whether two values differ. Two values of NaN are equal."""
     return not (before == now or (before != before and now != now))
 
 
@@ -141,7 +144,7 @@ def _numbers(each: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any, depth: int = 3) -> Any:
-    """Return a copy of a number, or of lists, dicts and arrays of numbers, as JSON has them; else ``_OTHER``."""
+    """Return a number, or lists, dicts and arrays of numbers, as a copy in JSON types; ``_OTHER`` for other values."""
     if type(value) in _NUMBERS:
         return value
     if isinstance(value, (np.number, np.bool_)):
@@ -150,7 +153,7 @@ def _plain(value: Any, depth: int = 3) -> Any:
         return value.tolist() if value.dtype.kind in "biuf" and value.size <= _LONGEST else _OTHER
     if not depth or not isinstance(value, (list, tuple, dict)) or len(value) > _LONGEST:
         return _OTHER
-    if isinstance(value, tuple) and type(value) is not tuple:  # it could not be made again of its parts
+    if isinstance(value, tuple) and type(value) is not tuple:  # a subclass may not be constructed from its items
         return _OTHER
     if isinstance(value, dict):
         parts = [_plain(each, depth - 1) for each in value.values()]
@@ -161,7 +164,7 @@ def _plain(value: Any, depth: int = 3) -> Any:
 
 
 def _as_before(before: Any, value: Any) -> Any:
-    """Return a value that travelled as JSON in the type of the one that it replaces."""
+    """Convert a value from JSON to the type of the value that it replaces."""
     if isinstance(before, np.ndarray):
         return np.asarray(value, before.dtype)
     return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value
@@ -175,10 +178,12 @@ def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _untracked(model: Any) -> tuple[dict[str, Any], dict[str, tuple[Values, str]]]:
-    """Return by name what losses hold, or functions of the user's losses, layers and model use.
+    """Find variables that losses hold, and variables and numbers that user-defined methods use.
+
+    The methods are those of user-defined losses, layers and models.
 
     Returns:
-        The variables; and of numbers in globals of these functions the dict that holds each, and its key there.
+        Two dicts by name: the variables; and for each global number, the dict that holds it and its key.
     """
     known = {id(variable) for variable in [*model_variables(model), *model.metrics_variables]}
     roots: list[tuple[str, Any]] = []
@@ -212,7 +217,7 @@ def _untracked(model: Any) -> tuple[dict[str, Any], dict[str, tuple[Values, str]
 
 
 def _parts(each: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a container, a function, a loss or an object of the user's own holds, each with its place."""
+    """Yield the name and value of each item of a container, function, loss or user-defined object."""
     if isinstance(each, (dict, list, tuple)):
         return children(each) if len(each) <= _LONGEST else iter(())
     if isinstance(each, types.FunctionType):
@@ -222,12 +227,12 @@ def _parts(each: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_the_user(each: Any) -> bool:
-    """Tell whether an object is of a class of the user's own, and no part of a model."""
+    """Return whether an object has a user-defined class and is no layer, optimizer, metric, callback or module."""
     skipped = (keras.Layer, keras.Optimizer, keras.Metric, keras.callbacks.Callback, types.ModuleType, type)
     return not isinstance(each, skipped) and hasattr(each, "__dict__") and not _of_a_library(type(each))
 
 
 def _of_a_library(kind: Any) -> bool:
-    """Tell whether a class or a function is of a library."""
+    """Return whether a class or a function belongs to a library."""
     libraries = ("builtins", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "choros")
     return str(kind.__module__).partition(".")[0] in libraries

@@ -1,4 +1,4 @@
-"""The given model in the caller's process, on any backend: build it, read and set its vectors."""
+"""Functions for the user's model in the driver, on any backend: build it, read and set its vectors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from choros.types import Array, Batch, aligned_copy, same_bits
 
 
 def host_views(variables: Sequence[Any]) -> list[Array]:
-    """Return values of Keras variables on the host, without a copy where that can be.
+    """Return the values of Keras variables on the host, without a copy if possible.
 
-    On PyTorch an array changes with its variable; on JAX and TensorFlow it keeps the value that the variable had.
+    On PyTorch an array may share the variable's memory and change with it. On JAX and TensorFlow it keeps its values.
     """
     if keras.backend.backend() == "jax":
         return [np.asarray(variable.value) for variable in variables]
@@ -31,9 +31,9 @@ def host_views(variables: Sequence[Any]) -> list[Array]:
 
 
 def marks(variables: Sequence[Any]) -> list[Any]:
-    """Return a mark of each variable's value, which is another one once the variable has been set.
+    """Return a mark of each variable's value. The mark changes when the variable is set.
 
-    PyTorch counts the changes of a tensor. JAX and TensorFlow give each value an array of its own.
+    PyTorch counts the changes of a tensor. JAX and TensorFlow store each new value in a new array.
     """
     if keras.backend.backend() == "torch":
         return [(variable.value.data_ptr(), variable.value._version) for variable in variables]
@@ -43,17 +43,17 @@ def marks(variables: Sequence[Any]) -> list[Any]:
 
 
 def same_mark(old: Any, new: Any) -> bool:
-    """Tell whether a variable has not been set between two of its marks."""
+    """Return whether a variable was left unchanged between two of its marks."""
     if isinstance(old, np.ndarray):
         return np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
     return bool(old == new) if isinstance(old, tuple) else old is new
 
 
 def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
-    """Set Keras variables to arrays in memory that others write.
+    """Set Keras variables to arrays in memory that other processes write.
 
-    PyTorch copies into the memory that a variable has. JAX and TensorFlow are given a copy, whose memory they use; a
-    variable that has the value already, as a frozen one, keeps its memory.
+    On PyTorch the values are copied into the variable's memory. On JAX and TensorFlow the variable takes the memory of
+    a copy. A variable that already has the value, such as a frozen one, keeps its memory.
     """
     backend = importlib.import_module(f"choros.backends.{keras.backend.backend()}")
     copied = aligned_copy if keras.backend.backend() == "jax" else backend.copied
@@ -65,12 +65,12 @@ def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
 
 
 def build_model(model: Any, sample: Batch) -> None:
-    """Create what the first ``fit`` would create: weights, slots of all optimizers, metrics.
+    """Create the variables that the first ``fit`` creates: weights, slots of all optimizers, metrics.
 
     Raises:
-        InvalidInputError: the model cannot take such data; in one line what Keras says of it.
+        InvalidInputError: the model cannot take such data. The message contains Keras' error in one line.
     """
-    # A step of the user's own may use a compiled loss without y, as diffusion models do.
+    # A user-defined train_step may use a compiled loss without y, as diffusion models do.
     own_step = not of_keras(getattr(type(model), "train_step", None))
     try:
         with blind(model, sample) if own_step else nullcontext():
@@ -85,7 +85,7 @@ def build_model(model: Any, sample: Batch) -> None:
 
 
 def _labels(model: Any, y: Any) -> str:
-    """Say what is wrong with labels that are meant for the other loss of classes, "" where nothing is."""
+    """Describe labels that do not fit a categorical or sparse categorical loss; "" if all labels fit."""
     for loss, one in pairs(model.loss, y):
         name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
         shape = np.shape(one)[1:]
@@ -105,11 +105,11 @@ def _labels(model: Any, y: Any) -> str:
 
 
 def pairs(losses: Any, targets: Any) -> list[tuple[Any, Any]]:
-    """Return each loss of a compiled model with what belongs to its output.
+    """Return each loss of a compiled model with the target of its output.
 
     Args:
-        losses: as they were compiled: one, a list, or a dict by the outputs' names.
-        targets: nested in the same way, whatever they are.
+        losses: as given to ``compile``: one loss, a list, or a dict by the outputs' names.
+        targets: values of any type, nested in the same way.
 
     Example:
         >>> pairs({"a": "mse", "b": "mae"}, {"b": 2, "a": 1}), pairs("mse", 3)
@@ -126,18 +126,18 @@ def pairs(losses: Any, targets: Any) -> list[tuple[Any, Any]]:
 
 
 def flat_vectors(model: Any) -> tuple[Array, Array]:
-    """Return the trainable vector and the moving statistics, laid out as the replicas lay them out."""
+    """Return the trainable vector and the moving statistics, in the layout of the replicas."""
     dtype = vector_dtype(model.trainable_variables)
     return _flat(model.trainable_variables, dtype), _flat(moving_statistics(model), dtype)
 
 
 def split_vector(model: Any, vector: Array) -> list[Array]:
-    """Cut a trainable vector into arrays in the order of ``model.trainable_variables``."""
+    """Split a trainable vector into copies in the shapes and the order of ``model.trainable_variables``."""
     return _split(model.trainable_variables, vector)
 
 
 def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
-    """Set the model's trainable variables and moving statistics; always copies."""
+    """Set the model's trainable variables and moving statistics to copies of flat vectors."""
     moving = moving_statistics(model)
     for variables, vector in ((model.trainable_variables, trainable), (moving, others)):
         for variable, part in zip(variables, _split(variables, vector), strict=True):
@@ -145,11 +145,11 @@ def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
 
 
 def assign_optimizer(model: Any, arrays: list[Array]) -> None:
-    """Set the optimizers' variables, all but the learning rate: that is as the caller's callbacks have set it.
+    """Set the optimizers' variables except the learning rate, which the caller's callbacks have set.
 
     Args:
         model: compiled and built.
-        arrays: in the order of ``optimizer_variables``.
+        arrays: values in the order of ``optimizer_variables``.
     """
     rate = model.optimizer.learning_rate
     for variable, value in zip(optimizer_variables(model), arrays, strict=True):
@@ -162,8 +162,8 @@ def assign_average(model: Any, average: Array, finalize: bool = False) -> None:
 
     Args:
         model: compiled and built, its optimizer with ``use_ema``.
-        average: flat, laid out as the trainable vector.
-        finalize: whether the trainable variables too become their averages, as at the end of Keras' ``fit``.
+        average: a flat vector in the layout of the trainable vector.
+        finalize: if True, also set the trainable variables to their averages, as at the end of Keras' ``fit``.
     """
     averages = averages_of(model.optimizer)
     for variable, value in zip(model.trainable_variables, split_vector(model, average), strict=True):

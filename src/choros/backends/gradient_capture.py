@@ -1,7 +1,7 @@
-"""Takes the gradients out of a ``train_step``: a stand-in for the optimizer's public ``apply``.
+"""Capture of the gradients of a ``train_step``, by a stand-in for ``optimizer.apply``.
 
-PyTorch's and TensorFlow's trainers hand the gradients to ``optimizer.apply``, and so do the ``train_step`` methods
-that users write (``apply_gradients`` passes through it). JAX has ``stateless_apply`` instead and needs none of this.
+The trainers of PyTorch and TensorFlow pass the gradients to ``optimizer.apply``. User-defined ``train_step`` methods
+do so too, as ``apply_gradients`` calls it. JAX uses ``optimizer.stateless_apply`` and does not need this module.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from choros.errors import InexactLossError
 
 
 class Capture:
-    """A context in which ``model.optimizer.apply`` keeps the gradients and updates nothing.
+    """A context in which ``model.optimizer.apply`` stores the gradients and does not update.
 
     Args:
         model: the compiled and built model.
-        trainable: its trainable variables, in the order that ``gradients`` is to have.
-        wrap: what to put around the stand-in, for a compiler that must not look into it.
-        where: tells where a step runs (TensorFlow's graph); gradients from elsewhere are refused.
+        trainable: its trainable variables, in the order of the result of ``gradients``.
+        wrap: wraps the stand-in, for example to exclude it from compilation. Defaults to no wrapper.
+        where: returns the graph in which a step runs (TensorFlow). Gradients from another graph are refused.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Capture:
         self._taken: list[Any] | None = None
         self._refusal: InexactLossError | None = None
         self._before: list[Any] = []
-        self.shifts: list[float] = []  # added to the weights, for a trial of what comes after the update in the step
-        self.then: Callable[[], None] = lambda: None  # is called when the step has given its gradients
-        self.gives: list[Any] | None = None  # gradients that the real optimizer gets instead of the step's own
+        self.shifts: list[float] = []  # added to the weights, to find out whether the step reads weights afterwards
+        self.then: Callable[[], None] = lambda: None  # called after the step has passed its gradients
+        self.gives: list[Any] | None = None  # gradients for the real optimizer, instead of those of the step
 
     def __enter__(self) -> Capture:
         refuse_other_optimizers(self._model)
         self._taken = self._refusal = None
         self._here = self._where()
         own = vars(self._model.optimizer)
-        self._before = [own["apply"]] if "apply" in own else []  # as that of ``hvd.DistributedOptimizer``
+        self._before = [own["apply"]] if "apply" in own else []  # set by ``hvd.DistributedOptimizer``, for example
         own["apply"] = self._hook
         return self
 
@@ -59,16 +59,16 @@ class Capture:
             vars(self._model.optimizer)["apply"] = before
         refusal = self._refusal
         self._taken = self._here = self._refusal = None
-        if refusal is not None and error is not refusal:  # TensorFlow wraps what is raised inside its own functions
+        if refusal is not None and error is not refusal:  # TensorFlow wraps an error from inside its functions
             raise refusal from error
 
     def gradients(self) -> list[Any]:
-        """The step's gradients, one for each trainable variable; None where the loss does not depend on it.
+        """Return the step's gradient for each trainable variable; None if the loss does not depend on the variable.
 
         Raises:
             InexactLossError: the step did not call the compiled optimizer.
         """
-        if self._taken is None and not self._order:  # all is frozen, and Keras' own steps then leave the optimizer be
+        if self._taken is None and not self._order:  # all weights are frozen: Keras' steps do not call the optimizer
             return []
         if self._taken is None:
             self._refuse(
@@ -106,7 +106,7 @@ class Capture:
         self.then()
 
     def _update(self, grads: list[Any]) -> None:
-        """Run the optimizer that the stand-in stands for."""
+        """Run the real optimizer on these gradients, in the order of the trainable variables."""
         own = vars(self._model.optimizer)
         own.pop("apply")
         for before in self._before:
@@ -125,7 +125,7 @@ def refuse_other_optimizers(model: Any) -> None:
     """Refuse a model that holds an optimizer besides the compiled one.
 
     Raises:
-        InexactLossError: names the attribute.
+        InexactLossError: the model holds one. The message contains the name of its attribute.
     """
     for name in held_optimizers(model):
         raise InexactLossError(

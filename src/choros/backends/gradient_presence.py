@@ -1,7 +1,7 @@
-"""A mark in flat vectors of gradients for variables that have none, as Keras' optimizers leave those as they are.
+"""A mark in flat gradient vectors for variables that have no gradient. Keras' optimizers do not update these.
 
-The mark is the sign of a zero: ``-0.0 + -0.0`` is ``-0.0``, and with any other number the sum is that number. So a sum
-over ranks has the mark where every rank set it, and nowhere else.
+The mark is a negative zero as the variable's first value. The sum ``-0.0 + -0.0`` is ``-0.0``. The sum of ``-0.0`` and
+another number is that number. Thus a sum over ranks has the mark exactly where every rank set it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from choros.types import Array
 
 
 def leave_out(vector: Array, where: slice) -> None:
-    """Mark the variable that lies there as one without a gradient; its values are set to 0.
+    """Mark the variable at ``where`` as one without a gradient, and set its values to 0.
 
     Example:
         >>> import numpy as np
@@ -27,12 +27,12 @@ def leave_out(vector: Array, where: slice) -> None:
 
 
 def keep(vector: Array, where: slice) -> None:
-    """Take the mark, if there is one, from a variable that has a gradient."""
+    """Remove an accidental mark from a variable that has a gradient: ``-0.0 + 0.0`` is ``0.0``."""
     vector[where.start : min(where.start + 1, where.stop)] += 0.0
 
 
 def left_out(vector: Array, slices: Sequence[slice]) -> frozenset[int]:
-    """Return the places of the variables that are marked."""
+    """Return the indices of the marked variables."""
     value = vector.item
     zeros = (i for i, where in enumerate(slices) if where.start < where.stop and value(where.start) == 0)
     return frozenset(i for i in zeros if math.copysign(1.0, value(slices[i].start)) < 0)

@@ -1,4 +1,4 @@
-"""Keras without TensorFlow, where nothing needs it: Keras loads it, where it is installed, to ask for its types."""
+"""A context that prevents Keras from importing TensorFlow only to check for TensorFlow's types."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 @contextmanager
 def lean() -> Iterator[None]:
-    """For a while, let Keras take TensorFlow as absent, if nothing has loaded it yet.
+    """Temporarily make Keras treat TensorFlow as absent, if it has not been imported yet.
 
-    To write a model down and to set a seed Keras asks whether TensorFlow is there by loading it, which takes 3 s and
-    200 MB. What nothing has loaded has made no object whose type could matter, and draws no numbers.
+    To serialize a model or set a seed, Keras imports TensorFlow if it is installed. This takes 3 s and 200 MB. It is
+    unnecessary before the first import: no object has a type of TensorFlow, and no generator of it is in use.
 
     Example:
         >>> with lean():
         ...     "ready"
         'ready'
     """
-    import keras  # noqa: F401 - which brings what is looked for
+    import keras  # noqa: F401 - imports keras.src.utils.module_utils
 
     lazy: Any = getattr(sys.modules.get("keras.src.utils.module_utils"), "tensorflow", None)
     if "tensorflow" in sys.modules or getattr(lazy, "_available", True) is not None:

@@ -11,7 +11,7 @@ from choros.types import Array
 
 
 def to_host(variables: Sequence[Any]) -> list[Array]:
-    """Return copies of Keras variables, or of what stands for them, on the host."""
+    """Return copies of Keras variables or tensors as numpy arrays on the host."""
     import keras
 
     arrays = [keras.ops.convert_to_numpy(variable) for variable in variables]

@@ -1,9 +1,9 @@
-"""The replica on JAX: state lives in lists of device arrays between compiled steps, as in Keras' own trainer.
+"""The replica on JAX. Between compiled steps the state is held in lists of device arrays, as in Keras' trainer.
 
-A step is cut into two compiled halves with the reduction between them. The first is the model's own
-``train_step``, traced while ``optimizer.stateless_apply`` is replaced by one that keeps the gradients, so that a
-user's ``train_step`` works as it is. It returns the gradients as a list: flattening them inside the compiled
-program was measured to cost twenty times the step.
+A reduced step consists of two compiled programs; the all-reduce runs between them. The first program is the model's
+``train_step``. It is traced while a stand-in for ``optimizer.stateless_apply`` stores the gradients, so a user-defined
+``train_step`` works unchanged. The program returns the gradients as a list: to flatten them in the compiled program
+took twenty times as long as the step in a measurement.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from choros.types import Array
 
 
 class JaxReplica(BaseReplica):
-    """See ``choros.backends.replica.Replica``. Until ``finish`` the Keras model's own variables are stale.
+    """A replica on JAX; see ``choros.backends.replica.Replica``.
+
+    The variables of the Keras model are stale until ``sync`` or ``finish``.
 
     Args:
         model: a compiled ``keras.Model``.
-        workers: how many workers train together.
-        spread: several devices to lie on, instead of Keras' own one.
+        workers: number of workers that train.
+        spread: the devices of the replica, if there are several. Defaults to Keras' default device.
     """
 
-    _x: list[Any] | None = None  # with momentum: where the worker is; the state holds the look-ahead point
+    _x: list[Any] | None = None  # the weights x with momentum; ``_state`` then holds the look-ahead point
 
     def __init__(self, model: Any, workers: int = 1, spread: MeshSharding | None = None) -> None:
         super().__init__(model, workers)
@@ -48,13 +50,13 @@ class JaxReplica(BaseReplica):
         self._left: list[Any] = []  # the model's values after ``sync``
 
     def refresh(self) -> None:
-        """Take up what was set in the model itself since ``sync`` or ``finish``, if anything was."""
+        """Read the Keras model's variables again, if any was set since ``sync`` or ``finish``."""
         now = [v.value for part in self._variables for v in part]
         if len(now) != len(self._left) or any(value is not left for value, left in zip(now, self._left, strict=True)):
             self._built()
 
     def sync(self) -> None:
-        """Bring all state into the model, at x; it stays here too."""
+        """Copy all state into the Keras model, with the weights at x. The replica keeps its state."""
         super().sync()
         self._left = [v.value for part in self._variables for v in part]
 
@@ -68,19 +70,19 @@ class JaxReplica(BaseReplica):
         ]
         self._variables = variables
         self._state: list[list[Any]] = [self._taken(part) for part in variables]
-        self._shared = True  # the weights' memory is the Keras model's own too, until something is set
+        self._shared = True  # the Keras model's variables use the same weight arrays; ``set`` copies them first
         self._where = {id(v): (p, i) for p, part in enumerate(variables) for i, v in enumerate(part)}
         tracker = [] if self.loss_metric is None else [self.loss_metric.total, self.loss_metric.count]
         fixed = {id(v) for v in large_frozen(model)}
-        self._frozen = [i for i, v in enumerate(variables[1]) if id(v) in fixed]  # places in the second list
+        self._frozen = [i for i, v in enumerate(variables[1]) if id(v) in fixed]  # indices in the second list
         self._loss_at = [self._where[id(v)][1] for v in tracker]
-        self._floats = all(value.dtype == np.float32 for value in self._state[3])  # of the metrics
+        self._floats = all(value.dtype == np.float32 for value in self._state[3])  # all metric variables are float32
         self._after = None
         if self._train is None:
             self._compile()
 
     def _taken(self, variables: list[Any]) -> list[Any]:
-        """The variables' values, on all devices where there are several; the variables then hold the same memory."""
+        """Return the variables' values. With several devices, place them there and set the variables to the result."""
         values = [v.value for v in variables]
         if self.spread is not None:
             values = self.spread.place(values)
@@ -89,16 +91,16 @@ class JaxReplica(BaseReplica):
         return values
 
     def _compile(self) -> None:
-        """Compile the steps; on several devices, what they leave lies as it lay before."""
+        """Compile the steps. On several devices, the state keeps its sharding."""
         state = tuple([v.sharding for v in part] for part in self._state)
         trained, others, slots, metrics = state
-        step = lambda *given: self.model.train_step(given[:4], given[4])  # noqa: E731 - JAX keeps programs by function
+        step = lambda *given: self.model.train_step(given[:4], given[4])  # noqa: E731 - jit caches by function object
         self._train = self._on_batches(step, (0, 1, 2, 3), (None, state))
         lie = (None, None, others, metrics, None)
         self._differentiate = self._on_batches(self._trace_gradients, (1, 3), lie)
         self._differentiate_kept = self._on_batches(self._trace_kept, (), lie)
         self._test = self._on_batches(self._trace_test, (1, 2), (None, others, metrics, None))
-        foretell = lambda trained, others, data: self.model.predict_step((trained, others), data)  # noqa: E731 - the same
+        foretell = lambda trained, others, data: self.model.predict_step((trained, others), data)  # noqa: E731 - same
         self._foretell = self._on_batches(foretell, (), None)
         self._update = self._jit(self._trace_update, (0, 1), (slots, trained))
         self._again = self._on_batches(self._trace_repeat, (0, 1, 2, 3), (state, None))
@@ -116,9 +118,10 @@ class JaxReplica(BaseReplica):
         return self.spread.step(step, donate, out)
 
     def _keeping_frozen(self, step: Any, donate: Any) -> Any:
-        """Compile a step that takes the non-trainable variables second, and neither donates nor returns frozen ones.
+        """Compile a step whose second argument holds the non-trainable variables.
 
-        These may lie in memory that processes share: XLA would copy it where it is donated, and where it is an output.
+        Frozen variables are neither donated nor returned. They may be in memory that processes share. XLA would copy
+        such memory if it were donated or an output.
         """
         frozen = self._frozen
         if not frozen or not self._compiles:
@@ -161,7 +164,7 @@ class JaxReplica(BaseReplica):
         return self._custom(logs)
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
-        kept = self.revocable or self.repeats  # a mark has the arrays that would be donated
+        kept = self.revocable or self.repeats  # a mark holds the arrays, so they must not be donated
         differentiate = self._differentiate_kept if kept else self._differentiate
         gradients, figures, others, metrics, logs = differentiate(*self._state, data)
         self._state[1], self._state[3] = others, metrics
@@ -178,16 +181,16 @@ class JaxReplica(BaseReplica):
         self._state[1], self._state[3] = list(held[0]), list(held[1])
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
-        """See ``BaseReplica``; compiled in the least time, as it runs once."""
+        """Run a trial step; see ``BaseReplica``. It is compiled at optimization level 0, as it runs few times."""
         if self._tried is None or afresh:
-            step = lambda *given: self._trace_gradients(*given)[:2]  # noqa: E731 - JAX keeps programs by function
+            step = lambda *given: self._trace_gradients(*given)[:2]  # noqa: E731 - jit caches by function object
             quick = {"xla_backend_optimization_level": 0}
             self._tried = jax.jit(step, compiler_options=quick) if self._compiles else step
         gradients, figures = self._tried(*self._state, data)
         return [np.asarray(g) for g in gradients], float(figures[2])
 
     def left(self, data: tuple[Any, ...], rows: int, shifts: list[float]) -> tuple[list[Array], dict[str, Any]]:
-        """See ``BaseReplica``; compiled once for all shifts, in the least time."""
+        """Return the values that a step sets; see ``BaseReplica``. One compiled program takes all shifts."""
         if self._leaves is None:
 
             def step(shifts: Any, state: Any, data: Any) -> Any:
@@ -202,7 +205,10 @@ class JaxReplica(BaseReplica):
         return [np.asarray(value) for value in values], logs
 
     def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
-        """See ``BaseReplica``: what is made of the updated values is followed through the traced step."""
+        """Find values that depend on the update; see ``BaseReplica``.
+
+        The step is traced with the updated values as extra inputs. Their uses are then followed through the jaxpr.
+        """
         calls: list[int] = []
 
         def step(state: Any, data: Any, trained: Any, slots: Any) -> Any:
@@ -219,7 +225,7 @@ class JaxReplica(BaseReplica):
         fresh = inputs[len(inputs) - count :]
         dependent = set(fresh)
         for equation in program.jaxpr.eqns:
-            if any(not hasattr(each, "val") and each in dependent for each in equation.invars):  # a literal has one
+            if any(not hasattr(each, "val") and each in dependent for each in equation.invars):  # literals have a val
                 dependent.update(equation.outvars)
         parts = (self._variables[0], self._variables[2], self._variables[1], self._variables[3])
         names = [variable.path for part in parts for variable in part]
@@ -248,26 +254,26 @@ class JaxReplica(BaseReplica):
         return kept[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
     def _trace_kept(self, *given: Any) -> Any:
-        """The gradients, with the metrics' variables behind the figures: one read of the device instead of several."""
+        """Trace the gradients, and append the metric variables to the figures, so that the host reads one array."""
         gradients, figures, others, metrics, logs = self._trace_gradients(*given)
         if self._floats:
             figures = jnp.concatenate([figures, *(jnp.ravel(metric) for metric in metrics)])
         return gradients, figures, others, metrics, logs
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
-        # XLA reads memory aligned to 64 bytes where it lies, and copies other memory first.
+        # XLA reads host memory in place if it is aligned to 64 bytes, and copies it otherwise.
         slots, trained = self._update(self._state[2], self._state[0], gradient, np.asarray(divisor, self.dtype))
         self._state[2], self._state[0] = slots, trained
-        jax.block_until_ready(trained)  # until here the caller's memory may be read
+        jax.block_until_ready(trained)  # XLA may read the caller's memory until the update is complete
 
     def _trace_update(self, slots: Any, trained: Any, flat: Any, divisor: Any) -> Any:
         trained, slots = self.model.optimizer.stateless_apply(slots, self._divided(flat, divisor), trained)
-        return slots, trained  # in the order of the donated arguments, so that each is updated in place
+        return slots, trained  # the order of the donated arguments, so that XLA updates each buffer in place
 
     def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         state, self._logs = self._again(*self._state, gradient, np.asarray(divisor, self.dtype), data)
         self._state = list(state)
-        jax.block_until_ready(self._state[0])  # until here the caller's memory may be read
+        jax.block_until_ready(self._state[0])  # XLA may read the caller's memory until the update is complete
 
     def _trace_repeat(
         self, trained: Any, others: Any, slots: Any, metrics: Any, flat: Any, divisor: Any, data: Any
@@ -278,7 +284,7 @@ class JaxReplica(BaseReplica):
         return (trained, others, slots, self._keep_loss(seen, metrics)), self._custom(logs)
 
     def _divided(self, flat: Any, divisor: Any) -> list[Any]:
-        """Return the variables' gradients as the optimizer takes them."""
+        """Divide the flat gradient and split it into arrays of the variables' shapes."""
         return [(flat[s] / divisor).reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
@@ -300,14 +306,14 @@ class JaxReplica(BaseReplica):
         return outputs
 
     def in_state(self, state: tuple[Any, ...]) -> None:
-        """Go on from the state of Keras' own loop."""
+        """Continue with the state of Keras' training loop."""
         self._state = [list(part) for part in state]
 
     def out_state(self) -> tuple[Any, ...]:
-        """The state for Keras' own loop."""
+        """Return the state for Keras' training loop."""
         return tuple(self._state)
 
-    # The loss metric starts each reduced batch from zero, so that it gives this batch's loss alone.
+    # The loss metric starts each reduced batch from zero, so that it yields the loss of this batch only.
 
     def _without_loss(self, metrics: list[Any]) -> list[Any]:
         return [jnp.zeros_like(m) if i in self._loss_at else m for i, m in enumerate(metrics)]
@@ -321,10 +327,10 @@ class JaxReplica(BaseReplica):
     def _keep_loss(self, seen: list[Any], metrics: list[Any]) -> list[Any]:
         return [metrics[i] if i in self._loss_at else m for i, m in enumerate(seen)]
 
-    # Nesterov momentum around the step: y = x + mu v is where u is taken, so x' = y + u and v' = x' - x.
+    # Nesterov momentum: the update u is computed at y = x + mu v, so x' = y + u and v' = x' - x.
 
     def look_ahead(self, momentum: float) -> None:
-        """Leap from the stepped look-ahead point to the next; the first call, before any step, arms it."""
+        """Move from the stepped look-ahead point to the next one. The first call, before any step, switches this on."""
         if self._x is None:
             self._x = [jnp.copy(v) for v in self._state[0]]
         else:
@@ -334,14 +340,14 @@ class JaxReplica(BaseReplica):
         return [np.asarray(value) for value in (self._state[0] if self._x is None else self._x)]
 
     def set(self, vector: Array) -> None:
-        """Set the trainable variables, in the memory that they have; with momentum the velocity is kept."""
+        """Set the trainable variables in their present buffers. With momentum, keep the velocity."""
         if self._shared:
             self._state[0], self._shared = [jnp.copy(v) for v in self._state[0]], False
         if self._x is None:
             self._state[0] = self._put(self._state[0], vector)
         else:
             self._x, self._state[0] = self._shift(self._x, self._state[0], vector)
-        jax.block_until_ready(self._state[0])  # until here the caller's memory may be read
+        jax.block_until_ready(self._state[0])  # XLA may read the caller's memory until the copy is complete
 
     def _trace_put(self, old: list[Any], flat: Any) -> list[Any]:
         return [jnp.array(flat[s].reshape(v.shape), v.dtype) for s, v in zip(self.slices, old, strict=True)]
@@ -351,7 +357,7 @@ class JaxReplica(BaseReplica):
         return new, [to + (y - old) for to, y, old in zip(new, ahead, x, strict=True)]
 
     def restore(self, arrays: list[Array]) -> None:
-        """Set what ``snapshot`` gave; a velocity is forgotten."""
+        """Set the values that ``snapshot`` returned, and reset the velocity to 0."""
         armed, self._x = self._x is not None, None
         super().restore(arrays)
         self._shared = False
@@ -371,23 +377,23 @@ class JaxReplica(BaseReplica):
         for variable, array in zip(variables, arrays, strict=True):
             if (
                 id(variable) not in self._where
-            ):  # of a second optimizer, and no variable of the model: no step changes it
+            ):  # a second optimizer's variable that the model does not list: no step changes it
                 variable.assign(array)
                 continue
             part, i = self._where[id(variable)]
             old = self._state[part][i]
-            # Copied here: JAX would alias the caller's memory, or copy it after this call has returned.
+            # Copy here: JAX could alias the caller's memory, or copy it after this call has returned.
             copy = np.array(array, dtype=old.dtype).reshape(old.shape)
             self._state[part][i] = jax.device_put(copy, None if self.spread is None else old.sharding)
 
     def _names_of_results(self) -> frozenset[str]:
         if not self._compiles:
             return super()._names_of_results()
-        with keras.StatelessScope():  # traced only: results of numbers would be compiled for nothing
+        with keras.StatelessScope():  # only traced: computed results would cost a compilation without need
             return frozenset(flattened(jax.eval_shape(self.model.get_metrics_result)))
 
     def reset_metrics(self) -> None:
-        """Forget what the metrics and the tallies have seen."""
+        """Reset the metrics and the tallies."""
         super().reset_metrics()
         self._state[3] = self._taken(self.metric_variables)
 
@@ -407,21 +413,21 @@ class JaxReplica(BaseReplica):
 
 
 def copied(array: Array) -> Any:
-    """Return a JAX array in memory of XLA's own, and be done with the given one.
+    """Return a JAX array in memory that XLA allocated. The given memory is no longer read after the return.
 
-    A step can update such memory in place where it is donated. ``jax.device_put`` would use the given memory, also with
+    A step can update this memory in place if it is donated. ``jax.device_put`` would use the given memory, also with
     ``may_alias=False``.
     """
     return jax.block_until_ready(jnp.array(array, copy=True))
 
 
 def shared(array: Array) -> Any:
-    """Return a JAX array in the memory of the given one, where that is aligned to 64 bytes."""
+    """Return a JAX array that uses the memory of the given one, if this is aligned to 64 bytes."""
     return jax.device_put(array)
 
 
 def clear() -> None:
-    """Free all programs of this process, and give their memory back to the system."""
+    """Free all compiled programs of this process, and return their memory to the operating system."""
     jax.clear_caches()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -431,13 +437,13 @@ def clear() -> None:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Unchanged:
-    """An output of a compiled step that is one of its inputs."""
+    """A placeholder for an output of a compiled step that equals one of its inputs."""
 
     place: int
 
 
 def _unchanged(inputs: list[Any], outputs: Any) -> Any:
-    """Return outputs of a step that is being traced, with inputs that it returns as they are left out."""
+    """Replace each traced output that is one of the inputs by a placeholder."""
     places = {id(value): _Unchanged(place) for place, value in enumerate(inputs)}
     return jax.tree_util.tree_map(lambda leaf: places.get(id(leaf), leaf), outputs)
 
@@ -454,17 +460,20 @@ def _rows(data: tuple[Any, ...]) -> int:
 def _kept_gradients(
     optimizer: Any, shifts: Any = None, gives: list[Any] | None = None, becomes: tuple[Any, Any] | None = None
 ) -> Iterator[list[list[Any]]]:
-    """Let ``optimizer.stateless_apply`` keep the gradients it is given.
+    """Replace ``optimizer.stateless_apply`` by a stand-in that stores the gradients and does not update.
 
     Args:
-        optimizer: the compiled one.
-        shifts: what the stand-in adds to each weight; if not 0, it counts a step too. By default it changes nothing.
-        gives: gradients that the optimizer itself gets in the place of those.
-        becomes: what the stand-in returns as the updated weights and the optimizer's variables.
+        optimizer: the compiled optimizer.
+        shifts: numbers that the stand-in adds to the weights. If any is not 0, it also increments the step counter.
+        gives: gradients that the real optimizer gets instead of those of the step.
+        becomes: the weights and optimizer variables that the stand-in returns.
+
+    Yields:
+        A list, to which each call of the stand-in appends its gradients.
     """
     kept: list[list[Any]] = []
     own, plain = vars(optimizer), optimizer.stateless_apply
-    before = {name: own[name] for name in ("stateless_apply",) if name in own}  # of ``hvd.DistributedOptimizer``
+    before = {name: own[name] for name in ("stateless_apply",) if name in own}  # set by ``hvd.DistributedOptimizer``
     counter = next(i for i, variable in enumerate(optimizer.variables) if variable is step_counter(optimizer))
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:

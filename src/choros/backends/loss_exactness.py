@@ -1,8 +1,8 @@
-"""Losses that AllReduce can train exactly, identified by their reduction, or by a small trial if that is not enough.
+"""Check that AllReduce can train a loss exactly, from the loss's reduction or by a small trial.
 
-Exact is a loss that is a mean (or a sum) over rows of what each row gives by itself. Keras' own losses are known.
-A user's loss, and Keras' Dice and Tversky, are tried on eight rows: the loss of all must be that of the first three
-and that of the other five together, each weighted by what it divides by.
+A loss is exact if it is a mean (or a sum) over rows of a value of each row. Most losses of Keras are known to be exact.
+A user-defined loss, and Keras' Dice and Tversky, are tried on eight rows. The loss of all rows must be the mean of the
+losses of the first three and the other five rows, each weighted by its divisor.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ def check_exact(
     *,
     repeats: bool = True,
 ) -> str | None:
-    """Refuse a compiled model whose loss AllReduce could not train exactly.
+    """Refuse a compiled model whose loss AllReduce cannot train exactly.
 
     Args:
-        model: a compiled model, built where a batch is given.
-        workers: how many will train; with one, everything is exact.
-        batch: one batch with rows, to try losses that are not Keras' own.
-        wide: gives rows from the whole data set, for the trial of a whole step. Defaults to the batch.
-        repeats: whether workers can make a step again, with the gradient of all.
+        model: a compiled model. It must be built if a batch is given.
+        workers: number of workers. With one worker, every loss is exact.
+        batch: one batch with rows, for the trial of losses that are not known. Defaults to no trial.
+        wide: returns rows from the whole data set, for the trial of a whole step. Defaults to the batch.
+        repeats: whether workers can run a step again with the reduced gradient. Defaults to True.
 
     Returns:
-        A name of what depends on the optimizer's update in a step that has to be made again; None for other steps.
+        None; or, if each step must be run again, the name of a value that depends on the optimizer's update.
 
     Raises:
-        InexactLossError: a step that would have to be made again, where it cannot; a loss without reduction, or one
-            that mixes
-            the rows; ``sum`` with several outputs or with regularisers; several outputs that do not all divide by rows.
+        InexactLossError: for one of these reasons. A step must be run again, but ``repeats`` is False. A loss has no
+            reduction or mixes rows. A ``sum`` has several outputs or regularizers. Of several outputs, not all divide
+            by rows. A variable holds float8 scales.
     """
     if workers < 2:
         return None
     check_scales(model.trainable_variables)
     losses = [entry.loss for entry in compiled_losses(model)]
     losses = losses or [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    declares = model_divisor(model) != (None, False)  # what its whole step divides by, which the trial tests
+    declares = model_divisor(model) != (None, False)  # a divisor of the whole step, which the trial tests
     kinds = [] if declares else [kind(loss) for loss in losses]
     check_together(kinds, losses)
     layers = model._flatten_layers()
@@ -85,14 +85,14 @@ def check_exact(
 
 
 def check_scales(variables: Iterable[Any]) -> None:
-    """Refuse float8 scales, whose next values the gradients hand over.
+    """Refuse float8 scales. Their next values replace the gradients in a step.
 
-    A scale follows from the largest value over a batch. The mean of several workers' scales belongs to none of their
-    batches, so values overflow where a worker's were larger; nor can the largest be taken, as a scale is large where
-    values are small, and its history has to stay what it was computed from.
+    A scale is computed from the largest value of a batch. With a mean of several workers' scales, values of a worker
+    with a larger maximum would overflow. The maximum of the scales does not help: a scale is large if values are small.
+    A scale must also agree with the history from which it was computed.
 
     Raises:
-        InexactLossError: names the variable.
+        InexactLossError: a variable holds float8 scales. The message contains its path.
     """
     scales = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
     if scales:
@@ -103,7 +103,11 @@ def check_scales(variables: Iterable[Any]) -> None:
 
 
 def kind(loss: Any) -> str:
-    """Return what the loss divides by: "rows", "weights", "sum" or ``DECLARED``; "rows" for names and functions."""
+    """Return the kind of divisor of a loss: "rows", "weights", "sum" or ``DECLARED``; "rows" for names and functions.
+
+    Raises:
+        InexactLossError: the loss overrides ``__call__``, compares rows with each other, or has another reduction.
+    """
     if declared(loss) is not None:
         return DECLARED
     if not isinstance(loss, keras.losses.Loss):
@@ -130,21 +134,21 @@ def kind(loss: Any) -> str:
 
 
 def declared(loss: Any) -> Any:
-    """The method ``divisor(y_true, y_pred, sample_weight)`` of a loss or of its function; None where there is none."""
+    """Return the method ``divisor(y_true, y_pred, sample_weight)`` of a loss or its function; None if it has none."""
     own = getattr(loss, "divisor", None)
     own = getattr(getattr(loss, "fn", None), "divisor", None) if own is None else own
     return own if callable(own) else None
 
 
 def check_together(kinds: list[str], losses: list[Any]) -> None:
-    """Raise ``InexactLossError`` where several losses do not all divide by rows."""
+    """Raise ``InexactLossError`` if there are several losses and not all divide by rows."""
     if len(kinds) > 1 and set(kinds) != {"rows"}:
         named = ", ".join(f"{getattr(x, 'name', x)!r} by {k}" for x, k in zip(losses, kinds, strict=True))
         raise InexactLossError(f"Of several losses all must divide by rows to be exact; here: {named}.")
 
 
 def refuse_sum(model: Any) -> InexactLossError:
-    """The error for a loss that adds over ranks beside terms that must not."""
+    """Return the error for a loss that is summed over ranks in a model with terms that must not be summed."""
     return InexactLossError(
         f"Model {model.name!r} has regularisers or add_loss beside a loss of reduction='sum': adding over ranks "
         "would count them once for each worker. Use reduction='sum_over_batch_size', or another algorithm."
@@ -152,12 +156,12 @@ def refuse_sum(model: Any) -> InexactLossError:
 
 
 def mixed_rows(model: Any, data: tuple[Any, ...]) -> InexactLossError | None:
-    """Try the losses that are not known on a few rows; say why one is not exact.
+    """Try the losses that are not known on a few rows; return an error if one is not exact, else None.
 
     Args:
-        model: the compiled and built model; its metrics are to be reset afterwards.
-        data: ``(x, y, sample_weight)`` or a shorter tuple, with at least one row. Only rows of ``y`` are used as
-            they are, since predictions and weights can be made up and labels cannot.
+        model: the compiled and built model. The caller must reset its metrics afterwards.
+        data: ``(x, y, sample_weight)`` or a shorter tuple, with at least one row. The trial uses rows of ``y``, and
+            random predictions and weights: labels must be valid, so they cannot be random.
     """
     x, y, weight = (*data, None, None)[:3]
     entries = compiled_losses(model)
@@ -166,7 +170,7 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> InexactLossError | None:
         return None
     ours, rows_only = all(known(entry.loss) for entry in plain), flat_outputs(model)
     if ours and rows_only is None:
-        rows_only = None if flat(y) else False  # Keras gives an output as many axes as its labels have
+        rows_only = None if flat(y) else False  # Keras adapts the rank of an output to the rank of its labels
     if ours and rows_only is False:
         return None
     random = np.random.default_rng(0)

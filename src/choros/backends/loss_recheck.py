@@ -1,26 +1,29 @@
-"""A check, while training, that the loss is a mean over rows: rows of another kind may come late.
+"""A check during training that the loss is a mean over rows. Rows of another kind may appear late in the data.
 
-A test costs the gradients of four batches of the shape of the step, so that nothing is compiled for it. For a mean of
-what each row gives by itself, from halves ``a`` and ``b`` and with divisors ``n``,
+A test computes the gradients of four batches that have the shape of the step, so nothing is compiled for it. Let ``a``
+and ``b`` be halves of a batch, and ``n`` the divisors. For a mean of one value for each row,
 
     n L(a, b) + n L(b, a) = n L(a, a) + n L(b, b)
 
-holds exactly, also with random layers, which draw the same for the same place of a row. It does not hold where each
-half divides by something else, as by its valid entries, or where rows are compared. There are three tests:
+holds exactly. It holds also with random layers, which draw the same numbers for the same position in a batch. It does
+not hold if each half divides by another quantity, such as its valid entries, or if rows are compared. There are three
+tests:
 
-- ``rows``: ``a`` and ``b`` are rows of the batch. For models without moving statistics.
-- ``labels``: ``a`` and ``b`` are labels and sample weights of the rows; the inputs stay in their places. What couples
-  inputs, as BatchNormalization in training does, then is the same in all four batches.
-- ``parts``: the check from before training (``choros.backends.loss_trial``), on the rows of the step.
+- ``rows``: ``a`` and ``b`` are rows of the batch. This test is for models without moving statistics.
+- ``labels``: ``a`` and ``b`` are labels and sample weights of the rows; the inputs keep their positions. Layers that
+  couple inputs, such as BatchNormalization in training, then behave alike in all four batches.
+- ``parts``: the check before training (``choros.backends.loss_trial``), on the rows of the step.
 
-The first two only raise a suspicion: ``parts`` decides, so that a late refusal and an early one have the same reasons.
+The first two tests only give rise to a suspicion, and ``parts`` decides. So a refusal during training has the same
+reasons as one before training.
 
-In each epoch one rank checks, in turn. It spends at most ``SHARE`` of the time of the epochs in its turn. Besides, all
-ranks check once at the end of the first epoch, whatever that takes, and those of a stream at the end of the last one.
+The ranks take turns: one rank checks in each epoch. It spends at most ``SHARE`` of the training time of its epochs.
+In addition, all ranks check once at the end of the first epoch, without a limit of time. For a stream they also check
+at the end of the last epoch.
 
-The rows of a check are those of a step in an order drawn anew, since both halves may happen to have equally many valid
-entries. Every second check takes half of the rows from the first batch instead: a rank's rows of a step may all be of
-one kind, where those of another rank, or of another step, are not.
+A check shuffles the rows of a step, since both halves may by chance have equally many valid entries. Every second check
+takes half of the rows from the first batch instead. Otherwise a rank whose rows are all of one kind would not see the
+rows of another kind.
 """
 
 from __future__ import annotations
@@ -38,24 +41,24 @@ from choros.backends.replica import Replica
 from choros.backends.rowwise_parts import plain
 from choros.types import Array, Batch
 
-SHARE = 0.01  # of the training time
-GRADIENTS = 4.5  # steps that ``rows`` and ``labels`` are taken to cost until they are measured
-TRIAL = 1.0  # seconds that ``parts`` is taken to cost until it is measured
-MARGIN = 1.2  # a check may take so many times as long as the last one did
+SHARE = 0.01  # most fraction of the training time that checks may take
+GRADIENTS = 4.5  # assumed cost of ``rows`` and ``labels`` in steps, until it is measured
+TRIAL = 1.0  # assumed cost of ``parts`` in seconds, until it is measured
+MARGIN = 1.2  # factor by which a check may take longer than the last one
 PAIRS = 2  # checks of each kind at the end of an epoch
-LEAST = 2  # rows of a batch that can be checked
+LEAST = 2  # least rows of a batch that can be checked
 
 
 class Recheck:
-    """Checks one batch in each epoch that is long enough, and more batches in a long epoch.
+    """The check of batches during training: one in each epoch of this rank that is long enough, more in a long epoch.
 
     Args:
-        replica: built, which reduces gradients.
+        replica: a built replica, whose gradients are reduced.
         rank: int. This rank.
-        workers: int. How many ranks there are; each takes the epochs in its turn.
-        length: int, optional. Steps of an epoch; None where that is not known.
-        clock: gives seconds.
-        parts: int, optional. How many models a batch is divided among. Defaults to ``workers``.
+        workers: int. Number of ranks. Rank r checks in each epoch whose index modulo ``workers`` is r.
+        length: int, optional. Steps of an epoch. By default it is measured in the first epoch.
+        clock: returns the time in seconds.
+        parts: int, optional. Number of models among which a batch is divided. Defaults to ``workers``.
     """
 
     def __init__(
@@ -80,20 +83,20 @@ class Recheck:
         self.costs: dict[str, float] = {}  # the last measured cost of each test
         self.counts = dict.fromkeys(self.tests, 0)
         self.epoch, self.step, self.first = -1, 0, 0
-        self.checked = False  # in this epoch
-        self.seconds, self.steps, self.spent = 0.0, 0, 0.0  # of the epochs in this rank's turn
+        self.checked = False  # whether a check has run in this epoch
+        self.seconds, self.steps, self.spent = 0.0, 0, 0.0  # in the epochs that this rank checks
         self.shapes: set[int] = set()
         self.begun: float | None = None
         self.early: Batch | None = None  # rows of the first batch
-        self.latest: Batch | None = None  # the last batch, until the check at an epoch's end is done
+        self.latest: Batch | None = None  # the last batch, until the check at the end of an epoch
         self.drawn = np.random.default_rng(rank)
         self.made = 0
 
     def __call__(self, batch: Batch, epoch: int) -> None:
-        """Count a step, and check its batch where that is due.
+        """Count a step, and check its batch if a check is due.
 
         Raises:
-            InexactLossError: names where the loss comes from, and what to do.
+            InexactLossError: the loss is not exact. The message names the source of the loss and a remedy.
         """
         if not self.tests:
             return
@@ -114,14 +117,14 @@ class Recheck:
             and batch.rows in self.shapes
         ):
             self._check(batch)
-        self.begun = self.clock() if batch.rows in self.shapes else None  # the first step of a shape compiles
+        self.begun = self.clock() if batch.rows in self.shapes else None  # the first step of a shape also compiles
         self.shapes.add(batch.rows)
 
     def end(self) -> None:
-        """Check the last batch of an epoch, whatever that takes; every rank may call it when it likes.
+        """Check the last batch of an epoch without a limit of time. A rank may call this independently of others.
 
         Raises:
-            InexactLossError: names where the loss comes from, and what to do.
+            InexactLossError: the loss is not exact. The message names the source of the loss and a remedy.
         """
         batch, self.latest = self.latest, None
         if batch is None:
@@ -132,10 +135,10 @@ class Recheck:
         self.begun = None
 
     def finish(self) -> None:
-        """Check the last batch of a stream: as ``end``, and as before training where moving statistics are kept.
+        """Check the last batch of a stream as ``end`` does. With moving statistics, also run the test ``parts`` twice.
 
         Raises:
-            InexactLossError: names where the loss comes from, and what to do.
+            InexactLossError: the loss is not exact. The message names the source of the loss and a remedy.
         """
         batch = self.latest
         self.end()
@@ -148,7 +151,7 @@ class Recheck:
             self.early = _taken(batch, *[np.arange(max(batch.rows // 2, 1))] * 2)
 
     def _arranged(self, batch: Batch) -> Batch:
-        """Return as many rows as a batch has, of it alone or, every second time, half of them from the first batch."""
+        """Return the shuffled rows of a batch; every second time, take half of them from the first batch instead."""
         half = max(batch.rows // 2, 1)
         order = self.drawn.permutation(batch.rows)
         self.made += 1
@@ -161,15 +164,15 @@ class Recheck:
         return _taken(batch, order, order)
 
     def _begin(self, epoch: int) -> None:
-        """Choose the step of an epoch from which on a check may come; another in each epoch."""
+        """Choose the first step of an epoch at which a check may run. It differs from epoch to epoch."""
         self.length = self.step if self.epoch >= 0 and self.length is None else self.length
         self.epoch, self.step, self.checked, self.begun = epoch, 0, False, None
         self.first = int(np.random.default_rng(epoch).random() * 0.9 * (self.length or 0))
 
     def _check(self, batch: Batch) -> None:
-        """Make the test that was made least often among those that the time allows."""
+        """Run one test that fits in the remaining time: the one that has run least often."""
         ahead = 0.0
-        if not self.checked and self.steps and self.length:  # the first check may use what the epoch will have earned
+        if not self.checked and self.steps and self.length:  # the first check may use the budget of the whole epoch
             ahead = max(self.length - self.step, 0) * self.seconds / self.steps
         budget = SHARE * (self.seconds + ahead) - self.spent
         allowed = [name for name in self.tests if self.steps and MARGIN * self.cost(name) <= budget]
@@ -186,10 +189,10 @@ class Recheck:
             self.checked = True
 
     def _test(self, name: str, batch: Batch) -> None:
-        """Make a test and let ``parts`` decide on what it suspects.
+        """Run a test. If it fails, ``parts`` decides.
 
-        Where ``parts`` has no objection, the rows of this model are coupled in a way that is allowed, as by the
-        balancing loss of a mixture of experts.
+        If ``parts`` raises no error, the model couples rows in a permitted way, such as the balancing loss of a mixture
+        of experts. The failed test is then removed.
         """
         if not batch.rows or name not in self.tests:
             return
@@ -203,39 +206,39 @@ class Recheck:
             self.counts.setdefault("labels", 0)
 
     def cost(self, name: str) -> float:
-        """Return the seconds that a test will take."""
+        """Return the expected duration of a test in seconds."""
         guess = TRIAL if name == "parts" else GRADIENTS * self.seconds / max(self.steps, 1)
         return self.costs.get(name, guess)
 
     def look_at_rows(self, batch: Batch) -> float | None:
-        """Return how far the sums over rows are apart, relative to the gradient; None where they agree."""
+        """Return the difference of the sums over halves of the rows, relative to the gradient; None if they agree."""
         return self._look(batch, lambda rows: _taken(batch, rows, rows))
 
     def look_at_labels(self, batch: Batch) -> float | None:
-        """Return the same for the sums over labels; None also where labels change what BatchNormalization keeps."""
+        """Return the same for halves of the labels; None also if labels change the moving statistics."""
         if batch.y is None:
             return None
         return self._look(batch, lambda rows: _taken(batch, None, rows))
 
     def look_at_parts(self, batch: Batch) -> None:
-        """Check two ways of halving the batch."""
+        """Run the check of ``decide`` with two ways to halve the batch."""
         self.decide(batch, 2)
 
     def decide(self, batch: Batch, count: int = WAYS) -> None:
-        """Check the batch as before training.
+        """Run the check before training on this batch, and restore the state.
 
         Raises:
-            InexactLossError: its parts do not add up.
+            InexactLossError: the gradients of its parts do not add up.
         """
         replica = self.replica
-        if batch.rows < 4:  # half of a half: a model may take the axis of a single row for none
+        if batch.rows < 4:  # halves need two rows: a model may squeeze the axis of a single row
             batch = cut(batch, np.repeat(np.arange(batch.rows // 2 * 2), 2))
         replica.sync()
         held, before, generators = self._state()
         logs = replica._logs
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # the caller's process has said it at the start
+                warnings.simplefilter("ignore", UserWarning)  # the driver gave this warning at the start
                 try_parts(replica.model, lambda: batch, self.parts, count)
         finally:
             replica._assign(held, before)
@@ -245,7 +248,7 @@ class Recheck:
     def _state(self) -> tuple[list[Any], list[Array], list[Array]]:
         replica = self.replica
         held = replica.left_in()
-        if keras.backend.backend() == "jax":  # there a step returns the weights that it sets, and this one is dropped
+        if keras.backend.backend() == "jax":  # on JAX a step returns new weights, which are not used here
             held = held[len(replica.trainable) :]
         before = [np.array(value) for value in replica._values(held)]
         return held, before, [np.array(state) for state in replica.generators()]
@@ -278,7 +281,7 @@ class Recheck:
 
 
 def _joined(one: Batch, other: Batch) -> Batch | None:
-    """Return the rows of both; None where they have other shapes, as sequences of another length."""
+    """Return the rows of both batches; None if their shapes or dtypes differ, such as sequences of unequal length."""
     parts = [(batch.x, batch.y, batch.sample_weight) for batch in (one, other)]
     forms = [[None if a is None else (a.shape[1:], a.dtype) for a in keras.tree.flatten(part)] for part in parts]
     if forms[0] != forms[1]:
@@ -289,7 +292,7 @@ def _joined(one: Batch, other: Batch) -> Batch | None:
 
 
 def _taken(batch: Batch, inputs: Array | None, labels: Array) -> Batch:
-    """Return the batch with its inputs and its labels in other orders; None leaves them as they are."""
+    """Return a batch with the given rows of its inputs and of its labels; ``inputs=None`` keeps all inputs."""
 
     def taken(part: Any, rows: Array | None) -> Any:
         if rows is None:

@@ -1,16 +1,16 @@
-"""A trial of AllReduce on a few rows: do the gradients of two halves add up to the gradient of the whole?
+"""A trial of AllReduce on a few rows: the gradients of two halves must add up to the gradient of all rows.
 
-The rows are halved in several ways, since a loss that divides by a part of the rows is no different from a mean where
-both halves happen to have equally many of them. All halves have the same shape, so that nothing more is compiled.
+The rows are halved in several ways. A loss that divides by the number of valid entries, for example, equals a mean if
+both halves have equally many of them. All halves have the same shape, so more ways need no more compilation.
 
-For two halves with divisors ``n_a`` and ``n_b``, AllReduce makes of their gradients what it would make of two ranks'
-gradients: ``(n_a g_a + n_b g_b) / (n_a + n_b)``. That must be the gradient of all rows in one batch, whatever the loss
-comes from: a compiled loss, ``compute_loss``, ``add_loss`` or a ``train_step``. Models that consist of Keras' own
-layers, losses and steps need no trial.
+For two halves with divisors ``n_a`` and ``n_b``, AllReduce computes the gradient as for two ranks:
+``(n_a g_a + n_b g_b) / (n_a + n_b)``. This must be the gradient of all rows in one batch. It applies to every source of
+a loss: a compiled loss, ``compute_loss``, ``add_loss`` or a ``train_step``. Models that consist of Keras' layers,
+losses and steps need no trial.
 
-Two things couple rows without making a loss inexact, and are held still for the trial. Random layers draw the same
-numbers for each row. BatchNormalization uses its moving statistics; with several workers its statistics are those of
-each worker's own batch.
+Random layers and BatchNormalization couple rows, but do not make a loss inexact. They are fixed during the trial.
+Random layers draw the same numbers for each row. BatchNormalization uses its moving statistics; in training with
+several workers it uses the statistics of each worker's batch.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from choros.errors import InexactLossError, brief, warn
 from choros.types import Array, Batch
 
 WIDE, NARROW = 1e-3, 0.05  # tolerance relative to the gradient, for float32 and for 16-bit types
-SMALL = 0.01  # a variable's gradient below this part of the whole is measured against the whole
-WAYS = 6  # of halving the rows
-ENTRIES = 4096  # of a variable's gradient tell whether two gradients make a third one
-SEPARATE = 4  # layers that call add_loss are tried each by itself up to so many
+SMALL = 0.01  # a gradient smaller than this fraction of the largest one is compared with the largest one
+WAYS = 6  # number of ways to halve the rows
+ENTRIES = 4096  # most entries of a variable's gradient that ``divides`` compares
+SEPARATE = 4  # up to this number, layers that call add_loss are tried one at a time
 MASKED = "use keras.ops.mean over all rows in add_loss (it divides by a part of them, such as the valid entries)"
 SHAPED = ("normal", "uniform", "randint", "truncated_normal")  # random functions whose first argument is a shape
-NOISE = 3.0  # a difference below so many times the spread between draws may be chance
+NOISE = 3.0  # a difference smaller than this multiple of the spread between draws may be random
 
-SHIFT = 8.0  # what a trial adds to weights
-ROUNDING = {"float16": 0.01, "bfloat16": 0.05}  # relative, where a variable has such a type
+SHIFT = 8.0  # largest number that a trial adds to weights
+ROUNDING = {"float16": 0.01, "bfloat16": 0.05}  # relative rounding error of variables with these dtypes
 
 Sent = tuple[list[Array], float]
 
@@ -47,17 +47,17 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
     """Refuse a model whose gradients do not add up over parts of a batch.
 
     Args:
-        model: the compiled and built model; on return its variables are as before, its metrics are reset.
-        rows: gives rows from the whole data set; at least 4, else nothing can be tried.
-        workers: int. How many will train together.
-        count: int. In how many ways the rows are halved.
+        model: the compiled and built model. Its variables are restored on return, and its metrics are reset.
+        rows: returns rows from the whole data set. With fewer than 4 rows there is no trial.
+        workers: int. Number of workers that will train.
+        count: int. Number of ways to halve the rows. Defaults to 6.
 
     Raises:
-        InexactLossError: names where the loss comes from, and what to do.
+        InexactLossError: the gradients do not add up. The message names the source of the loss and a remedy.
 
     Warns:
-        UserWarning: the loss depends on random numbers that hide the answer; or ``add_loss`` adds what depends on
-            each worker's own batch as a whole, as statistics of a batch do.
+        UserWarning: the trial failed, or random numbers in the loss hide the result. Or ``add_loss`` adds a value that
+            depends on the whole batch of a worker, such as a statistic of the batch.
     """
     if workers < 2 or not model.trainable_variables or plain(model):
         return
@@ -69,7 +69,7 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
     with trial(model, workers) as attempt:
 
         def gradients(**how: bool) -> Iterator[tuple[Sent, Sent, Sent]]:
-            """Give those of all rows, and of two halves, for each way to halve them."""
+            """Yield the gradients of all rows and of both halves, for each way to halve the rows."""
             whole = attempt(cut(sample, order), **how)
             for first, second in halves:
                 yield whole, attempt(cut(sample, first)), attempt(cut(sample, second))
@@ -105,7 +105,7 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
         doubled = attempt(cut(sample, np.concatenate([first, first])))
         if model_divisor(model)[0] is not None or distance(model, doubled, single) >= tolerance(model):
             raise refusal(f"What {names} gives to add_loss", off, "use keras.ops.mean over rows in add_loss")
-        if tolerance(model) <= WIDE:  # in 16 bits its gradient cannot be told from a statistic's
+        if tolerance(model) <= WIDE:  # 16-bit gradients are too coarse to separate a masked mean from a statistic
             refuse_masked(adding, gradients, [entries(gradient) for gradient in whole[0]], off)
         warn(
             f"What {names} gives to add_loss depends on a batch as a whole (here a step would be off by {off:.1%}). "
@@ -117,16 +117,16 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
 def refuse_masked(
     adding: set[str], gradients: Callable[..., Iterator[tuple[Sent, Sent, Sent]]], kept: list[Array], off: float
 ) -> None:
-    """Refuse a model whose ``add_loss`` is a mean over valid entries, whose number differs between parts of a batch.
+    """Refuse a model with a masked mean in ``add_loss``: parts of a batch have unequal numbers of valid entries.
 
     Args:
         adding: names of the layers that call ``add_loss``.
-        gradients: gives those of a batch and of its halves, for each way to halve it.
-        kept: entries of each gradient that are compared.
-        off: by how much a step would be off, relative.
+        gradients: yields the gradients of a batch and of its halves, for each way to halve it.
+        kept: indices of the entries of each gradient that are compared.
+        off: relative error of a step.
 
     Raises:
-        InexactLossError: names the layers.
+        InexactLossError: a layer adds a masked mean. The message contains the names of the layers.
     """
     loud = [[thinned(each, kept) for each in parts] for parts in gradients()]
     single_layers = [{name} for name in sorted(adding)]
@@ -138,18 +138,18 @@ def refuse_masked(
 
 
 def after_update(model: Any, rows: Callable[[], Batch], workers: int) -> str | None:
-    """Find out whether a ``train_step`` goes on with the weights that its optimizer's update has left.
+    """Find out whether a ``train_step`` uses the weights after the optimizer has updated them.
 
-    AllReduce updates after the step, when it has the gradients of all workers; a step that goes on has to be made again
-    then.
+    AllReduce updates the weights after the step, with the gradients of all workers. A step that uses updated weights
+    must therefore run again.
 
     Args:
-        model: the compiled and built model; on return its variables are as before, its metrics are reset.
-        rows: gives rows from the whole data set.
-        workers: int. How many will train together.
+        model: the compiled and built model. Its variables are restored on return, and its metrics are reset.
+        rows: returns rows from the whole data set.
+        workers: int. Number of workers that will train.
 
     Returns:
-        A name of what depends on the update, a variable's path or that of a log; None where nothing does.
+        The path of a variable, or the name of a log, that depends on the update; None if none depends on it.
     """
     if workers < 2 or not model.trainable_variables or of_keras(type(model).train_step):
         return None
@@ -161,22 +161,23 @@ def after_update(model: Any, rows: Callable[[], Batch], workers: int) -> str | N
 
 
 def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
-    """Return a name of what depends on the update in a step, as ``after_update`` does.
+    """Return the name of a value in a step that depends on the update, as ``after_update`` does.
 
-    Its program is looked at first. Where that does not tell, the step is made twice, with stand-ins for the optimizer:
-    one changes nothing, the other adds a number to each weight and counts a step. Nothing else may differ. Each weight
-    has a number of its own, as the mean of two weights that are moved by the same number is moved by it too.
+    The traced program is searched first. If it gives no answer, the step runs twice with stand-ins for the optimizer.
+    One stand-in changes nothing. The other adds a number to each weight and increments the step counter. No other value
+    may differ between the two runs. The numbers differ from weight to weight: if two weights moved by the same number,
+    their mean would move by it too, and would look like another weight.
 
     Args:
-        replica: of the model, after ``build`` or ``take_up``; nothing of it changes.
+        replica: a replica of the model, after ``build`` or ``take_up``. Its state is restored.
         data: a packed batch.
-        rows: int. Its rows.
+        rows: int. Number of rows of the batch.
     """
     try:
         found = replica.structure(data, rows)
     except InexactLossError:
         raise
-    except Exception:  # of a step that cannot be traced
+    except Exception:  # the step cannot be traced
         found = None
     if found is not None:
         return found or None
@@ -201,7 +202,7 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
 
 
 def _near(before: Array, after: Array, shift: float, dtype: str) -> bool:
-    """Tell whether two values differ by the shift, but for rounding."""
+    """Return whether two values differ by the shift, up to rounding."""
     before, after = np.asarray(before, np.float64), np.asarray(after, np.float64) - shift
     size = np.max(np.abs(before), initial=0.0) + abs(shift)
     rounding = ROUNDING.get(dtype, 4e-6 if shift else 2e-5)
@@ -209,7 +210,7 @@ def _near(before: Array, after: Array, shift: float, dtype: str) -> bool:
 
 
 def ways(half: int, count: int = WAYS) -> list[tuple[Array, Array]]:
-    """Return ways to halve twice as many rows: first and last, even and odd ones, and by chance.
+    """Return ways to halve ``2 * half`` rows: first and last rows, even and odd rows, then random halves.
 
     Example:
         >>> [tuple(part.tolist() for part in each) for each in ways(2, 2)]
@@ -221,12 +222,12 @@ def ways(half: int, count: int = WAYS) -> list[tuple[Array, Array]]:
 
 
 def refusal(where: str, off: float, remedy: str) -> InexactLossError:
-    """The error for a loss whose parts do not add up.
+    """Return the error for a loss whose parts do not add up.
 
     Args:
-        where: names the part of the model.
+        where: name of the part of the model, the subject of the message.
         off: the difference relative to the gradient.
-        remedy: what to do instead of a declaration.
+        remedy: advice for users who do not declare a divisor.
     """
     return InexactLossError(
         f"{where} is not a mean over the rows of a batch: the workers' gradients together would be off by {off:.1%} "
@@ -237,7 +238,7 @@ def refusal(where: str, off: float, remedy: str) -> InexactLossError:
 
 
 def source(model: Any) -> str:
-    """Name the user's own part that makes the loss, as the subject of a sentence."""
+    """Return the name of the user-defined source of the loss, as the subject of a sentence."""
     kind = type(model)
     for name in ("train_step", "compute_loss"):
         if not of_keras(getattr(kind, name)):
@@ -253,21 +254,21 @@ def source(model: Any) -> str:
 
 
 def cut(batch: Batch, rows: Any) -> Batch:
-    """Return the batch's given rows as a batch of their own."""
+    """Return the given rows of a batch as a new batch."""
     parts = (batch.x, batch.y, batch.sample_weight)
     x, y, weight = (keras.tree.map_structure(lambda a: None if a is None else np.array(a[rows]), p) for p in parts)
     return Batch(x, y, weight, rows=len(rows), total=len(rows))
 
 
 class Attempt:
-    """Calculates what a rank would send for a batch, always from the same state, and changes nothing.
+    """A function that computes the gradient of a batch as a rank does. Each call starts from the same state.
 
     Args:
-        model: compiled and built.
-        workers: int. How many will train together.
+        model: compiled and built. Its state is restored after each call.
+        workers: int. Number of workers that will train.
 
     Attributes:
-        sums: whether the ranks' gradients add without weights.
+        sums: whether the ranks' gradients are added without weights.
     """
 
     def __init__(self, model: Any, workers: int) -> None:
@@ -278,21 +279,21 @@ class Attempt:
         replica.weigher = LossWeightTracker(model, workers)
         self.replica, self.sums = replica, replica.weigher.sums
         trained = {id(v) for v in replica.trainable}
-        scale = getattr(model.optimizer, "dynamic_scale", None)  # float16: what overflows could not be compared
+        scale = getattr(model.optimizer, "dynamic_scale", None)  # float16: set to 1, as overflow would spoil the trial
         self._state = [v for v in model.variables if id(v) not in trained] + ([] if scale is None else [scale])
         self._before = [np.array(value) for value in replica._values(self._state)]
-        functional = keras_backend.backend() == "jax"  # there a step leaves the weights be
+        functional = keras_backend.backend() == "jax"  # on JAX a step does not set the weights
         self._weights = [] if functional else [np.array(value) for value in replica._values(replica.trainable)]
         self._generators = [np.array(state) for state in replica.generators()]
         self._begin = self._before if scale is None else [*self._before[:-1], np.ones(())]
         self.reset(self._begin)
 
     def __call__(self, batch: Batch, *, afresh: bool = False) -> Sent:
-        """Return ``n * g`` for each trainable variable, and ``n``.
+        """Return ``n * g`` for each trainable variable as float64, and the divisor ``n``.
 
         Args:
-            batch: with rows.
-            afresh: whether to trace the step once more.
+            batch: a batch with rows.
+            afresh: whether to trace the step again. Defaults to False.
         """
         try:
             arrays, n = self.replica.attempt(self.replica.pack(batch), batch.rows, afresh)
@@ -303,10 +304,10 @@ class Attempt:
         return [zero if a is None else n * np.asarray(a, np.float64) for a, zero in pairs], n
 
     def reset(self, values: list[Array] | None = None) -> None:
-        """Set all that a step changes to these values, or to what it was."""
+        """Set the state that a step changes to these values. Defaults to the values before the trial."""
         replica = self.replica
         replica._assign(self._state, self._before if values is None else values)
-        for variable, weight in zip(replica.trainable, self._weights, strict=False):  # a step or a layer may set them
+        for variable, weight in zip(replica.trainable, self._weights, strict=False):  # a step may set weights
             if not np.array_equal(replica._values([variable])[0], weight, equal_nan=True):
                 replica._assign([variable], [weight])
         replica.set_generators(self._generators)
@@ -314,7 +315,7 @@ class Attempt:
 
 @contextmanager
 def trial(model: Any, workers: int) -> Iterator[Attempt]:
-    """Hold randomness and batch statistics still, and give what calculates one rank's gradients."""
+    """Fix random numbers and batch statistics, and yield a function that computes one rank's gradients."""
     mode, floating = getattr(model, "training", None), keras.config.floatx()
     attempt = Attempt(model, workers)
     try:
@@ -329,7 +330,10 @@ def trial(model: Any, workers: int) -> Iterator[Attempt]:
 
 
 def difference(model: Any, whole: Sent, first: Sent, second: Sent, sums: bool) -> float | None:
-    """Return how far two parts together are from the whole, relative to it; None where they agree."""
+    """Return the relative difference between the reduced gradient of two parts and that of the whole; None if equal.
+
+    Two gradients are equal if they differ by no more than ``tolerance``.
+    """
     (g_a, n_a), (g_b, n_b) = first, second
     together = [a + b for a, b in zip(g_a, g_b, strict=True)], 1.0 if sums else n_a + n_b
     off = distance(model, whole, together)
@@ -338,22 +342,22 @@ def difference(model: Any, whole: Sent, first: Sent, second: Sent, sums: bool) -
 
 
 def entries(gradient: Array) -> Array:
-    """Return places, in the flat gradient, that stand for all of it: some of those that are not 0."""
+    """Return indices of a sample of the nonzero entries of the flat gradient, at most ``ENTRIES``."""
     places = np.flatnonzero(gradient)
     return places if len(places) <= ENTRIES else np.random.default_rng(0).choice(places, ENTRIES, replace=False)
 
 
 def thinned(sent: Sent, places: list[Array]) -> Array:
-    """Return a mean gradient at these places of each variable, in one vector."""
+    """Return the entries of a mean gradient at these indices of each variable, in one vector."""
     arrays, n = sent
     return np.concatenate([array.reshape(-1)[kept] / n for array, kept in zip(arrays, places, strict=True)])
 
 
 def divides(whole: Array, first: Array, second: Array) -> bool:
-    """Tell whether a gradient is a mean of two halves' gradients with unequal weights, as that of a masked mean is.
+    """Return whether a gradient is a mean of two halves' gradients with unequal weights, as for a masked mean.
 
-    A loss made of statistics of the batch, such as a product of two means, has no such weights: either the gradient is
-    no combination of the halves' gradients, or the weights do not add up to 1.
+    A loss of batch statistics, such as a product of two means, has no such weights. Either the gradient is no
+    combination of the halves' gradients, or the weights do not add up to 1.
     """
     size = float(np.linalg.norm(whole))
     if not all(np.isfinite(each).all() for each in (whole, first, second)) or size == 0.0:
@@ -367,9 +371,10 @@ def divides(whole: Array, first: Array, second: Array) -> bool:
 
 
 def distance(model: Any, one: Sent, other: Sent, scale: Sent | None = None) -> float:
-    """Return the largest difference of a variable's gradients, relative to them; 0 where they are not finite.
+    """Return the largest relative difference between two gradients of a variable; 0 if values are not finite.
 
-    A gradient far below the largest is compared with that: what is left of it may be rounding alone.
+    If a gradient is far smaller than the largest one, the difference is relative to the largest one. Such a small
+    gradient may consist of rounding errors.
     """
     arrays, n = one if scale is None else scale
     if not all(np.isfinite(a).all() for a in (*one[0], *other[0], *arrays)):
@@ -382,14 +387,14 @@ def distance(model: Any, one: Sent, other: Sent, scale: Sent | None = None) -> f
 
 
 def tolerance(model: Any) -> float:
-    """Return the difference that rounding may make."""
+    """Return the largest relative difference that rounding may cause."""
     kinds = {getattr(layer, "compute_dtype", "float32") for layer in model._flatten_layers()}
     return NARROW if kinds & {"float16", "bfloat16"} else WIDE
 
 
 @contextmanager
 def muted(names: set[str] | None = None) -> Iterator[set[str]]:
-    """For a while, let ``add_loss`` of the named layers, or of all, add nothing; gives the names of those muted."""
+    """Temporarily disable ``add_loss`` of the named layers, by default of all; yield the names of its callers."""
     calling: set[str] = set()
     plain_add = keras.Layer.add_loss
 
@@ -409,7 +414,7 @@ def muted(names: set[str] | None = None) -> Iterator[set[str]]:
 
 @contextmanager
 def still() -> Iterator[None]:
-    """For a while, random functions of Keras draw the same for all rows, and BatchNormalization looks at no batch."""
+    """Temporarily draw the same random numbers for all rows, and run BatchNormalization with moving statistics."""
     random, normalise = keras_backend.random, keras.layers.BatchNormalization.call
     before = {name: getattr(random, name) for name in (*SHAPED, "dropout")}
 

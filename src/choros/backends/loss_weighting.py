@@ -1,16 +1,21 @@
-"""The divisor of a loss: the weight that makes the ranks' gradients add up to that of one process.
+"""The divisor of a loss. It is the weight with which the ranks' gradients add up to the gradient of one process.
 
-For a loss ``L = sum(l) / n`` over one global batch, cut into parts with ``L_r = sum_r(l) / n_r``,
+Let ``L = sum(l) / n`` be the loss of one global batch. Its parts have the losses ``L_r = sum_r(l) / n_r``. Then
 
     grad L = sum_r(n_r * grad L_r) / sum_r(n_r)
 
-so each rank sends ``[n_r * g_r ..., n_r]``. ``n`` follows Keras' ``reduction``: rows (``sum_over_batch_size``,
-``mean``), valid entries where a mask is in force, the sum of the weights (``mean_with_sample_weight``); ``sum``
-adds as it is. Terms that do not depend on the rows (weight regularisers) are equal on all ranks, so any weights
-leave them be. A loss may declare its divisor: ``divisor(y_true, y_pred, sample_weight)`` of a compiled loss, or
-``loss_divisor(x, y, y_pred, sample_weight)`` of a model for all that its step adds up (see ``docs/algorithms.md``).
-A ``train_step`` or ``compute_loss`` of the user's, and what ``add_loss`` adds, is taken as a mean over rows where
-nothing is declared; ``choros.backends.loss_trial`` tests that before training.
+so each rank sends ``[n_r * g_r ..., n_r]``. ``n`` follows Keras' ``reduction``:
+
+- ``sum_over_batch_size`` and ``mean``: the number of rows, or of valid entries if there is a mask.
+- ``mean_with_sample_weight``: the sum of the weights.
+- ``sum``: gradients are added without weights.
+
+Terms that do not depend on the rows (weight regularizers) are equal on all ranks, so the weights do not change them.
+
+A loss may declare its divisor. A compiled loss has a method ``divisor(y_true, y_pred, sample_weight)``. A model has a
+method ``loss_divisor(x, y, y_pred, sample_weight)`` for the whole loss of its step (see ``docs/algorithms.md``).
+Without a declaration, a user-defined ``train_step`` or ``compute_loss`` and the terms of ``add_loss`` count as means
+over rows. ``choros.backends.loss_trial`` tests this before training.
 """
 
 from __future__ import annotations
@@ -27,19 +32,19 @@ from choros.backends.rowwise_parts import compiled_losses, model_divisor
 from choros.errors import InexactLossError
 from choros.types import Array
 
-TINY = 1e-20  # the weight of rows that are all masked: nothing beside another rank, but not 0 where all are
+TINY = 1e-20  # weight of a batch that is fully masked: negligible beside other ranks, but no division by 0
 
 
 def exact_loss(tally: Array, *, sums: bool = False, by_batch: bool = False) -> float:
-    """The mean of each batch's exact loss, as one process logs it.
+    """Return the mean of the exact losses of all batches, as one process logs it.
 
     Args:
-        tally: one line a batch, added over the ranks: n * loss, n, rows.
-        sums: True where the loss adds over ranks instead of being averaged.
-        by_batch: True where the mean is over batches, not weighted by their rows.
+        tally: an array of shape (batches, 3), summed over the ranks: n * loss, n, rows.
+        sums: True if the loss is summed over ranks instead of averaged. Defaults to False.
+        by_batch: True for a mean over batches that is not weighted by their rows. Defaults to False.
 
     Returns:
-        The loss; 0.0 where there was no row.
+        The loss; 0.0 if there are no rows.
 
     Example:
         >>> import numpy as np
@@ -52,14 +57,14 @@ def exact_loss(tally: Array, *, sums: bool = False, by_batch: bool = False) -> f
 
 
 class LossWeightTracker:
-    """Learns, while a step runs or is traced, what the compiled loss divided by.
+    """A context that records the divisor of the compiled loss while a step runs or is traced.
 
-    Use as a context around the step; inside it, after the loss was computed, ``divisor(rows)`` is a number, or a
-    tensor of the running backend where it depends on the data (a mask, weights).
+    Enter it around the step. Inside it, after the loss was computed, ``divisor(rows)`` returns a number. If the divisor
+    depends on the data (a mask, weights), it returns a tensor of the backend.
 
     Args:
         model: the compiled and built model.
-        workers: how many workers train together.
+        workers: number of workers that train.
     """
 
     def __init__(self, model: Any, workers: int = 1) -> None:
@@ -81,20 +86,20 @@ class LossWeightTracker:
             self._kinds = [kind(loss) for loss in losses]
             check_together(self._kinds, losses)
         except InexactLossError as refusal:
-            self._refusal = refusal  # raised by the first reduced step: other algorithms can do without
+            self._refusal = refusal  # raised by the first reduced step only: other algorithms need no divisor
 
     def refuse(self, why: InexactLossError | None) -> None:
-        """Take up what was found elsewhere, to be raised by the first reduced step."""
+        """Store an error that the first reduced step raises; an earlier error has priority."""
         self._refusal = self._refusal or why
 
     @property
     def refusal(self) -> InexactLossError | None:
-        """The reason why reduced steps are refused; None if they are not."""
+        """The error that reduced steps raise; None if there is none."""
         return self._refusal
 
     @property
     def sums(self) -> bool:
-        """True where the ranks' losses and gradients add without weights."""
+        """True if the ranks' losses and gradients are added without weights."""
         return self._adds or self._kinds == ["sum"]
 
     def __enter__(self) -> LossWeightTracker:
@@ -113,16 +118,17 @@ class LossWeightTracker:
         self._seen = []
 
     def divisor(self, rows: int, data: tuple[Any, ...] = (), *, strict: bool = True) -> Any:
-        """Return the divisor of the last step's loss, in units that are the same on all ranks.
+        """Return the divisor of the last step's loss, in the same unit on all ranks.
 
         Args:
-            rows: the batch's rows, the answer where no mask or weight is in force.
-            data: the batch, ``(x, y, sample_weight)`` or a shorter tuple, for a model that declares its divisor and
-                has a ``train_step`` that does not call ``compute_loss``.
-            strict: False for evaluation, where rows will do for what could not be exact.
+            rows: number of rows of the batch. It is the result if there is no mask and no weight.
+            data: the batch, ``(x, y, sample_weight)`` or a shorter tuple. It is used if the model declares its divisor
+                and its ``train_step`` does not call ``compute_loss``.
+            strict: False for evaluation, which uses rows if there is no exact divisor. Defaults to True.
 
         Raises:
-            InexactLossError: strict, and the ranks' gradients could not be weighed to give that of one process.
+            InexactLossError: no weights make the ranks' gradients add up to that of one process. Only with ``strict``
+                and several workers.
         """
         refusal = self._refusal or self._mixed()
         if refusal is not None and strict and self.workers > 1:
@@ -137,7 +143,7 @@ class LossWeightTracker:
         return float(rows) if found is None else keras.ops.maximum(found, TINY)
 
     def _mixed(self) -> InexactLossError | None:
-        """Return why the last step cannot be weighed: its terms divide by different things. None if it can."""
+        """Return an error if the terms of the last step's loss have different divisors, else None."""
         if self._adds:
             return None
         if self.sums:
@@ -157,7 +163,7 @@ class LossWeightTracker:
         return None
 
     def _listen(self) -> Callable[[], None]:
-        """Note the model's declared divisor in each call of its ``compute_loss``; returns what ends that."""
+        """Record the declared divisor in each call of ``compute_loss``; return a function that ends the recording."""
         attributes = vars(self.model)
         plain, before = self.model.compute_loss, attributes.get("compute_loss")
 
@@ -178,7 +184,7 @@ class LossWeightTracker:
         return restore
 
     def _watch(self, loss: Any) -> Any:
-        """The same loss, noting its masks and weights; ``reduction`` says which of them it divides by."""
+        """Wrap a loss to record its divisor: from its masks, and from the sample weights if its reduction uses them."""
 
         def watched(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             masks = [get_keras_mask(y_pred)]
@@ -211,12 +217,12 @@ class LossWeightTracker:
 
 
 def _scalar(divisor: Any) -> Any:
-    """A declared divisor as a float32 scalar through which no gradient goes."""
+    """Convert a declared divisor to a float32 scalar without a gradient."""
     return keras.ops.stop_gradient(keras.ops.cast(keras.ops.sum(keras.ops.convert_to_tensor(divisor)), "float32"))
 
 
 def _count(masks: list[Any], weights: Any) -> Any:
-    """The sum of the valid entries' weights; None where the divisor is a fixed multiple of the rows."""
+    """Return the sum of the weights of valid entries; None if the divisor is a fixed multiple of the rows."""
     if not masks and weights is None:
         return None
     total: Any = None

@@ -1,4 +1,4 @@
-"""Metrics that add over ranks: Keras' own do; other classes are tried on a few rows before training starts."""
+"""Detection of metrics whose states do not add over ranks. User-defined metrics are tried before training."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from choros.types import Array, Batch
 
 
 def not_additive(model: Any, sample: Batch) -> list[int]:
-    """Return the places, among ``model.metrics_variables``, of the variables of metrics that do not add over ranks.
+    """Return the indices of variables of metrics that do not add over ranks, in ``model.metrics_variables``.
 
-    What is not Keras' own is tried: metric classes, functions and the running means of a user's ``train_step``. So are
-    Keras' own figures along an axis that may be the one of the rows (``PearsonCorrelation(axis=0)``). The states that
-    the two halves of the sample leave must sum to the state that the whole leaves, and each half, with its rows given
-    twice, must leave twice its state. Where they do not, the ranks' states will be averaged by rows, with a warning.
+    User-defined metric classes and functions, and running means of a user-defined ``train_step``, are tried. So are
+    metrics of Keras along an axis that may be the axis of the rows (``PearsonCorrelation(axis=0)``).
+
+    The metric states after each half of the sample must sum to the state after the whole sample. The state after the
+    rows of a half given twice must be twice the state after the half. If a metric fails, a warning is given, and the
+    ranks' states will be averaged with their rows as weights.
 
     Args:
-        model: the built and compiled model; its metrics are reset, nothing else changes.
-        sample: some rows; with fewer than two nothing can be tried.
+        model: the built and compiled model. Its metrics are reset.
+        sample: some rows. With fewer than two rows there is no trial.
 
     Returns:
-        Indices, empty where all metrics add up.
+        Indices; an empty list if all metrics add up.
     """
     _warn_of_derived_logs(model, sample)
     place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
@@ -40,7 +42,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         parts = [np.arange(half), np.arange(half, sample.rows)]
         whole, first, second = (_state(model, sample, rows) for rows in (np.arange(sample.rows), *parts))
         doubled = [_state(model, sample, np.tile(rows, 2)) for rows in parts]
-    except Exception as error:  # a model that trains may have no test step
+    except Exception as error:  # a model that can be trained may have no test step
         model.reset_metrics()
         if type(model).call is not keras.Model.call:  # without call() a model has no test step
             warn(
@@ -55,7 +57,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]
         tried = any(whole[i].any() for i in indices)
         adds = tried and all(_near(first[i] + second[i], whole[i]) for i in indices)
-        for once, twice in zip((first, second), doubled, strict=True):  # which a maximum is only where it is 0
+        for once, twice in zip((first, second), doubled, strict=True):  # true of a maximum only if it is 0
             adds = adds and all(_near(2 * once[i], twice[i]) for i in indices)
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
@@ -69,14 +71,14 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
 
 
 def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
-    """Warn where an overridden ``compute_metrics`` logs figures that are no metric's results.
+    """Warn if an overridden ``compute_metrics`` logs values that are not results of metrics.
 
-    It sees one rank's rows. A figure that it makes of other metrics' results is thus the figure of a rank.
+    The method sees the metrics of one rank. A value that it derives from their results is thus the value of one rank.
     """
     if type(model).compute_metrics is keras.Model.compute_metrics:
         return
     logs: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # a model that trains may have no test step; see ``not_additive``
+    with contextlib.suppress(Exception):  # a model that can be trained may have no test step; see ``not_additive``
         logs = model.test_on_batch(*_parts(sample, np.arange(sample.rows)), return_dict=True)
     derived = sorted(logs.keys() - model.get_metrics_result().keys())
     model.reset_metrics()
@@ -89,12 +91,12 @@ def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
 
 
 def rate_stays_in_optimizer(model: Any) -> bool:
-    """Tell whether nothing but the optimizer can read the learning rate in a step: all other parts are Keras' own."""
+    """Return whether only the optimizer can read the learning rate in a step, as all other parts are Keras' own."""
     return plain(model) and not any(_foreign(m, model) for metric in model.metrics for m in single_metrics(metric))
 
 
 def _foreign(metric: Any, model: Any) -> bool:
-    """Return whether a metric is not Keras' own: its class, its function, or a running mean that Keras did not make."""
+    """Return whether a metric is user-defined: its class, its function, or a running mean that Keras did not create."""
     if not type(metric).__module__.startswith("keras."):
         return True
     if type(metric) is keras.metrics.Mean:
@@ -105,17 +107,17 @@ def _foreign(metric: Any, model: Any) -> bool:
 
 
 def _may_cross_rows(metric: Any, model: Any, sample: Batch) -> bool:
-    """Return whether a metric of Keras is a figure along an axis that may be the one of the rows."""
+    """Return whether a metric of Keras reduces along an axis that may be the axis of the rows."""
     function, outputs = getattr(metric, "_fn", None), flat_outputs(model)
     if function is None:
         return False
     if outputs is not False and flat(sample.y) and not function.__name__.startswith("sparse"):
-        return True  # the last axis is the rows' axis: a figure of each batch, which counts once for a batch
+        return True  # the last axis is the axis of the rows: the metric has one value for a batch
     return "axis" in inspect.signature(function).parameters and metric._fn_kwargs.get("axis", -1) != -1
 
 
 def single_metrics(metric: Any) -> list[Any]:
-    """Return the metrics in Keras' container of what ``compile`` was given, or the metric itself.
+    """Return the metrics inside Keras' container of compiled metrics, or the metric itself.
 
     Args:
         metric: keras.Metric.
@@ -129,7 +131,7 @@ def _near(value: Array, expected: Array) -> bool:
 
 
 def _state(model: Any, sample: Batch, rows: Array) -> list[Array]:
-    """Return the metric variables after one test step on these rows."""
+    """Return the values of the metric variables after one test step on these rows."""
     data = _parts(sample, rows)
     model.reset_metrics()
     model.test_on_batch(*data)
@@ -145,5 +147,5 @@ def _parts(sample: Batch, rows: Array) -> list[Any]:
 
 
 def _tensor(array: Any) -> Any:
-    """Return an array as ``fit`` would pass it: Keras' ``test_on_batch`` leaves it as it is on PyTorch."""
+    """Return an array as ``fit`` passes it. On PyTorch, Keras' ``test_on_batch`` does not convert to tensors."""
     return keras.ops.convert_to_tensor(array) if keras.backend.backend() == "torch" else array

@@ -1,4 +1,4 @@
-"""The metrics of a replica as one vector that adds over ranks, the exact loss, and what Keras would log."""
+"""The metrics of a replica as one vector that adds over ranks, the exact loss, and the logs of Keras."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from choros.backends.loss_weighting import LossWeightTracker, exact_loss
 from choros.backends.metric_additivity import single_metrics
 from choros.types import Array
 
-UNUSED = float("-inf")  # the loss of a step that left Keras' running loss alone
+UNUSED = float("-inf")  # the loss of a step that did not update Keras' running loss
 
 
 class LossSample(NamedTuple):
     """The contribution of one step to the running loss: its mean (``UNUSED``: none) and the weight of that mean.
 
-    Keras' own weighs by rows; a ``train_step`` of the user's mostly tells a batch's mean, with a weight of 1.
+    Keras' steps use the number of rows as the weight. Most user-defined steps use a weight of 1 for a batch.
     """
 
     loss: float
@@ -28,21 +28,21 @@ class LossSample(NamedTuple):
 
 
 class Metrics(ABC):
-    """The half of ``BaseReplica`` that knows metrics; see ``choros.backends.replica.Replica`` for the meanings.
+    """The metric methods of ``BaseReplica``; see ``choros.backends.replica.Replica`` for their documentation.
 
-    The loss metric is kept out of reduced and of evaluated batches: a mean of the ranks' losses is not the loss of
-    the global batch where it divides by something else than rows. Its place is taken by two tallies: of the summed
-    loss that ``apply`` sees, and of each evaluated batch's part, which travels with the metric state.
+    Reduced and evaluated batches do not update the loss metric. If a loss does not divide by rows, the mean of the
+    ranks' losses is not the loss of the global batch. Two tallies replace the loss metric. One holds the summed loss
+    that ``apply`` receives. The other holds this rank's part of each evaluated batch, and belongs to the metric state.
     """
 
     model: Any
     weigher: LossWeightTracker
-    averaged: Sequence[int] = ()  # places of metric variables that do not add: their mean over ranks, weighted by rows
-    _after: Array | None = None  # the metrics' variables after the last gradients, where a backend has read them
-    within_fit = False  # whether Keras' own loop drives the steps: loss metric and logs are then left to it
+    averaged: Sequence[int] = ()  # indices of metric variables that are averaged over ranks, weighted by rows
+    _after: Array | None = None  # the metric variables after the last gradients, if a backend has read them
+    within_fit = False  # whether Keras' loop runs the steps; it then handles the loss metric and the logs
 
     def _take_metrics(self) -> None:
-        """Once the model is built: find its metrics' variables."""
+        """Find the variables of the built model's metrics."""
         self.loss_metric = None if self.within_fit else _loss_metric(self.model)
         self.metric_variables: list[Any] = list(self.model.metrics_variables)
         self._metric_slices = slices_of(self.metric_variables)
@@ -60,29 +60,29 @@ class Metrics(ABC):
 
     @abstractmethod
     def _values(self, variables: list[Any]) -> list[Array]:
-        """The present values of these Keras variables on the host; they may be views."""
+        """Return the present values of Keras variables on the host; they may be views."""
 
     @abstractmethod
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
-        """Set these Keras variables, cast to their dtype; always copies."""
+        """Set Keras variables to copies of the arrays, cast to the variables' dtypes."""
 
     def _names_of_results(self) -> frozenset[str]:
         """Return the names of the metrics' results."""
         return frozenset(flattened(self.model.get_metrics_result()))
 
     def reset_metrics(self) -> None:
-        """Forget what the metrics and the tallies have seen."""
+        """Reset the metrics and the tallies."""
         self.model.reset_metrics()
         self._forget()
 
     def metric_state(self) -> Array:
-        """All metric variables, the rows seen, and the tally of evaluated batches, as one flat float64 vector."""
+        """Return all metric variables, the number of rows, and the tally, as one flat float64 vector."""
         self._compare()
         values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
         return self._state_of(values)
 
     def state_after_gradients(self) -> Array:
-        """Return ``metric_state``, right after ``gradients``; a backend may have read it in the same program."""
+        """Return ``metric_state`` directly after ``gradients``. A backend may have read it in the same program."""
         after, self._after = self._after, None
         if after is None:
             return self.metric_state()
@@ -97,10 +97,10 @@ class Metrics(ABC):
         return np.concatenate([*values, [self._rows], *self._tally])
 
     def _averaged_means(self) -> list[tuple[int, int]]:
-        """Return the places of total and count of each running ``Mean`` among the averaged variables.
+        """Return the indices of total and count of each running ``Mean`` among the averaged variables.
 
-        Ranks add their means, weighted by rows, in the place of totals: a ``Mean`` of a number for each row, and one of
-        a number for each batch, have counts of different kinds.
+        For these, the ranks add means weighted by rows instead of totals. The count of a ``Mean`` may be in rows or in
+        batches, so totals would not have the same weights.
         """
         if not self.averaged:
             return []
@@ -111,14 +111,14 @@ class Metrics(ABC):
         return [pair for pair in pairs if set(pair) <= set(self.averaged)]
 
     def _average(self, state: Array, rows: int) -> None:
-        """Make of a sum of states over ranks, in place, the averaged variables of all."""
+        """Convert a sum of states over ranks in place: divide averaged variables by the rows."""
         for index in self.averaged:
             state[self._metric_slices[index]] /= rows
         for total, count in self._averaged_means():
             state[self._metric_slices[total]] *= state[self._metric_slices[count]]
 
     def set_metric_state(self, state: Array) -> None:
-        """Set the metric variables and the tally from such a vector, or from a sum of them."""
+        """Set the metric variables and the tally from a metric state, or from a sum of metric states."""
         count = self._metric_slices[-1].stop if self._metric_slices else 0
         state, self._rows = np.array(state), max(int(state[count]), 1)
         self._average(state, self._rows)
@@ -126,7 +126,7 @@ class Metrics(ABC):
         self._tally = [np.array(line) for line in state[count + 1 :].reshape(-1, 3)]
 
     def metrics(self) -> dict[str, Any]:
-        """Return what Keras would log now; ``loss`` is the exact one if batches were reduced or evaluated."""
+        """Return the logs of Keras at this point; ``loss`` is exact if batches were reduced or evaluated."""
         results = self._results()
         if self._logs is not None:
             of_metrics = {name: results[name] for name, (_, own) in self._said.items() if not own}
@@ -135,10 +135,10 @@ class Metrics(ABC):
         return figures | {name: loss for name, loss in self._exact().items() if name in figures}
 
     def metric_values(self, state: Array) -> list[float]:
-        """Return what the metrics' variables would hold in one process, flat, for a sum of metric states.
+        """Return the values of the metric variables in one process, flat, for a sum of metric states.
 
         Args:
-            state: the sum over ranks after training or evaluated batches, as ``set_metric_state`` takes it.
+            state: the sum over ranks after training or evaluation, as for ``set_metric_state``.
         """
         count = self._metric_slices[-1].stop if self._metric_slices else 0
         values, rows = np.array(state[:count]), max(int(state[count]), 1)
@@ -153,9 +153,9 @@ class Metrics(ABC):
         return held
 
     def peek(self, state: Array) -> dict[str, Any]:
-        """Return what ``metrics`` gives for a sum of metric states; this replica's metrics stay as they are.
+        """Return the result of ``metrics`` for a sum of metric states; this replica's metrics keep their values.
 
-        Where all results are means, they are divided here: running Keras' metrics costs as much as a small step.
+        If all results are means, they are computed here. Keras' metrics would take as long as a small step.
         """
         if self._logs is None and not self.averaged and not self._tally:
             if self._means is None:
@@ -173,9 +173,9 @@ class Metrics(ABC):
         return logs
 
     def _find_means(self, state: Array) -> dict[str, int]:
-        """Return where each result's total lies in the state, with its count next to it; {} if one is no mean.
+        """Return the index of each result's total in the state; its count follows. Return {} if a result is no mean.
 
-        It is tried out: each pair of scalars is given a mean of its own, and each result has to be one of these.
+        This is found by a trial: each pair of scalars gets a different mean, and each result must equal one of these.
         """
         count = len(self.metric_variables)
         if count % 2 or any(len(v.shape) or str(v.dtype) != "float32" for v in self.metric_variables):
@@ -195,7 +195,7 @@ class Metrics(ABC):
         return flattened(self.model.get_metrics_result())
 
     def _compare(self) -> None:
-        """Find out which figures of the step's logs are the metrics' results, and which are the step's own."""
+        """Find out which values of the step's logs are results of metrics, and which the step computed itself."""
         if self._logs is None:
             return
         logs = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
@@ -208,35 +208,38 @@ class Metrics(ABC):
         }
 
     def _custom(self, logs: Any) -> dict[str, Any] | None:
-        """A step's logs where they are not the metrics' but a user's own: then Keras logs the last step's."""
+        """Return a step's logs if their names differ from those of the metrics, else None.
+
+        Keras then logs the values of the last step.
+        """
         if not isinstance(logs, dict):
             return None
         logs = flattened(logs)
         return logs if logs.keys() != self._names else None
 
     def _known(self, told: LossSample, rows: int) -> float:
-        """The batch's loss; 0, as Keras logs it, where a user's own step left the running loss alone."""
+        """Return the batch's loss; 0, as Keras logs it, if a user-defined step did not update the running loss."""
         if told.loss != UNUSED:
             self._by_batch |= told.weight == 1 < rows
             return told.loss
-        self._untold |= self._logs is not None  # then the step logs a loss of its own
+        self._untold |= self._logs is not None  # the step then logs its loss itself
         return 0.0
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
-        """Return the numbers that a user's own step logged, as of ``metric_state``; None if it logs Keras' metrics.
+        """Return the scalars that a user-defined step logged, as of ``metric_state``; None if it logs metrics only.
 
-        Beside each number: whether it is the step's own, not one of the metrics' results.
+        With each scalar comes a bool: True if the step computed it, False if it is the result of a metric.
         """
         return None if self._logs is None else self._said
 
     def _count(self, loss: float, rows: int) -> None:
-        """Count the exact loss of one reduced batch."""
+        """Add the exact loss of one reduced batch to the running loss."""
         weight = 1 if self._by_batch else rows
         self._trained[0] += loss * weight
         self._trained[1] += weight
 
     def loss_to_metric(self) -> None:
-        """Move the losses of reduced batches into Keras' running loss, where they add over ranks as plain steps' do."""
+        """Move the losses of reduced batches into Keras' running loss, which adds over ranks as after local steps."""
         if self.loss_metric is not None and self._trained[1]:
             state = [self.loss_metric.total, self.loss_metric.count]
             moved = zip(self._values(state), self._trained, strict=True)
@@ -244,7 +247,7 @@ class Metrics(ABC):
         self._trained = [0.0, 0.0]
 
     def _exact(self) -> dict[str, float]:
-        """The running loss as it would be in one process, by its name, where it was kept out of the steps."""
+        """Return a dict with the running loss of one process; empty if the steps updated the loss metric."""
         if self._untold or self.loss_metric is None:
             return {}
         if self._tally:
@@ -254,15 +257,15 @@ class Metrics(ABC):
 
 
 def _mean(total: float, count: float) -> float:
-    """Divide as Keras' ``Mean`` does, in float32; 0 where nothing was counted.
+    """Divide in float32, as Keras' ``Mean`` does; return 0 if the count is 0.
 
-    The quotient of two float32 values is the same to the bit when it is rounded to float64 first (53 >= 2 * 24 + 2).
+    Python divides in float64. Rounding that quotient to float32 gives the same bits, as 53 >= 2 * 24 + 2.
     """
     return c_float(c_float(total).value / c_float(count).value).value if count else 0.0
 
 
 def flattened(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs with those of a metric of several, as ``compile`` makes one, each by itself, as Keras shows them."""
+    """Return logs in which nested dicts, such as those of compiled metrics, are flattened as in Keras' output."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat.update(flattened(value) if isinstance(value, dict) else {name: value})
@@ -270,13 +273,13 @@ def flattened(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loss_metric(model: Any) -> Any:
-    """The running mean that Keras logs as ``loss``: the model's first ``Mean`` of that name, or None."""
+    """Return the running mean that Keras logs as ``loss``: the first ``Mean`` with that name, or None."""
     means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
     return next(means, None)
 
 
 def slices_of(variables: list[Any]) -> list[slice]:
-    """Return the place of each variable in a flat vector of them all."""
+    """Return the slice of each variable in the flat vector of all variables."""
     ends = np.cumsum([int(np.prod(v.shape, dtype=np.int64)) for v in variables], dtype=np.int64).tolist()
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -288,5 +291,5 @@ def gather(arrays: list[Array], slices: list[slice], out: Array) -> None:
 
 
 def scatter(vector: Array, slices: list[slice], variables: list[Any]) -> list[Array]:
-    """Cut a flat vector into views of the variables' shapes."""
+    """Return views of a flat vector in the shapes of the variables."""
     return [vector[where].reshape(tuple(v.shape)) for where, v in zip(slices, variables, strict=True)]

@@ -1,4 +1,4 @@
-"""The optimizers that a model holds besides the compiled one, as a GAN does: where they are, and their variables."""
+"""Held optimizers: the optimizers of a model besides the compiled one, such as in a GAN; and their variables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ADVICE = "Build it before fit, with the variables that it trains: model.{name}.
 
 
 def held_optimizers(model: Any) -> dict[str, Any]:
-    """Return the optimizers besides the compiled one, by where they are, as ``g_optimizer`` or ``optimizers[1]``.
+    """Return the optimizers besides the compiled one, by their names such as ``g_optimizer`` or ``optimizers[1]``.
 
-    They are attributes of the model or of a layer of the user's own, or in lists and dictionaries there. An optimizer
-    inside another one is not listed.
+    The attributes of the model and of user-defined layers are searched, with their lists, tuples and dicts. An
+    optimizer inside another one is not listed.
 
     Args:
-        model: compiled.
+        model: a compiled model.
     """
     compiled = model.optimizer
     seen = {id(compiled), id(getattr(compiled, "inner_optimizer", compiled))}
@@ -29,7 +29,7 @@ def held_optimizers(model: Any) -> dict[str, Any]:
         if layer is not model and type(layer).__module__.partition(".")[0] == "keras":
             continue
         for name, value in list(vars(layer).items()):
-            if name.startswith("_self_"):  # TensorFlow's own list of what it tracks
+            if name.startswith("_self_"):  # attributes in which TensorFlow tracks objects
                 continue
             for place, optimizer in _optimizers(value, name if layer is model else f"{layer.name}.{name}", seen):
                 seen.add(id(getattr(optimizer, "inner_optimizer", optimizer)))
@@ -51,27 +51,27 @@ def _optimizers(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, A
 
 
 def held_variables(model: Any) -> list[Any]:
-    """Return the variables of the held optimizers that are built, each once."""
+    """Return the variables of the built held optimizers, without duplicates."""
     variables = (v for each in held_optimizers(model).values() if each.built for v in each.variables)
     return list({id(variable): variable for variable in variables}.values())
 
 
 def optimizer_variables(model: Any) -> list[Any]:
-    """Return ``optimizer.variables``, then those of the other optimizers that the model holds."""
+    """Return ``optimizer.variables``, then the variables of the held optimizers, without duplicates."""
     variables = [*model.optimizer.variables, *held_variables(model)]
     return list({id(variable): variable for variable in variables}.values())
 
 
 def model_variables(model: Any) -> list[Any]:
-    """Return ``model.variables``, then those of its optimizers that are not among them: the order of ``snapshot``."""
+    """Return ``model.variables``, then the other variables of its optimizers. This is the order of ``snapshot``."""
     variables = [*model.variables, *optimizer_variables(model)]
     return list({id(variable): variable for variable in variables}.values())
 
 
 def learning_rates(model: Any) -> list[Any]:
-    """Return the learning rates of the held, built optimizers that are variables."""
+    """Return the learning rates of built held optimizers, if they are variables."""
     rates = [
-        getattr(getattr(each, "inner_optimizer", each), "learning_rate", None)  # a MultiOptimizer has none
+        getattr(getattr(each, "inner_optimizer", each), "learning_rate", None)  # a MultiOptimizer has no learning rate
         for each in held_optimizers(model).values()
         if each.built
     ]
@@ -79,17 +79,17 @@ def learning_rates(model: Any) -> list[Any]:
 
 
 def build_held(model: Any, data: Any) -> None:
-    """Build the held optimizers that are not built yet, for the variables that a ``train_step`` gives to them.
+    """Build the held optimizers that are not built yet, for the variables that a ``train_step`` passes to them.
 
-    The step is tried on the data, with optimizers that update nothing. What else it changes is put back. On JAX an
-    optimizer that is not built cannot take a step, in plain Keras either; it is left as it is.
+    The step runs once on the data, with optimizers that do not update. Other changes of the step are undone. On JAX
+    this function does nothing: there an optimizer that is not built cannot take a step, also in plain Keras.
 
     Args:
         model: compiled and built.
-        data: a batch as ``fit`` passes it: numpy arrays or tensors.
+        data: a batch as ``fit`` passes it, of numpy arrays or tensors.
 
     Raises:
-        InvalidInputError: the step fails; with the name of the optimizer.
+        InvalidInputError: the step fails. The message contains the name of the optimizer.
     """
     unbuilt = [place for place, each in held_optimizers(model).items() if not each.built]
     if not unbuilt or keras.backend.backend() == "jax":
@@ -115,7 +115,7 @@ def build_held(model: Any, data: Any) -> None:
 
 @contextmanager
 def unbuilt_refused(model: Any) -> Iterator[None]:
-    """For a while, refuse by name to build held optimizers: their variables would be in no checkpoint or result."""
+    """Temporarily refuse to build held optimizers: their variables would be missing in checkpoints and results."""
     with ExitStack() as stack:
         for place, optimizer in held_optimizers(model).items():
             if not optimizer.built:
@@ -144,7 +144,7 @@ def _building(optimizer: Any) -> Callable[..., None]:
 
 @contextmanager
 def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """For a while, have another value as an object's own attribute."""
+    """Temporarily replace an attribute in the ``__dict__`` of an object."""
     mine = vars(thing)
     before = [mine[name]] if name in mine else []
     mine[name] = value
@@ -157,7 +157,7 @@ def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _eagerly() -> AbstractContextManager[None]:
-    """Run compiled functions eagerly for a while, so that none keeps the trial's optimizers."""
+    """Temporarily run compiled functions eagerly, so that no trace keeps the optimizers of the trial."""
     manager: AbstractContextManager[None]
     if keras.backend.backend() == "tensorflow":
         from choros.backends import tensorflow

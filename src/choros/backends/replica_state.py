@@ -1,4 +1,4 @@
-"""All that a replica holds, taken and put back bit by bit: for a training that goes on in another process."""
+"""Save and restore the complete state of a replica bit for bit, to continue training in another process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def take(replica: Any, whole: bool, ahead: bool) -> tuple[dict[str, Any], Groups
     """Return a copy of a replica's state.
 
     Args:
-        replica: of one model.
-        whole: whether weights and optimizer are this replica's own business; else only what differs by rank is taken:
-            random state, moving statistics, counters, metrics.
-        ahead: whether it trains at a look-ahead point, which is then taken too.
+        replica: a replica of one model.
+        whole: True to include weights and optimizer. If False, only state that differs by rank is returned: random
+            state, moving statistics, counters, metrics.
+        ahead: whether the replica trains at a look-ahead point, which is then included.
 
     Returns:
-        What JSON can hold, and arrays in groups: "model" (as ``snapshot``) or "local", "metrics", "generators" (the
-        library's own random state), "ahead".
+        A dict for JSON, and groups of arrays: "model" (as ``snapshot``) or "local", "metrics", "generators" (global
+        random state of the framework), "ahead".
     """
     groups = {"metrics": _copies(replica, replica.metric_variables), "generators": replica.generators()}
     if whole:
@@ -41,12 +41,12 @@ def take(replica: Any, whole: bool, ahead: bool) -> tuple[dict[str, Any], Groups
 
 
 def put(replica: Any, facts: dict[str, Any], groups: Groups) -> None:
-    """Put back what ``take`` gave, of this rank or, for weights and optimizer that all share, of another.
+    """Restore a state that ``take`` returned.
 
     Args:
-        replica: of the same model.
-        facts: as ``take`` gave them.
-        groups: the same.
+        replica: a replica of the same model.
+        facts: the dict that ``take`` returned.
+        groups: the groups of arrays that ``take`` returned. "model" may come from another rank with equal weights.
     """
     if "model" in groups:
         replica.restore(groups["model"])

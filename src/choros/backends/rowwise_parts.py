@@ -1,4 +1,4 @@
-"""Parts of a model that are Keras' own and known to treat each row by itself, so that they need no trial."""
+"""Detection of the parts of Keras that process each row independently. They need no trial of the loss."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import keras
 import numpy as np
 
 NOTHING = object()
-TRIED = {"Dice", "Tversky", "dice", "tversky"}  # Keras' losses over the whole batch, unless an axis is given
-AXES = ("axis", "axes", "attention_axes")  # of a layer's input
-# What takes one number of each row as it is. Another layer would take the axis of the rows for that of the features.
+TRIED = {"Dice", "Tversky", "dice", "tversky"}  # losses of Keras over the whole batch, unless an axis is given
+AXES = ("axis", "axes", "attention_axes")  # arguments that name an axis of a layer's input
+# Layers that accept an input of shape (rows,). Other layers would take the axis of the rows for that of the features.
 FLAT = {"Embedding", "Flatten", "Functional", "Identity", "InputLayer", "Model", "Rescaling", "Reshape", "Sequential"}
 
 
 def compiled_losses(model: Any) -> list[Any]:
-    """Keras' own list of the compiled losses (named tuples), which may be changed in place; empty until built."""
+    """Return Keras' list of compiled losses (named tuples); empty until built. It may be changed in place."""
     entries: list[Any] | None = None if model._compile_loss is None else model._compile_loss._flat_losses
     return [] if entries is None else entries
 
 
 def model_divisor(model: Any) -> tuple[Any, bool]:
-    """The model's method ``loss_divisor``, or None; and True where it declares ``loss_divisor = None``: a sum."""
+    """Return the model's method ``loss_divisor`` or None; and True if it declares a sum (``loss_divisor = None``)."""
     divisor = getattr(model, "loss_divisor", NOTHING)
     return (divisor, False) if callable(divisor) else (None, divisor is None)
 
 
 def plain(model: Any) -> bool:
-    """Tell whether all that makes the loss is Keras' own and known to treat each row by itself.
+    """Return whether all parts of the loss are Keras' own and process each row independently.
 
-    A loss of an output of shape (rows,) is not looked at here: ``choros.backends.loss_exactness.mixed_rows`` tries it.
+    Outputs of shape (rows,) are not checked here; ``choros.backends.loss_exactness.mixed_rows`` tries their losses.
     """
     if model_divisor(model) != (None, False):
         return False
@@ -40,7 +40,7 @@ def plain(model: Any) -> bool:
     losses, layers = compiled_losses(model), model._flatten_layers()
     if not all(known(entry.loss) for entry in losses):
         return False
-    if any(layer.activity_regularizer is not None for layer in layers):  # divides by rows, a loss may by weights
+    if any(layer.activity_regularizer is not None for layer in layers):  # divides by rows; a loss may divide by weights
         return False
     if len(losses) > 1 and any(getattr(layer, "mask_zero", False) or _masks(layer) for layer in layers):
         return False
@@ -48,7 +48,7 @@ def plain(model: Any) -> bool:
 
 
 def known(loss: Any) -> bool:
-    """Tell whether a loss is Keras' own, and made of each row by itself where an output has two axes or more."""
+    """Return whether a loss is Keras' own and has one value for each row of an output with two axes or more."""
     if getattr(loss, "axis", -1) != -1 or getattr(loss, "_fn_kwargs", {}).get("axis", -1) != -1:
         return False
     wrapped = type(loss).__name__ == "LossFunctionWrapper"
@@ -57,14 +57,14 @@ def known(loss: Any) -> bool:
 
 
 def name_of(loss: Any) -> str:
-    """Return the class' name, or the function's where Keras has wrapped one."""
+    """Return the name of the loss's class, or of the function that Keras has wrapped in it."""
     function = getattr(loss, "fn", None)
     wrapped = type(loss).__name__ == "LossFunctionWrapper" and function is not None
     return str(getattr(function, "__name__", "")) if wrapped else type(loss).__name__
 
 
 def title(loss: Any) -> str:
-    """Return a loss' name for messages; of a lambda, which has none, with its file and line.
+    """Return the name of a loss for messages; for a lambda, add its file and line.
 
     Example:
         >>> title(keras.losses.MeanSquaredError())
@@ -78,22 +78,22 @@ def title(loss: Any) -> str:
 
 
 def flat(outputs: Any) -> bool:
-    """Tell whether one of a model's outputs has the axis of the rows alone, which Keras then takes for the last axis.
+    """Return whether an output of a model has the shape (rows,). Its last axis is then the axis of the rows.
 
     Args:
-        outputs: nested; tensors, symbolic ones or arrays.
+        outputs: nested tensors, symbolic tensors or arrays.
     """
     return any(len(each.shape) < 2 for each in keras.tree.flatten(outputs) if each is not None)
 
 
 def flat_outputs(model: Any) -> bool | None:
-    """Return the same of a model's outputs; None where only a call tells what they are."""
+    """Return ``flat`` of a model's outputs; None if their shapes are known only after a call."""
     outputs = getattr(model, "outputs", None) if of_keras(getattr(type(model), "call", None)) else None
     return flat(outputs) if outputs else None
 
 
 def of_keras(part: Any) -> bool:
-    """Tell whether a class or a function is Keras' own; None counts as such."""
+    """Return whether a class or function belongs to Keras; True for None."""
     return part is None or str(getattr(part, "__module__", "")).partition(".")[0] == "keras"
 
 
@@ -119,7 +119,7 @@ def _plain_operation(operation: Any) -> bool:
 
 
 def _crosses_rows(layer: Any) -> bool:
-    """Return whether an axis of a layer is, or may be, that of the rows, also where it counts from the end."""
+    """Return whether an axis of a layer is, or may be, the axis of the rows. Negative axes are included."""
     ranks = {len(tensor.shape) for node in layer._inbound_nodes for tensor in node.input_tensors}
     if min(ranks, default=2) < 2 and type(layer).__name__ not in FLAT:
         return True
@@ -129,9 +129,9 @@ def _crosses_rows(layer: Any) -> bool:
     axes = {int(axis) for each in given if each is not None for axis in np.atleast_1d(each)}
     if ranks:
         return any(axis % rank == 0 for axis in axes for rank in ranks if rank)
-    return 0 in axes or any(axis < -1 for axis in axes)  # a layer inside another: its input is not known
+    return 0 in axes or any(axis < -1 for axis in axes)  # a layer inside another layer: its input rank is unknown
 
 
 def _contracts_rows(equation: Any) -> bool:
-    """Return whether the first axis of an ``EinsumDense`` is not the first of what it gives."""
+    """Return whether the first input axis of an ``EinsumDense`` is not its first output axis."""
     return isinstance(equation, str) and equation[:1] != equation.partition("->")[2].strip()[:1]

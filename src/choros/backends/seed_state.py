@@ -1,4 +1,4 @@
-"""Random layers: find their seed states and make them differ by rank, reproducibly."""
+"""Seed states of random layers: find them, and make them differ by rank reproducibly."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ NAME = "seed_generator_state"  # the name that keras.random.SeedGenerator gives 
 
 
 def find(model: Any) -> list[Any]:
-    """The state variables of the model's seed generators, in Keras' order."""
+    """Return the state variables of the model's seed generators, in Keras' order."""
     return [v for v in model.non_trainable_variables if v.name == NAME]
 
 
 def mix(state: Array, index: int, rank: int, seed: int | None) -> Array:
-    """A new state, a function of its arguments alone: blake2b of (seed or own state, index, rank).
+    """Return a new seed state that depends only on the arguments: blake2b of (seed or state, index, rank).
 
     Args:
-        state: the generator's own state; unused where a seed is given.
-        index: the generator's place in the model, so that two Dropouts differ.
-        rank: the worker.
+        state: the generator's state; unused if a seed is given.
+        index: the generator's index in the model, so that two Dropout layers differ.
+        rank: the worker's rank.
         seed: the user's seed, or None.
 
     Returns:

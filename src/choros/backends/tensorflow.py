@@ -1,12 +1,11 @@
 """The replica on TensorFlow.
 
-A step, its first half (forward and backward) and its second (the optimizer) are each one ``tf.function``. The first
-two are compiled by XLA where the model is (``jit_compile``), as in Keras. The optimizer's half is compiled by XLA
-also where the model is not, if it is large and has few variables: the same arithmetic in two thirds of the time,
-measured on Adam.
+A local step is one ``tf.function``. A reduced step has two: forward and backward pass, and the optimizer's update. The
+local step and the passes are compiled by XLA if the model is (``jit_compile``), as in Keras. The update is also
+compiled by XLA for a large model with few variables on the CPU. This took two thirds of the time for Adam.
 
-An embedding's gradient is added up to a whole matrix, as on JAX and PyTorch. (Plain Keras on TensorFlow hands its
-rows one by one to the optimizer, whose squares and norms then differ for rows that occur twice in a batch.)
+The gradient of an embedding is converted to a dense matrix, as on JAX and PyTorch. Plain Keras on TensorFlow passes
+single rows to the optimizer. Its squares and norms then differ for rows that occur twice in a batch.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.optimizers import model_variables
 from choros.types import Array, Batch, aligned_copy
 
-ALIGNMENT = 64  # bytes; TensorFlow's kernels end the process on memory that begins elsewhere
+ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on memory with another alignment
 FEW, LARGE = (
     40,
     100_000,
-)  # variables, values: XLA takes 40 ms to compile each variable's update; small ones gain nothing
-KINDS = 8  # traces of one step for batches of different kinds
-ROWS = -1  # stands for the batch's rows where a traced step divides by them
+)  # variables, values: XLA takes 40 ms to compile the update of a variable; small models gain nothing
+KINDS = 8  # most traces of one step, for batches of different structure, dtypes and shapes of a row
+ROWS = -1  # the divisor in a traced step that divides by rows; the trace does not know their number
 
 
 class TensorFlowReplica(BaseReplica):
@@ -41,7 +40,7 @@ class TensorFlowReplica(BaseReplica):
 
     Args:
         model: a compiled ``keras.Model``.
-        workers: how many workers train together.
+        workers: number of workers that train.
     """
 
     def __init__(self, model: Any, workers: int = 1) -> None:
@@ -62,14 +61,14 @@ class TensorFlowReplica(BaseReplica):
         self._differentiate = self._batched(self._trace_gradients)
         self._differentiate_kept = self._batched(self._trace_revocable)
         self._again: _Batched | None = None
-        self._mark: list[Any] = []  # of the gradients to come, which fill it
+        self._mark: list[Any] = []  # the last mark, which the next gradients fill
         self._test = self._batched(self._trace_test)
         self._foretell = self._batched(lambda data: model.predict_step(data))
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
         pays = self._on_host and len(self.trainable) <= FEW and self.size >= LARGE
         self._by_xla = bool(model.jit_compile or pays)
         self._update = self._compiled(self._trace_update, self._by_xla)
-        self._leap = self._compiled(self._trace_leap, False)  # XLA takes nearly twice the time
+        self._leap = self._compiled(self._trace_leap, False)  # with XLA this takes nearly twice the time
         room = np.empty(self.size * self.dtype.itemsize + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
         self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
@@ -83,12 +82,12 @@ class TensorFlowReplica(BaseReplica):
         return _Batched(self._compiled(step, self.model.jit_compile), eager=self.model.run_eagerly)
 
     def gradients(self, batch: Batch, out: Array) -> None:
-        """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch of no rows."""
+        """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch without rows."""
         self._share = batch.rows / max(batch.total, 1)
         super().gradients(batch, out)
 
     def evaluate(self, batch: Batch) -> None:
-        """One test step: metrics and one line of the tally."""
+        """Run one test step: update the metrics and add one line to the tally."""
         self._share = batch.rows / max(batch.total, 1)
         super().evaluate(batch)
 
@@ -114,7 +113,7 @@ class TensorFlowReplica(BaseReplica):
         return arrays, LossSample(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
-        """See ``BaseReplica``."""
+        """Run a trial step eagerly; see ``BaseReplica``."""
         tensors = keras.tree.map_structure(_tensor, data)
         grads, _, n, logs = self._trace_gradients(tensors, _scalar(1.0))
         self._logs = self._custom(logs)
@@ -123,11 +122,14 @@ class TensorFlowReplica(BaseReplica):
         return arrays, float(rows) if divisor == ROWS else divisor
 
     def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
-        """See ``BaseReplica``: the step is traced, and what it does with variables of the update after it is read."""
+        """Find values that depend on the update; see ``BaseReplica``.
+
+        The step is traced. Operations after the update are searched for inputs that the update changes.
+        """
         if self.model.run_eagerly:
             return None
         assert self._capture is not None  # noqa: S101 - for the type checker
-        made: list[int] = []  # operations when the step gave its gradients
+        made: list[int] = []  # number of operations in the graph when the step passed its gradients
 
         def step(data: Any) -> None:
             with capture:
@@ -162,9 +164,9 @@ class TensorFlowReplica(BaseReplica):
             return grads, loss(), n, logs
 
     def _trace_revocable(self, data: tuple[Any, ...], share: Any) -> Any:
-        """The gradients, and what their calculation changed: before it, and of the metrics after it.
+        """Trace the gradients, the values of changed variables before the step, and of metric variables after it.
 
-        In the same program, since a read of one variable outside of it takes as long as a small layer.
+        All are in one program, since a read of one variable outside of it takes as long as a small layer.
         """
         before = [tf.identity(variable.value.read_value()) for variable in self._changing()]
         result = self._trace_gradients(data, share)
@@ -178,7 +180,7 @@ class TensorFlowReplica(BaseReplica):
         return self._mark
 
     def _go_to(self, held: list[Any]) -> None:
-        if held:  # nothing has changed for a batch without rows
+        if held:  # an empty mark: the batch had no rows, and nothing has changed
             super()._go_to([value.numpy() if isinstance(value, tf.Tensor) else value for value in held])
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
@@ -190,13 +192,13 @@ class TensorFlowReplica(BaseReplica):
         try:
             traced = self._update.get_concrete_function(*inputs)
             traced(*inputs)
-        except tf.errors.OpError:  # XLA cannot compile this optimizer; nothing was updated
+        except tf.errors.OpError:  # XLA cannot compile this optimizer; no variable was updated
             traced = self._compiled(self._trace_update, False).get_concrete_function(*inputs)
             traced(*inputs)
         self._update, self._ready = traced, True
 
     def _leave_out(self, absent: frozenset[int]) -> None:
-        """Drop the traces of the update if another set of variables has no gradient now."""
+        """Drop the traces of the update if the set of variables without a gradient has changed."""
         if absent != self._absent:
             self._absent, self._ready, self._again = absent, False, None
             self._update = self._compiled(self._trace_update, self._by_xla)
@@ -221,7 +223,7 @@ class TensorFlowReplica(BaseReplica):
             self._capture.gives = None
 
     def _divided(self, flat: Any, divisor: Any) -> list[Any]:
-        """Return the variables' gradients as the optimizer takes them."""
+        """Divide the flat gradient and split it into tensors of the variables' shapes and dtypes."""
         parts = tf.split(flat, [int(np.prod(v.shape, dtype=np.int64)) for v in self.trainable])
         grads = [
             tf.cast(tf.reshape(part / divisor, v.shape), v.dtype) for part, v in zip(parts, self.trainable, strict=True)
@@ -229,14 +231,14 @@ class TensorFlowReplica(BaseReplica):
         return [None if i in self._absent else grad for i, grad in enumerate(grads)]
 
     def _borrow(self, vector: Array) -> Any:
-        """The vector as a tensor, without a copy where its memory is fit for that."""
+        """Return the vector as a tensor, without a copy if its memory is aligned and on the host."""
         if not self._on_host:
             return tf.convert_to_tensor(vector)
         address = vector.ctypes.data
         if address % ALIGNMENT or not vector.flags.c_contiguous:
             np.copyto(self._aligned, vector)
             vector = self._aligned
-        elif not vector.flags.writeable:  # DLPack has no word for what is only to be read, as this is
+        elif not vector.flags.writeable:  # numpy exports no read-only array by DLPack; this memory is only read
             memory: Any = (ctypes.c_char * vector.nbytes).from_address(address)
             vector = np.frombuffer(memory, vector.dtype)
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
@@ -259,7 +261,7 @@ class TensorFlowReplica(BaseReplica):
 
     @contextmanager
     def _own_loss(self) -> Iterator[Callable[[], Any]]:
-        """One batch's loss out of Keras' running mean, which is left as it was."""
+        """Yield a function that returns the loss of one batch from Keras' running mean; then restore the mean."""
         metric = self.loss_metric
         if metric is None:
             yield lambda: tf.constant([UNUSED, 0.0])
@@ -279,7 +281,11 @@ class TensorFlowReplica(BaseReplica):
 
     @contextmanager
     def _part_of(self, share: Any) -> Iterator[None]:
-        """Keras counts each output's loss once a batch where the rows are open: here, once for all ranks together."""
+        """Multiply what a step adds to the losses of outputs by this rank's share of the rows.
+
+        Keras counts the loss of each output once for a batch if the number of rows is unknown in the trace. With the
+        shares, the ranks together count it once.
+        """
         before = [variable.read_value() for variable in self._output_losses]
         for variable in self._output_losses:
             variable.assign(tf.zeros_like(variable))
@@ -298,7 +304,7 @@ class TensorFlowReplica(BaseReplica):
             target.assign(tf.constant(np.asarray(array), target.dtype))
 
     def close(self) -> None:
-        """Let go of the variables that traces have captured: the graph of a trace is never collected as garbage."""
+        """Release the variables that traces have captured: the graph of a trace is never garbage-collected."""
         super().close()
         if self._capture is None:
             return
@@ -312,10 +318,10 @@ class TensorFlowReplica(BaseReplica):
     # Momentum.
 
     def look_ahead(self, momentum: float) -> None:
-        """Nesterov momentum around the step: ``v <- mu v + u``, ``x <- x + v``, go on from ``x + mu v``.
+        """Apply Nesterov momentum after a step: ``v <- mu v + u``, ``x <- x + v``, continue from ``x + mu v``.
 
-        The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by. The first
-        call, before any step, arms it.
+        The step started at ``x + mu v``. Its result is therefore the new x, and the new v is the change of x. The first
+        call, before any step, switches momentum on.
         """
         if self._points is None:
             self._points = [tf.Variable(v.value) for v in self.trainable]
@@ -333,7 +339,7 @@ class TensorFlowReplica(BaseReplica):
         return super()._x_values() if self._points is None else [read(point) for point in self._points]
 
     def set(self, vector: Array) -> None:
-        """Set the trainable variables, and look ahead from there; always copies."""
+        """Set the trainable variables to a copy of the vector, and move the look-ahead point by the same difference."""
         points = self._points or []
         offsets = [variable.value - x for variable, x in zip(self.trainable, points, strict=False)]
         super().set(vector)
@@ -342,7 +348,7 @@ class TensorFlowReplica(BaseReplica):
             variable.value.assign_add(offset)
 
     def restore(self, arrays: list[Array]) -> None:
-        """Set what ``snapshot`` gave; a velocity is forgotten."""
+        """Set the values that ``snapshot`` returned, and reset the velocity to 0."""
         points, self._points = self._points, None
         super().restore(arrays)
         for variable, x in zip(self.trainable, points or [], strict=False):
@@ -351,7 +357,7 @@ class TensorFlowReplica(BaseReplica):
 
     @contextmanager
     def _at_x(self) -> Iterator[None]:
-        """For a while, leave the look-ahead point."""
+        """Temporarily set the variables to x instead of the look-ahead point."""
         pairs = list(zip(self.trainable, self._points or [], strict=False))
         ahead = [variable.value.read_value() for variable, _ in pairs]
         for variable, x in pairs:
@@ -369,9 +375,9 @@ class TensorFlowReplica(BaseReplica):
 
 
 class _Batched:
-    """A step on batches, traced with an open number of rows as in ``fit``, once for each kind of batch.
+    """A step on batches. It is traced with an unknown number of rows, as in ``fit``, once for each kind of batch.
 
-    The traces are called as they are: finding them through ``tf.function`` costs some 0.1 ms a step.
+    The traces are called directly: the lookup in ``tf.function`` costs about 0.1 ms for each step.
     """
 
     def __init__(self, function: Any, *, eager: bool) -> None:
@@ -385,14 +391,14 @@ class _Batched:
             return self._function(tensors, *more)
         kind = tuple(leaf if leaf is None else (leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten(data))
         if kind not in self._traces:
-            if len(self._traces) == KINDS:  # as with sentences of every length: TensorFlow opens more than the rows
+            if len(self._traces) == KINDS:  # many shapes, such as lengths of sentences: TensorFlow relaxes more axes
                 return self._function(tensors, *more)
             opened = keras.tree.map_structure(_any_rows, tensors)
             self._traces[kind] = self._function.get_concrete_function(opened, *more)
         return self._traces[kind](tensors, *more)
 
     def take_traces(self) -> list[Any]:
-        """Return the traces, and forget them."""
+        """Return the traces, and remove them from this step."""
         traces, self._traces = list(self._traces.values()), {}
         return traces
 
@@ -411,25 +417,25 @@ def _any_rows(leaf: Any) -> Any:
 
 
 def copied(array: Array) -> Any:
-    """Return a tensor with a copy of an array, which a variable takes over: ``tf.constant`` would copy once more."""
+    """Return a tensor that holds a copy of an array. A variable can use its memory, without a second copy."""
     return shared(aligned_copy(array))
 
 
 def shared(array: Array) -> Any:
-    """Return a tensor in the memory of an array, which is aligned to 64 bytes."""
+    """Return a tensor that uses the memory of an array, which must be aligned to 64 bytes."""
     try:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    except (BufferError, TypeError):  # of a type that DLPack does not have, such as bfloat16
+    except (BufferError, TypeError):  # DLPack does not support the dtype, such as bfloat16
         return tf.constant(array)
 
 
 def read(variable: Any) -> Array:
-    """The variable's own memory; TensorFlow copies before it writes while this view lives."""
+    """Return a view of the variable's memory. While the view exists, TensorFlow copies the memory before it writes."""
     return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
 def _dense(gradient: Any, variable: Any) -> Any:
-    """An embedding's gradient of a few rows as the whole matrix that every rank can add."""
+    """Convert the sparse gradient of an embedding to a dense matrix, which the ranks can sum."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
     return gradient
@@ -437,7 +443,7 @@ def _dense(gradient: Any, variable: Any) -> Any:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Run what ``tf.function`` has compiled eagerly for a while."""
+    """Temporarily run functions of ``tf.function`` eagerly."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -447,7 +453,7 @@ def eagerly() -> Iterator[None]:
 
 
 def weights_detector(model: Any) -> Callable[[Any], bool]:
-    """Return a function that tells whether an object of TensorFlow may give access to the model's weights."""
+    """Return a predicate that is True for TensorFlow objects that may give access to the model's weights."""
     values = {id(variable.value) for variable in model_variables(model)}
     kinds = (tf.Module, tf.train.Checkpoint, tf.types.experimental.GenericFunction)
 

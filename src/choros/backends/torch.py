@@ -1,8 +1,8 @@
 """The replica on PyTorch.
 
-Nothing is compiled unless the model was compiled with ``jit_compile=True``, as in Keras; then the step, its first
-half (forward and backward) and its second (the optimizer) each go through ``torch.compile``. PyTorch's default
-process group is never touched: Keras 3.16 would wrap the model by itself where that exists.
+As in Keras, steps run eagerly unless the model was compiled with ``jit_compile=True``. Then ``torch.compile`` compiles
+the local step, the forward and backward pass, and the optimizer's update. PyTorch's default process group is not used:
+if it exists, Keras 3.16 wraps the model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TorchReplica(BaseReplica):
 
     Args:
         model: a compiled ``keras.Model``.
-        workers: how many workers train together.
+        workers: number of workers that train.
     """
 
     def __init__(self, model: Any, workers: int = 1) -> None:
@@ -60,12 +60,12 @@ class TorchReplica(BaseReplica):
         self._shares_memory = keras.ops.convert_to_tensor(np.zeros(1, np.float32)).device.type == "cpu"
 
     def _leaf(self, array: Any) -> Any:
-        """A tensor: the array's own memory, or a copy of an array that may not be written."""
+        """Return a tensor that uses the array's memory, or a copy if the array is read-only or has negative strides."""
         if not isinstance(array, np.ndarray):
             return array
         usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
         array = array if usable else array.copy()
-        if self._shares_memory and array.dtype.str in _PLAIN:  # as Keras, in a tenth of its time
+        if self._shares_memory and array.dtype.str in _PLAIN:  # same result as Keras' conversion in a tenth of the time
             return torch.from_numpy(array)
         return keras.ops.convert_to_tensor(array)
 
@@ -85,10 +85,10 @@ class TorchReplica(BaseReplica):
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """See whether the step uses weights after the update, where it is not made again; such use may come late.
+        """Watch whether a step that is not repeated uses weights after the update; it may do so only late in training.
 
         Raises:
-            InexactLossError: it does.
+            InexactLossError: the step uses updated weights.
         """
         if not self.watches or self.model.jit_compile:
             yield
@@ -111,7 +111,10 @@ class TorchReplica(BaseReplica):
             )
 
     def structure(self, data: tuple[Any, ...], rows: int) -> str | None:
-        """See ``BaseReplica``; PyTorch has no program to look at: this step alone tells, and only what it uses."""
+        """Find a variable that is used after the update; see ``BaseReplica``.
+
+        PyTorch has no traced program. One step runs, so only the branches that it takes are searched.
+        """
         if self.model.jit_compile:
             return None
         self.watches = True
@@ -126,7 +129,7 @@ class TorchReplica(BaseReplica):
         return None
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
-        """See ``BaseReplica``."""
+        """Run a trial step without ``torch.compile``; see ``BaseReplica``."""
         compiled, self._differentiate = self._differentiate, lambda batch: self.model.train_step(batch)
         try:
             return super().attempt(data, rows, afresh)
@@ -139,7 +142,7 @@ class TorchReplica(BaseReplica):
             self._update(grads)
 
     def _divided(self, gradient: Array, divisor: float, absent: frozenset[int]) -> list[Any]:
-        """Return the variables' gradients as the optimizer takes them."""
+        """Divide the flat gradient and split it into tensors of the variables' shapes, dtypes and devices."""
         np.divide(gradient, divisor, out=self._host)
         grads = self._parts
         if self._cast:
@@ -182,7 +185,7 @@ class TorchReplica(BaseReplica):
                 write(variable.value, array)
 
     def seed_generators(self, rank: int, seed: int) -> None:
-        """Set PyTorch's generators, on all devices: Dropout without a seed draws from them."""
+        """Seed PyTorch's generators on all devices: Dropout without a seed draws from them."""
         torch.manual_seed(int(seed_state.mix(np.zeros(0), -1, rank, seed)[0]))
 
     def generators(self) -> list[Array]:
@@ -190,7 +193,7 @@ class TorchReplica(BaseReplica):
         return [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]
 
     def set_generators(self, states: list[Array]) -> None:
-        """Set what ``generators`` gave."""
+        """Set the states that ``generators`` returned."""
         cpu, *gpus = (torch.from_numpy(np.array(state)) for state in states)
         torch.set_rng_state(cpu)
         torch.cuda.set_rng_state_all(gpus[: torch.cuda.device_count()])
@@ -198,11 +201,11 @@ class TorchReplica(BaseReplica):
     # Momentum.
 
     def look_ahead(self, momentum: float) -> None:
-        """Nesterov momentum around the step: ``v <- mu v + u``, ``x <- x + v``, go on from ``x + mu v``.
+        """Apply Nesterov momentum after a step: ``v <- mu v + u``, ``x <- x + v``, continue from ``x + mu v``.
 
-        The step began at ``x + mu v``, so where it ended is the new x, and the new v is what x moved by: the new
-        look-ahead point is ``x + (1 + mu) (x' - x)``. It is written over the old x, and the two change places. The
-        first call, before any step, arms it.
+        The step started at ``x + mu v``. Its result x' is therefore the new x, and the new v is ``x' - x``. The new
+        look-ahead point is ``x + (1 + mu) (x' - x)``. It is written into the memory of the old x; then the tensors are
+        swapped. The first call, before any step, switches momentum on.
         """
         values = [v.value for v in self.trainable]
         self._momentum = momentum
@@ -218,7 +221,7 @@ class TorchReplica(BaseReplica):
         return super()._x_values() if self._points is None else [read(point) for point in self._points]
 
     def set(self, vector: Array) -> None:
-        """Set the trainable variables, and look ahead from there; always copies."""
+        """Set the trainable variables to a copy of the vector, and move the look-ahead point by the same difference."""
         values = [v.value for v in self.trainable]
         with torch.no_grad():
             offsets = torch._foreach_sub(values, self._points) if self._points else []
@@ -228,7 +231,7 @@ class TorchReplica(BaseReplica):
                 torch._foreach_add_(values, offsets)
 
     def restore(self, arrays: list[Array]) -> None:
-        """Set what ``snapshot`` gave; a velocity is forgotten."""
+        """Set the values that ``snapshot`` returned, and reset the velocity to 0."""
         armed, self._points = self._points is not None, None
         super().restore(arrays)
         if armed:
@@ -236,7 +239,7 @@ class TorchReplica(BaseReplica):
 
     @contextmanager
     def _at_x(self) -> Iterator[None]:
-        """For a while, leave the look-ahead point."""
+        """Temporarily set the variables to x instead of the look-ahead point."""
         if not self._points:
             yield
             return
@@ -257,16 +260,16 @@ class TorchReplica(BaseReplica):
 
 
 class _Watch:
-    """Notes the first use of variables.
+    """A recorder of the first use of any of several variables.
 
-    While it is armed they have a subclass of their class, which differs in ``value`` and ``assign``: every other use of
-    a variable passes through these.
+    While it is armed, the variables have a subclass of their class that overrides ``value`` and ``assign``. Every other
+    use of a variable calls one of these.
 
     Args:
-        variables: keras.Variable, several.
+        variables: list of keras.Variable.
 
     Attributes:
-        used: str, optional. The path of the variable that was used first; None where none was.
+        used: str, optional. The path of the variable that was used first; None if none was used.
     """
 
     def __init__(self, variables: list[Any]) -> None:
@@ -277,13 +280,13 @@ class _Watch:
         self._noted = [kinds[kind] for kind in self._own]
 
     def arm(self) -> None:
-        """Note uses from now on."""
+        """Start to record uses."""
         self.used, self._armed = None, True
         for variable, kind in zip(self._variables, self._noted, strict=True):
             object.__setattr__(variable, "__class__", kind)
 
     def disarm(self) -> None:
-        """Note none any more."""
+        """Stop recording uses."""
         if self._armed:
             self._armed = False
             for variable, kind in zip(self._variables, self._own, strict=True):
@@ -307,7 +310,7 @@ class _Watch:
 
 
 class _Loss:
-    """One batch's loss out of Keras' running mean, which is left as it was."""
+    """A context that extracts the loss of one batch from Keras' running mean, and restores the mean."""
 
     def __init__(self, metric: Any) -> None:
         self._state = [] if metric is None else [metric.total.value, metric.count.value]
@@ -330,20 +333,23 @@ class _Loss:
 
 
 def copied(array: Array) -> Any:
-    """Return a tensor with a copy of an array: ``keras.ops.convert_to_tensor`` would copy once more."""
+    """Return a tensor that holds a copy of an array. ``keras.ops.convert_to_tensor`` would copy a second time."""
     return shared(aligned_copy(array))
 
 
 def shared(array: Array) -> Any:
-    """Return a tensor in the memory of an array."""
+    """Return a tensor that uses the memory of an array."""
     try:
         return torch.from_numpy(array)
-    except TypeError:  # of a type that PyTorch does not take from numpy, such as bfloat16
+    except TypeError:  # PyTorch does not support the numpy dtype, such as bfloat16
         return keras.ops.convert_to_tensor(array)
 
 
 def read(tensor: Any) -> Array:
-    """The tensor's own memory where numpy can read it: on the CPU and of a type that numpy has."""
+    """Return the tensor as a numpy array: a view of its memory if it is on the CPU and has no 16-bit float dtype.
+
+    Tensors of float16 and bfloat16 are converted to float32.
+    """
     tensor = tensor.detach()
     if tensor.dtype in (torch.bfloat16, torch.float16):
         tensor = tensor.float()
@@ -361,13 +367,13 @@ def write(tensor: Any, array: Any) -> None:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Run what ``torch.compile`` has compiled eagerly for a while, and keep the state of random generators."""
+    """Temporarily run functions of ``torch.compile`` eagerly; restore the states of random generators afterwards."""
     with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
         yield
 
 
 def weights_detector(model: Any) -> Callable[[Any], bool]:
-    """Return a function that tells whether an object of PyTorch may give access to the model's weights."""
+    """Return a predicate that is True for PyTorch objects that may give access to the model's weights."""
     memory = {variable.value.untyped_storage().data_ptr() for variable in model_variables(model)}
 
     def detect(candidate: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The place of this process: its rank and the number of ranks, read from its launcher's variables; and lists of hosts.
+"""The rank of this process and the number of ranks, from the variables of its launcher; and lists of hosts.
 
-Read from the environment alone; nothing is imported or contacted to find out.
+Only environment variables are read. Nothing is imported or contacted for this.
 """
 
 from choros.cluster.cluster_parser import ClusterParser, SlurmClusterParser

@@ -1,4 +1,4 @@
-"""``ClusterParser`` and ``SlurmClusterParser`` of keras_experiments, over ``Place``."""
+"""The classes ``ClusterParser`` and ``SlurmClusterParser`` of keras_experiments, implemented with ``Place``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from choros.errors import InvalidInputError
 
 
 class ClusterParser:
-    """The interface of keras_experiments to a cluster: hosts, their ranks, parameter servers, rank, first port.
+    """The interface of keras_experiments to a cluster: hosts, ranks on each host, parameter servers, rank, first port.
 
-    It reads the place of any launcher that ``Place`` knows; a class of one's own may take the place of each property.
+    It supports all launchers of ``Place``. A subclass may override each property.
 
     Args:
-        num_param_servers: int. Defaults to -1: one a host.
+        num_param_servers: int. Defaults to -1, which is one for each host.
         starting_port: int. Defaults to 2300.
-        network: str. A domain that is added to the hosts' names, and so chooses a network. Defaults to None.
-        environ: what to read instead of ``os.environ``.
+        network: str. A domain that is appended to the names of hosts, to select a network. Defaults to None.
+        environ: an environment. Defaults to ``os.environ``.
 
     Attributes:
         place: Place. starting_port: int. network: str or None.
 
     Raises:
-        InvalidInputError: the launcher's variables make no sense; by a property, the launcher does not report this.
+        InvalidInputError: the launcher's variables are invalid. A property raises it if the launcher does not report
+            the value.
 
     Example:
         >>> text = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
@@ -48,7 +49,7 @@ class ClusterParser:
 
     @property
     def hostnames(self) -> list[str]:
-        """The names of the hosts, in the network that was chosen."""
+        """The names of the hosts, with the domain of the selected network."""
         return [f"{host}.{self.network}" if self.network else host for host in self._hosts()]
 
     @property
@@ -66,7 +67,7 @@ class ClusterParser:
 
     @property
     def num_parameter_servers(self) -> int:
-        """The number of parameter servers that were asked for."""
+        """The requested number of parameter servers."""
         return len(self._hosts()) if self._servers < 0 else self._servers
 
     @property
@@ -83,13 +84,13 @@ class ClusterParser:
 
 
 class SlurmClusterParser(ClusterParser):
-    """The same of SLURM alone: a step's hosts and ranks, or in a job's own shell those of the whole job.
+    """The same interface for SLURM only: hosts and ranks of a step, or of the whole job in the shell of the job.
 
     Args:
         num_param_servers, starting_port, network, environ: as in ``ClusterParser``.
 
     Raises:
-        InvalidInputError: this is no job of SLURM.
+        InvalidInputError: this process is in no SLURM job. A property raises it.
 
     Example:
         >>> job = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM_PROCID": "0"}
@@ -105,7 +106,7 @@ class SlurmClusterParser(ClusterParser):
 
     @property
     def my_proc_id(self) -> int:
-        """This rank; 0 in a job's own shell."""
+        """This rank; 0 in the shell of a job."""
         value = self._environ.get("SLURM_PROCID") or "0"
         if not value.isdecimal():
             raise InvalidInputError(f"SLURM_PROCID={value} is no rank: unset it, or start this by srun.")

@@ -1,4 +1,4 @@
-"""Variables derived from what launchers give in another form than one variable for each number."""
+"""Variables derived from launchers whose environment does not have one variable for each number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TF_NODE, TF_HOSTS, TF_ADDRESS = "TF_CONFIG node", "TF_CONFIG hosts", "TF_CONFIG 
 
 
 def of_pals(environ: Mapping[str, str]) -> dict[str, str]:
-    """The hosts of a PBS job, where PALS' ranks fill them; and how many ranks that makes where it does not say.
+    """Return the hosts of a PBS job whose slots the PALS ranks fill, and the number of ranks; else nothing.
 
     Example:
         >>> of_pals({"PALS_LOCAL_SIZE": "2"})
@@ -41,15 +41,15 @@ def of_pals(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     size = local * len(hosts)
     if (environ.get("PMI_SIZE") or str(size)) != str(size):
-        return {}  # mpiexec was given fewer ranks than the job has room for
+        return {}  # mpiexec started fewer ranks than the job has slots
     return {NODEFILE: ",".join(hosts), NODEFILE_SIZE: str(size)}
 
 
 def of_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the local rank and size of a process that has RANK and WORLD_SIZE without them.
+    """Return the local rank and size of a process that has RANK and WORLD_SIZE, but lacks local variables.
 
-    Kubeflow's PyTorchJob starts one process in each pod and sets no local rank. Azure ML sets a local rank and no local
-    size, which is the same on all nodes there.
+    Kubeflow's PyTorchJob starts one process in each pod and sets no local rank. Azure ML sets a local rank but no local
+    size; its local size is equal on all nodes.
 
     Example:
         >>> of_torchrun({"RANK": "2", "WORLD_SIZE": "3"})[TORCH_LOCAL_SIZE]
@@ -73,7 +73,7 @@ def of_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_flux(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the number of Flux's tasks on each node, if it is the same on all.
+    """Return the number of Flux tasks on each node, if it is equal on all nodes.
 
     Example:
         >>> of_flux({"FLUX_JOB_SIZE": "6", "FLUX_JOB_NNODES": "3"})
@@ -86,15 +86,15 @@ def of_flux(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_pod(environ: Mapping[str, str]) -> dict[str, str]:
-    """A pod of an Indexed Job is one rank, on what is a node of its own to it."""
+    """Return local rank 0 and local size 1: a pod of an Indexed Job is one rank on a separate node."""
     return {POD_RANK: "0", POD_RANKS: "1"}
 
 
 def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
-    """The place from TF_CONFIG: the chief and then the workers are ranks; parameter servers are none.
+    """Return the place from TF_CONFIG. Ranks are the chief and then the workers; parameter servers have no rank.
 
     Raises:
-        InvalidInputError: it is no JSON of this form, or this process is no worker.
+        InvalidInputError: TF_CONFIG is no JSON of this form, or this process is neither chief nor worker.
 
     Example:
         >>> text = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'

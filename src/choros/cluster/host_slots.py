@@ -1,4 +1,4 @@
-"""Hosts with their slots, as ``horovodrun`` is given them: ``-H host:slots,...`` and host files."""
+"""Hosts and slots in the forms of ``horovodrun``: ``-H host:slots,...`` and host files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LINE = re.compile(r"([\w.-]+)\s+slots\s*=\s*([1-9]\d{0,5})", re.ASCII)
 
 
 def parse_slots(text: str) -> Slots:
-    """The hosts of ``-H``.
+    """Return the hosts of the option ``-H``.
 
     Args:
         text: such as ``"n1:4,n2:4"``.
 
     Returns:
-        Each host and its slots, in the order given; those of a host that is there twice are added up.
+        Pairs of host and slots in the order of the text. The slots of a repeated host are added.
 
     Raises:
-        InvalidInputError: the text is not of that form.
+        InvalidInputError: the text does not have this form.
 
     Example:
         >>> parse_slots("localhost:2,n1:4")
@@ -42,16 +42,16 @@ def parse_slots(text: str) -> Slots:
 
 
 def read_hostfile(path: str) -> Slots:
-    """The hosts of a host file: a line ``host slots=n`` each; ``#`` begins a comment, empty lines do not count.
+    """Return the hosts of a host file with lines ``host slots=n``. ``#`` starts a comment; empty lines are ignored.
 
     Args:
         path: the file.
 
     Returns:
-        Each host and its slots, in the order of the file, added up as ``parse_slots`` does.
+        Pairs of host and slots in the order of the file. The slots of a repeated host are added.
 
     Raises:
-        InvalidInputError: it cannot be read, has a line of another form, or no host.
+        InvalidInputError: the file cannot be read, has a line of another form, or has no host.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -73,7 +73,7 @@ def read_hostfile(path: str) -> Slots:
 
 
 def _added(entries: Iterable[tuple[str, int]]) -> Slots:
-    """Each host once: two entries of one would be two nodes to the ranks, each with cores that the other has too."""
+    """Merge entries of one host. Two entries would count as two nodes, and ranks would use the same cores twice."""
     slots: dict[str, int] = {}
     for host, count in entries:
         slots[host] = slots.get(host, 0) + count
@@ -81,7 +81,7 @@ def _added(entries: Iterable[tuple[str, int]]) -> Slots:
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a name is this machine's: localhost, 127.0.0.1, its host name, with or without the domain.
+    """Return whether a name is localhost, 127.0.0.1, or this machine's host name with or without the domain.
 
     Args:
         host: the name.
@@ -93,4 +93,4 @@ def is_this_machine(host: str) -> bool:
     host, local_host = host.lower(), platform.node().lower()
     if host in ("localhost", "127.0.0.1", local_host, local_host.partition(".")[0]):
         return True
-    return host.startswith(local_host + ".") and host == socket.getfqdn().lower()  # which may ask a name server
+    return host.startswith(local_host + ".") and host == socket.getfqdn().lower()  # last, as it may query a name server

@@ -1,4 +1,4 @@
-"""Host lists and task counts in the compressed form that SLURM writes."""
+"""Host lists and task counts in SLURM's compressed form."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MOST = 1_000_000
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The hosts that a compressed list names, in its order, zero padding kept.
+    """Return the hosts of a compressed list, in its order and with zero padding.
 
     Args:
-        text: such as ``"n[1-2,4],login1"``; several brackets in one name are multiplied out.
+        text: such as ``"n[1-2,4],login1"``. Several brackets in one name give all combinations.
 
     Returns:
-        One name a host, as ``scontrol show hostnames`` prints them.
+        The names of the hosts, as ``scontrol show hostnames`` prints them.
 
     Raises:
-        InvalidInputError: brackets that do not close, or a range that is not one.
+        InvalidInputError: brackets do not match, a range is invalid, or there are more than 1,000,000 hosts.
 
     Example:
         >>> expand_hosts("n[1-2,4],login1")
@@ -50,7 +50,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def _numbers(inside: str, text: str) -> list[str]:
-    """``"1-3,07"`` as ``["1", "2", "3", "07"]``."""
+    """Expand ``"1-3,07"`` to ``["1", "2", "3", "07"]``."""
     numbers: list[str] = []
     for part in inside.split(","):
         first, dash, last = part.partition("-")
@@ -62,16 +62,16 @@ def _numbers(inside: str, text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> tuple[int, ...]:
-    """The tasks on each node, from SLURM's compressed counts.
+    """Return the number of tasks on each node, from SLURM's compressed counts.
 
     Args:
         text: such as ``"2(x3),1"``.
 
     Returns:
-        One count a node, in the order of the host list.
+        One count for each node, in the order of the host list.
 
     Raises:
-        InvalidInputError: the text is not of that form.
+        InvalidInputError: the text does not have this form.
 
     Example:
         >>> expand_tasks("2(x3),1")

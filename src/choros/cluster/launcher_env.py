@@ -1,24 +1,25 @@
-"""One table of environment names for each launcher. A new launcher is one more ``LauncherEnv`` in ``TABLES``.
+"""Tables of environment variables, one for each launcher. A new launcher is one more ``LauncherEnv`` in ``TABLES``.
 
-An installed package adds one by an entry point of the group ``choros.places`` that leads to its ``LauncherEnv``. It is
-tried after ``choros`` and before the others.
+An installed package adds a launcher by an entry point of the group ``choros.places`` that refers to a ``LauncherEnv``.
+It is tried after ``choros`` and before the others.
 
-Order matters, for a process often carries the names of two launchers: the inner one, which started the process
-itself, must win over the outer one, which only gave the allocation. So the tables are tried in this order:
+The order matters, as a process often has the variables of two launchers. The inner launcher started the process. The
+outer one only provided the allocation, so the inner one must be found first. The tables are tried in this order:
 
-1. ``choros``: what ``choros run`` sets; nothing starts ranks below it. ``mpi``: the answer of MPI itself
-   (``CHOROS_COMM=mpi``, ``choros.comm.bootstrap.discover_rank``), if no table below gives the place of this process.
-2. ``torchrun``: is itself started by ``srun`` or ``mpiexec`` once a node.
-3. ``openmpi``, ``mpich`` (Hydra; Intel MPI and MVAPICH 3 too), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
-   Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation. ``alps`` (``aprun`` under Cobalt or PBS) comes
-   after ``pals``, whose own ``aprun`` sets ALPS' rank too; it gives a rank but no size, so the size comes from MPI.
-4. ``flux``: an instance of it may run inside of SLURM's or LSF's allocation.
-5. ``slurm``: ``srun`` itself. The shell of ``sbatch`` has ``SLURM_PROCID=0`` and a task count too but is one process;
-   it has no ``SLURM_STEP_NODELIST``. The shells of PBS, LSF and Grid Engine have variables for hosts and slots but
-   none for a rank: each is one process.
-6. ``kubernetes``: an Indexed Job with the number of its pods in ``CHOROS_COMPLETIONS``; else a pod is one of
-   an array of jobs that have nothing to do with each other. ``tf_config``: the variable of TensorFlow's clusters.
-7. ``single``: none of them, a process on its own.
+1. ``choros``: the variables of ``choros run``. No other launcher starts ranks inside it. ``mpi``: the rank that MPI
+   reports (``CHOROS_COMM=mpi``, ``choros.comm.bootstrap.discover_rank``), if no table below gives the place of this
+   process.
+2. ``torchrun``: ``srun`` or ``mpiexec`` may start it once on each node.
+3. ``openmpi``, ``mpich`` (Hydra; also Intel MPI and MVAPICH 3), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
+   Aurora), ``jsrun`` (LSF): they run inside a scheduler's allocation. ``alps`` (``aprun`` under Cobalt or PBS) follows
+   ``pals``, as the ``aprun`` of PALS also sets the rank of ALPS. ALPS sets no size, so the size comes from MPI.
+4. ``flux``: a Flux instance may run inside an allocation of SLURM or LSF.
+5. ``slurm``: ``srun``. The shell of ``sbatch`` is one process. It also has ``SLURM_PROCID=0`` and a task count, but no
+   ``SLURM_STEP_NODELIST``. The shells of PBS, LSF and Grid Engine have variables for hosts and slots but none for a
+   rank, so each is one process.
+6. ``kubernetes``: an Indexed Job with the number of its pods in ``CHOROS_COMPLETIONS``. Without this variable, the pods
+   count as independent jobs. ``tf_config``: the variable of TensorFlow clusters.
+7. ``single``: no launcher; one process.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ PLACES = "choros.places"
 
 @dataclass(frozen=True)
 class LauncherEnv:
-    """Environment variables by which one launcher gives a process its place.
+    """Environment variables in which one launcher provides the place of a process.
 
-    Each entry lists candidates; the first that is set counts. An empty entry: the launcher sets none.
+    Each field lists candidate names; the first one that is set is used. An empty field: the launcher sets none.
 
     Attributes:
         launcher: str. The name in ``Place.launcher``.
-        detect_any: tuple. The launcher is detected if any of these variables is set,
-        detect_all: tuple. and if all of these are set. Defaults to none.
-        rank, size, local_rank, local_size, node, nodes: tuples of names that hold one number.
-        hosts: tuple. Names that hold a host list, compressed as SLURM does or plain with commas.
-        tasks: tuple. Names that hold the tasks of each node, such as ``2(x3),1``.
-        address, port: tuples. Names of the meeting point's host and port.
+        detect_any: tuple. The launcher is detected only if any of these variables is set.
+        detect_all: tuple. In addition, all of these variables must be set. Defaults to none.
+        rank, size, local_rank, local_size, node, nodes: tuples. Names of variables with one number.
+        hosts: tuple. Names of variables with a host list, in SLURM's compressed form or separated by commas.
+        tasks: tuple. Names of variables with the number of tasks on each node, such as ``2(x3),1``.
+        address, port: tuples. Names of variables with the host and port of the coordinator.
         one_node: bool. The launcher starts ranks on this machine only, unless its variables name several nodes.
-        mpi: bool. It starts ranks of MPI, so they can communicate by MPI.
+        mpi: bool. The launcher starts MPI ranks, so they can communicate by MPI.
         derive: returns more variables, computed from variables of another form.
     """
 
@@ -221,10 +222,10 @@ TABLES: tuple[LauncherEnv, ...] = (
 
 
 def tables() -> Iterator[LauncherEnv]:
-    """All tables, in the order in which they are tried; packages are looked for once ``choros`` does not fit.
+    """Yield all tables in the order in which they are tried. Packages are searched only after the first table.
 
     Raises:
-        InvalidInputError: a package's entry point cannot be loaded, or leads to something else.
+        InvalidInputError: a package's entry point cannot be loaded, or is no ``LauncherEnv``.
     """
     first, *rest = TABLES
     yield first
@@ -243,11 +244,11 @@ def tables() -> Iterator[LauncherEnv]:
 
 
 def points_of(group: str) -> tuple[EntryPoint, ...]:
-    """Return what installed packages add to a group of entry points, by name."""
+    """Return the entry points of installed packages in a group, sorted by name."""
     return _points(group, tuple(sys.path))
 
 
 @functools.cache
 def _points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The same, of the packages in these directories: to read what a hundred of them add takes 5 ms."""
+    """Return the same for the packages in these directories. It is cached: 100 packages take 5 ms."""
     return tuple(sorted(entry_points(group=group), key=lambda point: point.name))

@@ -1,4 +1,4 @@
-"""``Place``: this process among the ranks of its run."""
+"""``Place``: the rank of this process in its run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class Place:
     """The rank of this process, the number of ranks, and its node.
 
     Attributes:
-        rank, size: int. This process among all, ``0 <= rank < size``.
-        local_rank, local_size: int. This process among those of its node. Never computed as ``rank % local_size``:
-            Open MPI 5 numbers local ranks otherwise when it oversubscribes.
-        node, nodes: int or None. This node among the run's; None if the launcher does not report it.
-        hosts: tuple of str. The nodes' names in the order of ``node``; empty if the launcher does not report them.
-        coordinator: str or None. Rank 0's host, with ``:port`` where the launcher names one.
-        launcher: str. Who started this process: ``single``, or the ``launcher`` of one of ``choros.cluster.TABLES``.
+        rank, size: int. The rank of this process and the number of ranks, ``0 <= rank < size``.
+        local_rank, local_size: int. The same on this node. They are not computed as ``rank % local_size``, as Open
+            MPI 5 has another order of local ranks when it oversubscribes.
+        node, nodes: int or None. Index of this node and number of nodes; None if the launcher does not report it.
+        hosts: tuple of str. Names of the nodes in the order of ``node``; empty if the launcher does not report them.
+        coordinator: str or None. Host of rank 0, with ``:port`` if the launcher provides a port.
+        launcher: str. The launcher of this process: ``single``, or the ``launcher`` of one of
+            ``choros.cluster.TABLES``.
 
     Example:
         >>> there = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
@@ -46,16 +47,16 @@ class Place:
 
     @staticmethod
     def here(environ: Mapping[str, str] | None = None) -> Place:
-        """The place from the environment; the order of launchers is that of ``choros.cluster.TABLES``.
+        """Return the place from the environment. Launchers are tried in the order of ``choros.cluster.TABLES``.
 
         Args:
-            environ: what to read instead of ``os.environ``.
+            environ: an environment. Defaults to ``os.environ``.
 
         Returns:
-            The place; rank 0 of 1 where no launcher is recognised.
+            The place; rank 0 of 1 if no launcher is detected.
 
         Raises:
-            InvalidInputError: the launcher's variables are missing in part, are no numbers, or contradict each other.
+            InvalidInputError: some of the launcher's variables are missing, are no numbers, or contradict each other.
         """
         environ = os.environ if environ is None else environ
         table, environ = _table(environ)
@@ -63,13 +64,13 @@ class Place:
 
 
 def why(environ: Mapping[str, str] | None = None) -> str:
-    """Describe which variables gave the place.
+    """Return a text with the variables that determine the place.
 
     Args:
-        environ: what to read instead of ``os.environ``.
+        environ: an environment. Defaults to ``os.environ``.
 
     Returns:
-        One sentence.
+        One line of text.
 
     Example:
         >>> why({"CHOROS_RANK": "1", "CHOROS_SIZE": "4"})
@@ -87,15 +88,15 @@ def why(environ: Mapping[str, str] | None = None) -> str:
 
 
 def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the signs that an MPI's launcher started this process, although no table gives its rank.
+    """Return variables of PMI or PMIx if no table gives the rank of this process.
 
-    MPI's libraries find each other by PMI or PMIx, whoever starts them, so these names are there under any launcher.
+    They show that an unknown MPI launcher started it. MPI libraries use PMI or PMIx under every launcher.
 
     Args:
-        environ: what to read instead of ``os.environ``.
+        environ: an environment. Defaults to ``os.environ``.
 
     Returns:
-        The variables, as ``name=value``; none where a table fits, or nothing of MPI's started this process.
+        The variables as ``name=value``; empty if a table matches, there is no such variable, or PMI_SIZE is 1.
 
     Example:
         >>> strange({"PMI_FD": "7"}), strange({"PMI_FD": "7", "CHOROS_RANK": "0", "CHOROS_SIZE": "2"})
@@ -127,7 +128,7 @@ def meets_by_mpi(launcher: str) -> bool:
 
 
 def _table(environ: Mapping[str, str]) -> tuple[LauncherEnv | None, Mapping[str, str]]:
-    """Return the launcher's table, and the variables with those that it derives."""
+    """Return the table of the launcher, and the environment with its derived variables."""
     for table in tables():
         if any(environ.get(name) for name in table.detect_any) and all(environ.get(name) for name in table.detect_all):
             return table, environ if table.derive is None else {**environ, **table.derive(environ)}
@@ -167,7 +168,7 @@ def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
 
 
 def _check_place(table: LauncherEnv, place: Place, one_node: bool) -> None:
-    """Raise an error where the numbers contradict each other."""
+    """Raise an error if the numbers contradict each other."""
     _check(table, "rank", place.rank, "size", place.size)
     _check(table, "local rank", place.local_rank, "local size", place.local_size)
     if place.local_size > place.size:

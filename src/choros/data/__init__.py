@@ -1,7 +1,8 @@
 """Sources of batches, and the exact division of a global batch among ranks.
 
-A source gives each rank its batches of an epoch. Each global batch is cut into contiguous shares, the first ranks one
-row more, for synchronous and asynchronous ranks alike. Every row is trained once in an epoch.
+A source yields the batches of each rank in an epoch. Each global batch is divided into contiguous shares, whose sizes
+differ by at most one row; the first ranks have the larger shares. This is equal for synchronous and asynchronous ranks.
+Every row is trained once in an epoch.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ class Source(Protocol):
 
     @property
     def indexed(self) -> bool:
-        """True if any rows (of a PyDataset: batches) can be asked for; else each global batch is sliced as it comes."""
+        """True if rows (of a PyDataset: batches) can be read by index. If False, each batch of a stream is sliced."""
         ...
 
     @property
     def ahead(self) -> int:
-        """Batches to be made ready ahead of their steps (``prefetch``); 0 is none."""
+        """Number of batches that are prepared before their steps (``prefetch``); 0 for none."""
         ...
 
     @property
     def rows(self) -> int | None:
-        """Rows in a pass; None where that is not known beforehand."""
+        """Number of rows in a pass; None if it is not known in advance."""
         ...
 
     def steps(self, batch_size: int) -> int | None:
-        """Global batches in a pass; None where there is no end."""
+        """Return the number of global batches in a pass; None if it is unknown or the data has no end."""
         ...
 
     def sample(self, batch_size: int) -> Batch:
-        """A real batch, the same on every rank, to build a model from."""
+        """Return a real batch to build a model from. It is equal on every rank."""
         ...
 
     def part(self, rank: int, size: int, seed: int) -> Source:
-        """One of ``size`` disjoint shards, for the members of an ensemble."""
+        """Return one of ``size`` disjoint shards, for a member of an ensemble."""
         ...
 
     def epoch(
@@ -79,7 +80,7 @@ class Source(Protocol):
         shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's batches of one epoch."""
+        """Return an iterator over one rank's batches of one epoch."""
         ...
 
 
@@ -90,21 +91,21 @@ def make_source(
     class_weight: Any = None,
     floatx: str = "float32",
 ) -> Source:
-    """A source from what ``model.fit`` takes, and from files.
+    """Create a source from the data arguments of ``model.fit``, or from files.
 
     Args:
-        x: Nested arrays or tensors of any library; or, without y and sample_weight, a PyDataset, ``files``, or what
-            yields batches (a generator, tf.data.Dataset, DataLoader, Grain loader).
+        x: Nested arrays or tensors of any library. Or, without y and sample_weight: a PyDataset, ``files``, or a stream
+            of batches (a generator, tf.data.Dataset, DataLoader, Grain loader).
         y: Nested arrays, or None.
         sample_weight: One array for all of y, or one for each of its arrays.
-        class_weight: From class number to weight, for a single y; multiplied with ``sample_weight``.
-        floatx: What floating point numbers become (``keras.config.floatx()``).
+        class_weight: A dict from class index to weight, for a single y. It is multiplied with ``sample_weight``.
+        floatx: Dtype to which floats are converted (``keras.config.floatx()``).
 
     Returns:
         The source.
 
     Raises:
-        InvalidDataError: Text, or arrays that do not fit together.
+        InvalidDataError: The data is text, or arrays do not fit together.
 
     Example:
         >>> import numpy as np
@@ -133,11 +134,11 @@ def make_source(
 
 
 def make_validation(data: ArrayTree, steps: int | None = None, floatx: str = "float32") -> Source:
-    """A source from what ``fit`` takes as ``validation_data``; a stream is read here and now.
+    """Create a source from the ``validation_data`` of ``fit``. A stream is read into memory at once.
 
     Args:
-        data: A tuple of arrays, or what brings its own y.
-        steps: Of a stream, the batches to read; None is all.
+        data: A tuple of arrays, or data that includes y.
+        steps: Number of batches to read from a stream. Defaults to all.
         floatx: As for ``make_source``.
     """
     source = make_source(*unpack(without_augment(data)), floatx=floatx)

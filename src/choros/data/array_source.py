@@ -19,23 +19,23 @@ from choros.types import Array, ArrayTree, Batch
 
 
 class ArraySource:
-    """Nested arrays, gone through in the order of (seed, epoch) and divided exactly among ranks.
+    """Nested arrays in an order that depends on (seed, epoch), divided exactly among ranks.
 
     Args:
-        x: Nested arrays or tensors of any library. Mapped files are read batch by batch, and stay what they are.
+        x: Nested arrays or tensors of any library. Memory-mapped files are read batch by batch.
         y: The same, or None.
         sample_weight: One array for all of y, or one for each of its arrays, or None.
-        floatx: What floating point numbers become, as Keras does it.
-        block: Rows of a block: blocks are permuted, and rows within pools of them (``BlockOrder``), so that a mapped
-            file is read a stretch at a time; 0 permutes all rows at once. None is 0, but for mapped files that do not
-            fit into half of the memory: then some 4 MB.
+        floatx: Dtype to which floats are converted, as in Keras.
+        block: Rows of a block. Blocks are permuted, then rows within pools of blocks (``BlockOrder``), so that a mapped
+            file is read in contiguous parts. With 0, all rows are permuted at once. Defaults to 0; about 4 MB if mapped
+            files are larger than half of the memory.
 
     Attributes:
         rows: int. Rows in a pass.
-        block: int.
+        block: int. Rows of a block, or 0.
 
     Raises:
-        InvalidDataError: Something is no array, or the arrays do not fit together.
+        InvalidDataError: A part is no array, or the arrays do not fit together.
 
     Example:
         >>> source = ArraySource(np.arange(5), np.arange(5))
@@ -81,20 +81,20 @@ class ArraySource:
 
     @property
     def sample_weight(self) -> ArrayTree:
-        """The weights, nested as ``y`` is, or None."""
+        """The weights, nested like ``y``, or None."""
         return self._data[2]
 
     def steps(self, batch_size: int) -> int:
-        """Global batches in a pass: ``ceil(rows / batch_size)``."""
+        """Return the number of global batches in a pass: ``ceil(rows / batch_size)``."""
         return -(-self.rows // batch_size)
 
     def sample(self, batch_size: int) -> Batch:
-        """The first rows, at most ``batch_size``: a real batch to build a model from, the same on every rank."""
+        """Return the first rows, at most ``batch_size``, to build a model from. They are equal on every rank."""
         rows = min(self.rows, batch_size)
         return Batch(*self._cut(slice(0, rows)), rows=rows, total=rows)
 
     def taken(self, rows: Array) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
-        """Copies of these rows of x, y and sample_weight."""
+        """Return copies of the given rows of x, y and sample_weight."""
         return self._pick(rows)
 
     def epoch(
@@ -109,22 +109,26 @@ class ArraySource:
         shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's share of each global batch of an epoch; see ``choros.data.sharding.pieces``.
+        """Return one rank's share of each global batch of an epoch; see ``choros.data.sharding.pieces``.
 
         Args:
-            rank: Whose batches.
-            size: How many ranks there are.
-            together: Whether all ranks step at once. Arrays are divided alike in both cases.
+            rank: The rank.
+            size: Number of ranks.
+            together: True for synchronous ranks. Arrays are divided equally in both modes.
             batch_size: Rows of a global batch.
-            seed: With ``epoch``, the order of the rows.
-            epoch: The epoch's number, from 0.
-            shuffle: False keeps the rows' own order; "batch" permutes whole batches of rows, and the last one, where
-                it is smaller, stays the last.
-            steps: Global batches in an epoch; None is one pass. With steps, an epoch goes on where the last stopped.
+            seed: Together with ``epoch``, it determines the order of the rows.
+            epoch: Index of the epoch, from 0.
+            shuffle: With False, the rows keep their order. With "batch", whole batches are permuted; a smaller last
+                batch stays the last.
+            steps: Global batches in an epoch. Defaults to one pass. With ``steps``, an epoch continues where the
+                previous one ended.
 
         Returns:
-            Batches, without rows and with ``x`` None where this rank's share is empty. Their arrays may be views of the
-            source where the order is the rows' own: do not write to them.
+            An iterator over batches. If the rank's share is empty, the batch has 0 rows and ``x`` is None. Without
+            shuffling, the arrays may be views of the source: do not write to them.
+
+        Raises:
+            InvalidDataError: ``batch_size`` is no whole number, or below 1.
         """
         check_batch(batch_size)
         parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)
@@ -133,7 +137,7 @@ class ArraySource:
         return self.batches(parts, seed, bool(shuffle))
 
     def batches(self, parts: Iterator[BatchSlice], seed: int, shuffle: bool) -> Iterator[Batch]:
-        """The batches of these pieces, the rows of each pass in an order of (seed, pass) or in their own."""
+        """Return the batches of these pieces. With ``shuffle``, the order of rows depends on (seed, pass)."""
         if not shuffle:
             return self._straight(parts)
         if self.block:
@@ -142,7 +146,11 @@ class ArraySource:
         return self.ordered(parts, lambda turn: permutation(self.rows, seed, turn))
 
     def part(self, rank: int, size: int, seed: int) -> ArraySource:
-        """Every ``size``-th row of a permutation drawn from ``seed``: one of ``size`` disjoint shards, copied."""
+        """Return one of ``size`` disjoint shards as a copy: every ``size``-th row of a permutation from ``seed``.
+
+        Raises:
+            InvalidDataError: The shard has no rows.
+        """
         rows = np.sort(permutation(self.rows, seed, 0)[rank::size])
         if not len(rows):
             raise InvalidDataError(f"{self.rows} rows cannot be divided among {size} members: give more rows.")
@@ -154,7 +162,7 @@ class ArraySource:
             yield Batch(*self._cut(slice(start, stop)), rows=stop - start, total=total)
 
     def ordered(self, parts: Iterator[BatchSlice], order_of: Callable[[int], Any]) -> Iterator[Batch]:
-        """The batches of these pieces; ``order_of(turn)[start:stop]`` are the numbers of a pass' rows."""
+        """Yield the batches of these pieces. ``order_of(turn)[start:stop]`` gives row indices in pass ``turn``."""
         turn, order = -1, None
         for piece in parts:
             if order is None or piece.turn != turn:
@@ -177,11 +185,11 @@ class ArraySource:
 
     def _map(self, function: Callable[[Array], Array]) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
         x, y, weight = self._data
-        if self._flat:  # three arrays at most: no need to walk a tree at every batch
+        if self._flat:  # at most three arrays: avoids the cost of a tree traversal for each batch
             return function(x), None if y is None else function(y), None if weight is None else function(weight)
         return map_leaves(function, x), map_leaves(function, y), map_leaves(function, weight)
 
 
 def _view(part: Array) -> Array:
-    """The view itself, or a copy where it cannot be written to: PyTorch warns about such arrays."""
+    """Return the view, or a copy if it is read-only: PyTorch warns about read-only arrays."""
     return part if part.flags.writeable else part.copy()

@@ -1,4 +1,4 @@
-"""The batches of a data set as nested numpy arrays of x, y and weights."""
+"""Conversion of the batches of a data set to nested numpy arrays of x, y and weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def standard(
 
     Args:
         batch: ``(x,)``, ``(x, y)``, ``(x, y, sample_weight)``, an array or a dict; tensors of any library.
-        name: what errors call it.
-        how: what to give instead, where it is none of these.
-        class_weight: from class number to weight, or None.
-        floatx: what floating point numbers become.
+        name: name of the batch in error messages.
+        how: advice in the error message for a batch of another type.
+        class_weight: a dict from class index to weight, or None.
+        floatx: dtype to which floats are converted.
 
     Raises:
-        InvalidDataError: it is malformed.
+        InvalidDataError: the batch is malformed.
 
     Example:
         >>> import numpy as np
@@ -60,7 +60,7 @@ def standard(
 
 
 def cut(x: ArrayTree, y: ArrayTree, weight: ArrayTree, total: int, mine: slice) -> Batch:
-    """One rank's rows of a global batch of ``total``."""
+    """Return one rank's rows, the slice ``mine``, of a global batch of ``total`` rows."""
     rows = mine.stop - mine.start
     if rows == 0:
         return Batch(None, None, None, rows=0, total=total)

@@ -1,4 +1,4 @@
-"""The order of rows that are too many for one permutation: permuted blocks, and permuted rows within a pool of them."""
+"""The order of rows that are too many for one permutation: permuted blocks, then permuted rows within pools."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy.typing as npt
 from choros.data.permutation import permutation
 
 POOL_BLOCKS = 64
-POOL_ROWS = 1 << 22  # their numbers take 32 MB
+POOL_ROWS = 1 << 22  # their indices take 32 MB
 
 Rows = npt.NDArray[np.int64]
 
 
 def pools(sizes: Sequence[int] | Rows, blocks: int = POOL_BLOCKS, rows: int = POOL_ROWS) -> list[slice]:
-    """Return consecutive runs of at most ``blocks`` blocks and ``rows`` rows, each of one block or more.
+    """Divide blocks into consecutive pools of at most ``blocks`` blocks and ``rows`` rows, but at least one block.
 
     Example:
         >>> pools([3, 3, 3, 9, 1], blocks=2, rows=8)
@@ -34,18 +34,19 @@ def pools(sizes: Sequence[int] | Rows, blocks: int = POOL_BLOCKS, rows: int = PO
 
 
 class BlockOrder:
-    """One pass over rows that lie in blocks; ``order[start:stop]`` are the numbers of the rows at those positions.
+    """The order of rows in one pass over blocks. ``order[start:stop]`` gives the row indices at these positions.
 
-    The blocks are permuted, consecutive ones make a pool (``pools``), and the rows of a pool are permuted: so at any
-    moment one pool is read, and what is ahead is known. Where all blocks are in one pool that is a global permutation.
+    The blocks are permuted. Consecutive blocks form a pool (``pools``), and the rows of a pool are permuted. Only one
+    pool is read at a time, and the next pool is known. If all blocks are in one pool, the order is a permutation of all
+    rows.
 
     Args:
-        starts: int64, (blocks + 1,). Where each block begins, and where the last one ends.
+        starts: int64, shape (blocks + 1,). First row of each block, and the end of the last block.
         seed: not negative.
-        turn: the pass' number; with ``seed`` it makes the order.
-        shuffle: False keeps the rows' own order, in pools too.
-        blocks: int64. Which blocks; None is all.
-        enter: called with the blocks of a pool before its first row is asked for, and with those of the one after it.
+        turn: index of the pass. The order depends on ``seed`` and ``turn``.
+        shuffle: False to keep the order of the rows. Pools are still used. Defaults to True.
+        blocks: int64. Indices of the blocks. Defaults to all.
+        enter: called before the first row of a pool is used, with the blocks of this pool and of the next one.
 
     Example:
         >>> order = BlockOrder(np.array([0, 3, 6]), seed=1, turn=0)

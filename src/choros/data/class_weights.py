@@ -1,4 +1,4 @@
-"""Class weights as sample weights, by Keras' own rule."""
+"""Conversion of class weights to sample weights, by Keras' rule."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from choros.types import Array, ArrayTree
 
 
 def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "float32") -> Array:
-    """One weight for each row: ``class_weight`` of its class, 1 for a class that is not named.
+    """Return one weight for each row: the ``class_weight`` of its class, or 1 if the class has none.
 
-    The class of a row is its (rounded) number, or the place of the largest value where y is one-hot; the rule of
-    ``keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights``.
+    The class of a row is its rounded number. For one-hot rows, it is the index of the largest value. This is the rule
+    of ``keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights``.
 
     Args:
         y: Shape (n,), (n, 1) or one-hot (n, classes).
-        class_weight: From class number to weight.
-        floatx: The dtype of the result.
+        class_weight: A dict from class index to weight.
+        floatx: The dtype of the result; float32 for "bfloat16". Defaults to "float32".
+
+    Returns:
+        An array of shape (n,).
 
     Raises:
         InvalidDataError: y has more axes than one-hot classes have.
@@ -47,10 +50,10 @@ def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "fl
 
 
 def check_class_weight(class_weight: object, y: ArrayTree) -> None:
-    """Refuse what is no mapping from class numbers to finite numbers, or more than one output.
+    """Refuse class weights that are no mapping from class indices to finite numbers, and several outputs.
 
     Raises:
-        InvalidDataError: In one sentence, what to give.
+        InvalidDataError: The message contains a remedy.
 
     Example:
         >>> check_class_weight([1.0, 2.0], None)  # doctest: +ELLIPSIS
@@ -77,12 +80,12 @@ def check_class_weight(class_weight: object, y: ArrayTree) -> None:
 
 
 def with_class_weight(y: ArrayTree, sample_weight: ArrayTree, class_weight: Any, floatx: str = "float32") -> ArrayTree:
-    """``sample_weight`` with the weight of each row's class in it; the two are multiplied where both are given.
+    """Return sample weights that include class weights: the product of both, if both are given.
 
-    Keras 3 refuses the two together; their product is what Keras 2 did, and what the words mean.
+    Keras 3 refuses both in one call. Keras 2 used their product.
 
     Raises:
-        InvalidDataError: See ``check_class_weight``, or there is no y.
+        InvalidDataError: See ``check_class_weight``; or there is no y.
 
     Example:
         >>> with_class_weight(np.array([0, 1]), np.array([2.0, 2.0]), {1: 5.0}).tolist()

@@ -1,4 +1,4 @@
-"""From what users have (tensors of any library, pandas, numpy) to numpy arrays, or a refusal that says what to do."""
+"""Conversion of users' data (tensors of any library, pandas, numpy) to numpy arrays, and errors with a remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in
 
 
 def is_py_dataset(value: object) -> bool:
-    """Return whether ``value`` is a ``keras.utils.PyDataset``, found without importing Keras.
+    """Return whether ``value`` is a ``keras.utils.PyDataset``. Keras is not imported.
 
     Example:
         >>> is_py_dataset([1, 2])
@@ -27,7 +27,7 @@ def is_py_dataset(value: object) -> bool:
 
 
 def brings_targets(value: object) -> bool:
-    """Return whether ``value`` yields y and weights itself: a PyDataset, rows of files, or a stream of batches.
+    """Return whether ``value`` includes y and weights: a PyDataset, rows of files, or a stream of batches.
 
     Example:
         >>> brings_targets([1, 2])
@@ -37,7 +37,7 @@ def brings_targets(value: object) -> bool:
 
 
 def is_stream(value: object) -> bool:
-    """Return whether ``value`` yields batches: it can be iterated, and is no array and no container of arrays.
+    """Return whether ``value`` yields batches: an iterable that is neither an array nor a container of arrays.
 
     Example:
         >>> is_stream(iter([1])), is_stream([1]), is_stream("text")
@@ -55,19 +55,19 @@ def _has_no_rows(value: object) -> bool:
 
 
 def as_array(value: Any, name: str = "x") -> Array:
-    """One array or tensor as a numpy array of the machine's byte order, without a copy where there need be none.
+    """Convert one array or tensor to a numpy array of native byte order, without a copy if possible.
 
-    Tensors of PyTorch leave the graph and the device; a pandas Series of n values becomes (n, 1), as in Keras.
+    PyTorch tensors are detached and copied to the CPU. A pandas Series of n values gets the shape (n, 1), as in Keras.
 
     Args:
-        value: Whatever numpy can read: numpy, JAX, PyTorch and TensorFlow arrays, pandas, ``__array__``.
-        name: How to call it in an error.
+        value: An object that numpy can read: numpy, JAX, PyTorch and TensorFlow arrays, pandas, ``__array__``.
+        name: Name of the value in error messages.
 
     Returns:
         A numeric array with at least one axis.
 
     Raises:
-        InvalidDataError: It is no array, or one of objects, text or dates, or has no rows' axis, or is sparse, ragged
+        InvalidDataError: The value is no array. Or it holds objects, text or dates; has no axis; or is sparse, ragged
             or masked.
 
     Example:
@@ -92,7 +92,7 @@ def as_array(value: Any, name: str = "x") -> Array:
     series = library == "pandas" and type(value).__name__ == "Series"
     try:
         array = np.asarray(value)
-    except Exception as error:  # sparse, nested or quantized tensors, symbolic ones: each library has its own
+    except Exception as error:  # sparse, nested, quantized or symbolic tensors: each library raises another type
         raise InvalidDataError(
             f"{name} is a {type(value).__name__} that numpy cannot read ({brief(error)}): {_REMEDY}."
         ) from None
@@ -109,10 +109,10 @@ def as_array(value: Any, name: str = "x") -> Array:
 
 
 def as_arrays(structure: ArrayTree, name: str = "x") -> ArrayTree:
-    """``as_array`` at every leaf of a nested structure; None stays None.
+    """Apply ``as_array`` to every leaf of a nested structure; None stays None.
 
     Raises:
-        InvalidDataError: A leaf is no array; the error names it.
+        InvalidDataError: A leaf is no array. The message contains its name.
 
     Example:
         >>> as_arrays({"a": np.zeros(2), "b": None})
@@ -143,7 +143,7 @@ def as_arrays(structure: ArrayTree, name: str = "x") -> ArrayTree:
 
 
 def is_row(value: object) -> bool:
-    """Return whether a nested structure is one row and not a batch: a part of it is a single number or text.
+    """Return whether a nested structure is one row instead of a batch: a part of it is a single number or text.
 
     Example:
         >>> is_row({"image": np.zeros((8, 8)), "label": 3}), is_row((np.zeros(4), np.zeros(4)))
@@ -155,9 +155,9 @@ def is_row(value: object) -> bool:
 
 
 def to_floatx(structure: ArrayTree, floatx: str) -> ArrayTree:
-    """Every array of floating point as ``floatx``, as Keras' array adapter does; whole numbers stay as they are.
+    """Convert every array of floats to ``floatx``, as Keras' array adapter does. Integers keep their dtype.
 
-    ``bfloat16``, which numpy does not have, becomes float32; the backend rounds it.
+    For ``bfloat16``, which numpy lacks, the arrays are float32; the backend rounds them.
 
     Example:
         >>> to_floatx((np.zeros(1), np.zeros(1, "uint8")), "float32")

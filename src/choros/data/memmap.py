@@ -1,4 +1,4 @@
-"""Arrays that are a file mapped into memory: they travel by the file's name, and are read where they lie."""
+"""Memory-mapped arrays. Workers get the name of the file and map it, instead of a copy of the array."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BLOCK = 1 << 22  # bytes of a block
 
 
 def place_in_file(array: Array) -> dict[str, Any] | None:
-    """Return where in which file an array lies, or None for one that is in memory, or only there as it is.
+    """Return the file, dtype, shape and offset of a memory-mapped array; None for other arrays.
 
-    ``numpy.memmap`` and ``numpy.load(mmap_mode=)`` make such arrays, and slices of their first axis are too. One that
-    was opened copy-on-write (mode "c") may differ from its file, and counts as in memory.
+    ``numpy.memmap`` and ``numpy.load(mmap_mode=)`` create such arrays; slices of their first axis are also mapped. An
+    array in copy-on-write mode ("c") may differ from its file, so None is returned.
 
     Example:
         >>> place_in_file(np.zeros(3)) is None
@@ -39,11 +39,11 @@ def place_in_file(array: Array) -> dict[str, Any] | None:
 
 
 def block_rows(arrays: Iterable[Array], rows: int) -> int:
-    """Return how many rows make a block of 4 MB, where mapped files do not fit into half of the memory; else 0.
+    """Return the number of rows in a block of 4 MB if mapped files are larger than half of the memory, else 0.
 
     Args:
-        arrays: all that have so many rows.
-        rows: int.
+        arrays: arrays with ``rows`` rows.
+        rows: int. Number of rows.
 
     Example:
         >>> block_rows([np.zeros(3)], 3)
@@ -54,20 +54,20 @@ def block_rows(arrays: Iterable[Array], rows: int) -> int:
 
 
 def _memory() -> int:
-    """Bytes that this machine, or this process's control group, has."""
+    """Return the memory of this machine or of this process's control group in bytes, whichever is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no limit is "max"
+    with suppress(OSError, ValueError):  # ValueError: the text is "max" without a limit
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return total
 
 
 def memory_left() -> int:
-    """Return the bytes that this process may still take, of the machine's or of its control group's memory."""
+    """Return the available memory of this machine or of this process's control group in bytes, whichever is less."""
     available = _memory()
     with suppress(OSError, ValueError):
         facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         available = min(available, int(facts["MemAvailable"].split()[0]) * 1024)
-    with suppress(OSError, ValueError):  # no limit is "max"
+    with suppress(OSError, ValueError):  # ValueError: the text is "max" without a limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         available = min(available, max(limit - used, 0))
@@ -78,7 +78,7 @@ def open_place(place: dict[str, Any]) -> Array:
     """Return the array that ``place_in_file`` described, read-only.
 
     Raises:
-        FileNotFoundError: the file is gone.
+        FileNotFoundError: the file does not exist any more.
     """
     array = np.memmap(place["file"], np.dtype(place["dtype"]), "r", place["offset"], tuple(place["shape"]))
     return array.view(np.ndarray)

@@ -1,8 +1,8 @@
-"""Rows of which each rank holds some of its own, as tasks of Spark do: many, few or none.
+"""Data that is partitioned over ranks, as over Spark tasks. A rank may hold many rows, few rows or none.
 
-An epoch has as many steps as one process would need. In each step every rank gives its share of the rows that it
-holds, in an order of its own, so every row is trained once an epoch and a global batch has the size that was asked for,
-but for one row a rank. What the ranks sum is weighed by rows, so the training is that of one process on these batches.
+An epoch has as many steps as in one process. In each step every rank trains a share of the rows that it holds, in an
+order that differs by rank. Every row is trained once in an epoch. A global batch has the requested size, up to one row
+for each rank. Sums over ranks are weighted by rows, so the training equals that of one process on the same batches.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from choros.data.array_source import ArraySource
 from choros.data.sharding import BatchSlice, visits
 from choros.types import ArrayTree, Batch
 
-_APART = 7919  # between the seeds of two ranks' orders
+_APART = 7919  # difference between the seeds of consecutive ranks
 
 
 class PartitionedSource:
-    """One rank's rows.
+    """The rows of one rank.
 
     Args:
-        inner: this rank's rows, or None where it has none.
-        counts: rows of each rank.
+        inner: this rank's rows, or None if it has none.
+        counts: number of rows of each rank.
         first: some rows of any rank, to build a model from.
 
     Attributes:
-        rows: int. Of all ranks.
+        rows: int. Number of rows of all ranks.
 
     Example:
         >>> import numpy as np
@@ -42,15 +42,15 @@ class PartitionedSource:
         self.inner, self.counts, self.first, self.rows = inner, list(counts), first, sum(counts)
 
     def steps(self, batch_size: int) -> int:
-        """Global batches in a pass: ``ceil(rows / batch_size)``."""
+        """Return the number of global batches in a pass: ``ceil(rows / batch_size)``."""
         return -(-self.rows // batch_size)
 
     def sample(self, batch_size: int) -> Batch:
-        """Some rows of any rank."""
+        """Return some rows of any rank; ``batch_size`` is not used."""
         return self.first
 
     def part(self, rank: int, size: int, seed: int) -> ArraySource | None:
-        """This rank's own rows, for a member of an ensemble."""
+        """Return this rank's rows, for a member of an ensemble; None if it has none."""
         return self.inner
 
     def epoch(
@@ -65,7 +65,7 @@ class PartitionedSource:
         shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's batches of one epoch, as ``ArraySource.epoch``."""
+        """Return one rank's batches of one epoch, as ``ArraySource.epoch``."""
         parts = self._shares(self.counts[rank], batch_size, epoch, steps)
         if self.inner is not None:
             return self.inner.batches(parts, seed + _APART * rank, bool(shuffle))
@@ -79,6 +79,6 @@ class PartitionedSource:
 
 
 def template(x: ArrayTree, y: ArrayTree = None, weight: ArrayTree = None, floatx: str = "float32") -> Batch:
-    """Return a batch of some rows, for ``first``."""
+    """Return all given rows as one batch, for the argument ``first``."""
     source = ArraySource(x, y, weight, floatx)
     return source.sample(source.rows)

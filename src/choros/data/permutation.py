@@ -1,4 +1,4 @@
-"""The order of the rows: one permutation for each (seed, epoch), the same on every rank and platform."""
+"""The order of the rows: one permutation for each (seed, epoch), equal on every rank and platform."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy.typing as npt
 def permutation(
     rows: int, seed: int, epoch: int, shuffle: bool = True, within: int | None = None
 ) -> npt.NDArray[np.int64]:
-    """The order in which the rows are gone through in one epoch.
+    """Return the order of the rows in one epoch.
 
-    Each row gets a random key of 64 bits whose low bits are its own number, and the keys are sorted. The keys are
-    the raw stream of PCG64 seeded by ``SeedSequence((seed, epoch))``, which numpy promises never to change (NEP 19);
-    ``Generator.permutation`` has no such promise, and two ranks with two numpys would train rows twice.
+    Each row gets a random 64-bit key whose low bits are replaced by the row index. Then the keys are sorted. The keys
+    are the raw stream of PCG64 seeded by ``SeedSequence((seed, epoch))``, which numpy keeps stable (NEP 19).
+    ``Generator.permutation`` is not stable: ranks with different versions of numpy would train some rows twice.
 
     Args:
-        rows: How many rows there are.
+        rows: Number of rows.
         seed: Not negative.
         epoch: Not negative.
-        shuffle: False gives ``0, 1, 2 ...``.
-        within: The number of a part of the epoch that has an order of its own.
+        shuffle: False returns ``0, 1, 2 ...``. Defaults to True.
+        within: Index of a part of the epoch that has a separate order. Defaults to the whole epoch.
 
     Returns:
-        ``rows`` int64 row numbers, each once.
+        Row indices: int64, shape (rows,), each index once.
 
     Example:
         >>> permutation(8, seed=1, epoch=0).tolist()
@@ -35,7 +35,7 @@ def permutation(
         return np.arange(rows, dtype=np.int64)
     low = np.uint64((rows - 1).bit_length())
     unit = np.uint64(1)
-    part = () if within is None else (within + 1,)  # a SeedSequence takes no notice of zeros at the end
+    part = () if within is None else (within + 1,)  # a SeedSequence ignores zeros at the end
     keys = np.random.PCG64(np.random.SeedSequence((seed, epoch, *part))).random_raw(rows)
     keys = ((keys >> low) << low) | np.arange(rows, dtype=np.uint64)
     keys.sort()
@@ -44,18 +44,18 @@ def permutation(
 
 
 def batch_order(rows: int, batch_size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the rows' order where whole batches are permuted, and the rows in each stay as they are.
+    """Return an order of rows in which whole batches are permuted and the rows of a batch keep their order.
 
-    A last batch of fewer rows stays the last, as with ``shuffle="batch"`` of ``keras.Model.fit``.
+    A smaller last batch stays the last, as with ``shuffle="batch"`` of ``keras.Model.fit``.
 
     Args:
-        rows: How many rows.
+        rows: Number of rows.
         batch_size: Rows of a batch.
         seed: Not negative.
         epoch: Not negative.
 
     Returns:
-        ``rows`` int64 row numbers, each once.
+        Row indices: int64, shape (rows,), each index once.
 
     Example:
         >>> batch_order(7, 2, seed=1, epoch=0).tolist()

@@ -1,4 +1,4 @@
-"""Batches made ready in a thread while the step before them runs."""
+"""Preparation of batches in a thread while earlier steps run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Augment = Callable[[ArrayTree], ArrayTree]
 
 
 class Prefetch:
-    """The result of ``choros.prefetch``: data for ``Trainer.fit``, and how to read it.
+    """The result of ``choros.prefetch``: data for ``Trainer.fit`` and the options for reading it.
 
     Attributes:
         data: ``(x, y, sample_weight)``, as for ``fit``.
-        depth: int.
+        depth: int. Largest number of prepared batches.
         augment: a function of x, or None.
     """
 
@@ -38,20 +38,21 @@ class Prefetch:
 def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Prefetch:
     """Read the next batches in a thread of each worker while it computes: decoding, slicing and augmentation.
 
-    Worth it where a batch takes long to read and a core is free for it: a worker that has two cores and computes on one
-    (``Trainer(workers=1, threads=1)`` on a machine of two) reads on the other.
+    This helps if batches take long to read and a core is free. Example: with ``Trainer(workers=1, threads=1)`` on a
+    machine with two cores, the worker computes on one core and reads on the other.
 
     Args:
-        source: what ``fit`` takes as x, or a tuple ``(x, y)`` or ``(x, y, sample_weight)``.
-        depth: int. Batches that are ready at most. Defaults to 2.
-        augment: from the x of a batch to another x, in the thread: Keras' own random layers, or numpy. It travels by
-            cloudpickle and runs in training only; each worker has a copy, the state of its random numbers included.
+        source: the argument x of ``fit``, or a tuple ``(x, y)`` or ``(x, y, sample_weight)``.
+        depth: int. Largest number of prepared batches. Defaults to 2.
+        augment: a function from the x of a batch to another x, such as a random layer of Keras, or numpy code. It runs
+            in the thread, in training only. It is sent by cloudpickle; each worker has a copy, with a copy of its
+            random state. Defaults to none.
 
     Returns:
-        What ``fit`` takes as x.
+        An object to pass to ``fit`` as x.
 
     Raises:
-        InvalidDataError: ``depth`` is below 1.
+        InvalidDataError: ``depth`` is no whole number or below 1, or ``augment`` is not callable.
 
     Example:
         >>> import numpy as np
@@ -71,11 +72,11 @@ def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Pre
 
 
 class PrefetchSource:
-    """Another source, read ahead.
+    """A wrapper for a source whose batches are prepared in a thread.
 
     Args:
         inner: the source.
-        depth: batches that are ready at most.
+        depth: largest number of prepared batches.
         augment: a function of x, or None.
     """
 
@@ -85,25 +86,25 @@ class PrefetchSource:
 
     @property
     def rows(self) -> int | None:
-        """Rows in a pass."""
+        """Number of rows in a pass."""
         rows: int | None = self.inner.rows
         return rows
 
     def steps(self, batch_size: int) -> int | None:
-        """Global batches in a pass."""
+        """Return the number of global batches in a pass."""
         steps: int | None = self.inner.steps(batch_size)
         return steps
 
     def sample(self, batch_size: int) -> Batch:
-        """A real batch, as it is trained."""
+        """Return a real batch, with augmentation, as in training."""
         return self._augmented(self.inner.sample(batch_size))
 
     def part(self, rank: int, size: int, seed: int, **how: Any) -> PrefetchSource:
-        """One of ``size`` disjoint shards."""
+        """Return one of ``size`` disjoint shards."""
         return PrefetchSource(self.inner.part(rank, size, seed, **how), self.depth, self.augment)
 
     def epoch(self, **how: Any) -> Iterator[Batch]:
-        """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
+        """Return one rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
         return map(self._augmented, self.inner.epoch(**how))
 
     def _augmented(self, batch: Batch) -> Batch:
@@ -113,10 +114,10 @@ class PrefetchSource:
 
 
 def augmented(augment: Augment, x: ArrayTree, rows: int) -> ArrayTree:
-    """Return the result of a user's function on a batch's x.
+    """Return the result of a user's function for the x of a batch.
 
     Raises:
-        InvalidDataError: it gave nothing, or another number of rows.
+        InvalidDataError: the function returned nothing, or another number of rows.
     """
     arrays = as_arrays(augment(x), "augmented x")
     lengths = {len(leaf) for _, leaf in leaves(arrays)}
@@ -127,17 +128,17 @@ def augmented(augment: Augment, x: ArrayTree, rows: int) -> ArrayTree:
 
 
 def without_augment(data: ArrayTree) -> ArrayTree:
-    """Return the data without augmentation, as evaluation reads them."""
+    """Return the data without augmentation, for evaluation."""
     return Prefetch(data.data, data.depth, None) if isinstance(data, Prefetch) else data
 
 
 def feed(source: Source, ready: Callable[[Batch], Batch], first: int = 0, **how: Any) -> Iterator[Batch]:
-    """One rank's batches of one epoch, made ready in a thread where ``prefetch`` was asked for.
+    """Return one rank's batches of one epoch. With ``prefetch``, a thread prepares them.
 
     Args:
         source: Source.
-        ready: what is done with each batch ahead of its step (``Replica.ready``).
-        first: global batches of the epoch to leave out.
+        ready: prepares a batch for its step (``Replica.ready``); called only with ``prefetch``.
+        first: number of global batches at the start of the epoch to skip. Defaults to 0.
         how: as for ``ArraySource.epoch``.
     """
     batches = islice(source.epoch(**how), first, None)
@@ -145,7 +146,7 @@ def feed(source: Source, ready: Callable[[Batch], Batch], first: int = 0, **how:
 
 
 def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
-    """Yield what ``batches`` yields, read in a thread, ``depth`` ahead; its errors are raised here."""
+    """Read ``batches`` in a thread, up to ``depth`` items ahead, and yield them. Errors of reading are raised here."""
     ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
     stopped = threading.Event()
 
@@ -180,4 +181,4 @@ def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
                 raise value
     finally:
         stopped.set()
-        thread.join(5.0)  # one that does not come back from its read is left to itself
+        thread.join(5.0)  # a daemon thread that blocks in a read longer than this is abandoned

@@ -1,4 +1,4 @@
-"""A ``keras.utils.PyDataset`` as a source of batches: its batch i is global batch i."""
+"""A ``keras.utils.PyDataset`` as a source of batches. Batch i of the dataset is global batch i."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from choros.types import ArrayTree, Batch
 
 _Read = tuple[
     tuple[ArrayTree, ArrayTree, ArrayTree, int], list[int]
-]  # (x, y, sample_weight, rows) and the numbers of its shares
+]  # (x, y, sample_weight, rows) and the indices of its shares
 
 
 class PyDatasetSource:
     """The batches of a ``keras.utils.PyDataset``, each divided among the ranks.
 
-    Ranks that step at once read every batch whole, and each trains its share. Asynchronous ranks read one batch in
-    ``size`` each, and train its shares one after the other; so all make one step for each global batch in both cases.
-    The batches at the end of an epoch that cannot be dealt out evenly are read by all.
+    Synchronous ranks read every batch completely, and each rank trains its share. An asynchronous rank reads every
+    ``size``-th batch and trains all its shares in sequence. In both modes a rank makes one step for each global batch.
+    If the number of batches is not divisible by ``size``, all ranks read the last batches of an epoch.
 
-    With ``shuffle`` the order of the batches is a permutation, as in Keras. ``on_epoch_begin`` and ``on_epoch_end``
-    are called on every rank, under Python's and numpy's global generators seeded by (seed, epoch), so that a dataset
-    that shuffles itself there does so alike everywhere. Its ``workers`` are threads that read ahead (also where
-    ``use_multiprocessing`` is set).
+    With ``shuffle``, the order of the batches is a permutation, as in Keras. Every rank calls ``on_epoch_begin`` and
+    ``on_epoch_end``. During these calls Python's and numpy's global generators are seeded by (seed, epoch), so a
+    dataset that shuffles there has the same order on every rank. The ``workers`` of the dataset are threads that read
+    ahead, also with ``use_multiprocessing``.
 
     Args:
         dataset: The PyDataset. Each batch is ``(x,)``, ``(x, y)``, ``(x, y, sample_weight)``, an array or a dict.
-        class_weight: From class number to weight, or None.
-        floatx: What floating point numbers become.
-        cuts: How many batches each batch of the dataset makes.
+        class_weight: A dict from class index to weight, or None.
+        floatx: Dtype to which floats are converted.
+        cuts: Number of batches into which each batch of the dataset is divided. Defaults to 1.
 
     Attributes:
-        rows: None: how many rows there are is known only when all batches were read.
+        rows: None, as the number of rows is known only after all batches were read.
 
     Raises:
-        InvalidDataError: It is no PyDataset, it has no batches, or the class weights are malformed.
+        InvalidDataError: The object is no PyDataset or has no batches, or the class weights are malformed.
     """
 
     rows: int | None = None
@@ -77,29 +77,29 @@ class PyDatasetSource:
         return None if count is None else int(count)
 
     def part(self, rank: int, size: int, seed: int, whole: bool = False) -> PyDatasetSource:
-        """Every ``size``-th batch: one of ``size`` disjoint shards.
+        """Return one of ``size`` disjoint shards: every ``size``-th batch.
 
         Args:
-            rank: Which shard.
-            size: How many there are.
-            seed: Not used: a shard of arrays is drawn from it.
-            whole: Whether the batches stay as large as they are. Else each makes ``size`` batches, as a member of an
-                ensemble has them of arrays.
+            rank: Index of the shard.
+            size: Number of shards.
+            seed: Not used; shards of arrays depend on it.
+            whole: True to keep the size of the batches. With False, each batch is divided into ``size`` batches, as
+                with arrays for a member of an ensemble. Defaults to False.
         """
         cuts = 1 if whole else size
         return PyDatasetSource(_part(self.dataset, rank, size), self.class_weight, self.floatx, cuts)
 
     def steps(self, batch_size: int = 0) -> int | None:
-        """Batches in a pass, whatever the ``batch_size``; None where the dataset has no end."""
+        """Return the number of batches of the dataset; None if it has no end. ``batch_size`` is not used."""
         return self._count()
 
     def sample(self, batch_size: int = 0) -> Batch:
-        """Batch 0: a real batch to build a model from."""
+        """Return batch 0, to build a model from."""
         x, y, weight, rows = self._read(0)
         return Batch(x, y, weight, rows=rows, total=rows)
 
     def some(self, count: int) -> Iterator[Batch]:
-        """Up to ``count`` batches besides batch 0, spread over all; the first ones where the dataset has no end."""
+        """Yield up to ``count`` batches after batch 0, spread evenly; the first ones if the dataset has no end."""
         last = self._count()
         places = range(1, count + 1) if last is None else np.unique(np.linspace(0, last - 1, count + 1).round())[1:]
         for index in places:
@@ -118,14 +118,14 @@ class PyDatasetSource:
         shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's batches of one epoch: as many as there are global batches.
+        """Return one rank's batches of one epoch, one for each global batch.
 
-        The arguments are those of ``ArraySource.epoch``; ``batch_size`` is the dataset's own business, and ``steps``
-        counts its batches.
+        The arguments are those of ``ArraySource.epoch``. The dataset determines the batch size, so ``batch_size`` is
+        not used. ``steps`` counts batches of the dataset.
 
         Raises:
-            InvalidDataError: The dataset has no end and ``steps`` is None, or a batch is malformed (the error names
-                it).
+            InvalidDataError: The dataset has no end and ``steps`` is None. Or a batch is malformed; the message
+                contains its index.
         """
         if steps is None and self._count() is None:
             raise InvalidDataError(f"{self._name} has no end (num_batches is None): give steps_per_epoch.")
@@ -147,7 +147,7 @@ class PyDatasetSource:
                 self.dataset.on_epoch_end()
 
     def _indices(self, seed: int, epoch: int, shuffle: bool, steps: int | None) -> Iterator[tuple[int, int]]:
-        """Yield, for each batch of an epoch, the dataset's batch that it is cut from, and the number of the cut."""
+        """Yield for each batch of an epoch the index of the dataset's batch, and the index of the part of it."""
         count = self._count()
         turn, order = -1, np.empty(0, np.int64)
         for now, i in visits(None if count is None else count * self.cuts, epoch=epoch, steps=steps):
@@ -161,8 +161,8 @@ class PyDatasetSource:
     def _reads(
         self, rank: int, size: int, together: bool, indices: Iterator[tuple[int, int]], steps: int | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the batches that this rank reads, each with the numbers of the shares that it trains."""
-        if self.cuts > 1:  # a member of an ensemble, by itself
+        """Yield the indices of the batches that this rank reads, each with the indices of the shares that it trains."""
+        if self.cuts > 1:  # a member of an ensemble, which trains all parts of its batches
             for index, cuts in groupby(indices, key=itemgetter(0)):
                 yield index, [number for _, number in cuts]
             return
@@ -175,7 +175,7 @@ class PyDatasetSource:
                 yield index, list(range(size))
 
     def _ahead(self, reads: Iterator[tuple[int, list[int]]]) -> Generator[_Read, None, None]:
-        """Read the batches in order, ``dataset.workers`` threads ahead where it asks for more than one."""
+        """Read the batches in order; with ``dataset.workers`` above 1, in as many threads ahead of their use."""
         threads = int(self.dataset.workers)
         if threads < 2:
             for index, numbers in reads:
@@ -228,7 +228,7 @@ def _part(dataset: Any, rank: int, size: int) -> Any:
 
 @contextmanager
 def _same_randomness(seed: int, epoch: int, moment: int) -> Iterator[None]:
-    """Python's and numpy's global generators seeded alike on every rank, and as they were afterwards."""
+    """Temporarily seed Python's and numpy's global generators with the same value on every rank."""
     ours, numpys = random.getstate(), np.random.get_state()
     draw = int(np.random.SeedSequence((seed, epoch, moment)).generate_state(1)[0])
     random.seed(draw)

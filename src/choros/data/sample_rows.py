@@ -1,4 +1,4 @@
-"""Rows from a whole data set, to test a model's loss on before training."""
+"""Selection of rows from a whole data set, for the trial of a model's loss before training."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from choros.data import Source
 
 ROWS = 32
-CANDIDATES = 1024  # rows that are looked at, of which the least alike are taken
-BYTES = 1 << 23  # that these may have
-BATCHES = 8  # of a PyDataset that are read
+CANDIDATES = 1024  # most rows that are read, from which dissimilar ones are selected
+BYTES = 1 << 23  # most bytes of these rows
+BATCHES = 8  # batches that are read from a PyDataset
 
 
 def spread(source: Source, sample: Batch) -> Batch:
-    """Return rows drawn from all of a source, the same on every rank; those with the most zeros come first.
+    """Return up to 32 rows from the whole source, equal on every rank. The rows with the most zeros come first.
 
-    Zeros are what sequences are padded with. The rows with the fewest and the most of them are among those returned,
-    in different halves, so that a loss that divides by valid entries divides the halves by different numbers.
+    Sequences are padded with zeros. The rows with the most and with the fewest zeros are returned in different halves.
+    A loss that divides by valid entries therefore divides the halves by different numbers.
 
     Args:
-        source: of batches. Of a PyDataset some batches are read, from the first to the last. A stream has its first
-            batch only, as reading on would lose rows.
-        sample: its first rows.
+        source: the source of batches. Of a PyDataset some batches are read, spread from the first to the last. Of a
+            stream only the first batch is used, as further reading would lose rows.
+        sample: the first rows of the source.
 
     Example:
         >>> x = np.where(np.arange(100)[:, None] < 95, 1.0, [0.0, 1.0])
@@ -40,7 +40,7 @@ def spread(source: Source, sample: Batch) -> Batch:
     """
     if isinstance(source, ArraySource):
         return _of_arrays(source)
-    if not hasattr(source, "some"):  # a stream; or a DataFrame, whose rows are read by the workers
+    if not hasattr(source, "some"):  # a stream, or a DataFrame whose rows the workers read
         return sample
     return _of_batches(source.some(BATCHES), sample)
 
@@ -55,9 +55,9 @@ def _of_arrays(source: ArraySource) -> Batch:
 
 
 def _of_batches(batches: Iterator[Batch], sample: Batch) -> Batch:
-    """Rows of several batches: of each those that are least alike, then the same of all these together."""
+    """Select dissimilar rows of each batch, then dissimilar rows of all selected ones."""
     taken = [_rows(sample, ROWS)]
-    alike = (batch for batch in batches if _form(batch) == _form(sample))  # not sequences of another length
+    alike = (batch for batch in batches if _form(batch) == _form(sample))  # excludes sequences of another length
     taken.extend(_rows(batch, ROWS // 2) for batch in alike)
     parts = [(batch.x, batch.y, batch.sample_weight) for batch in taken]
     x, y, weight = (map_leaves(lambda *arrays: np.concatenate(arrays), *pieces) for pieces in zip(*parts, strict=True))
@@ -76,7 +76,7 @@ def _form(batch: Batch) -> list[tuple[str, tuple[int, ...], Any]]:
 
 
 def _unlike(every: list[Array], count: int) -> Array:
-    """Return the places of so many rows: a quarter with the most zeros, a quarter with the fewest, some others."""
+    """Return indices of ``count`` rows: a quarter with the most zeros, half of others, a quarter with the fewest."""
     rows = len(every[0])
     filled: Array = np.zeros(rows)
     for array in every:

@@ -1,8 +1,8 @@
-"""The form in which a source travels to workers: JSON for its structure, raw bytes for arrays, no pickle of arrays.
+"""Serialization of a source for workers: JSON for its structure, raw bytes for arrays. Arrays are not pickled.
 
-The arrays are written once into memory that all workers map (64-byte aligned, so that a backend may use them where
-they lie); each worker makes read-only views of them and a source from those. Arrays that are a mapped file are not
-copied: each worker maps the file. Files go by their names.
+The arrays are written once into shared memory that all workers map. They are aligned to 64 bytes, so that a backend can
+use them in place. Each worker creates a source from read-only views. Memory-mapped arrays are not copied: each worker
+maps the file. For a source of files, the names of the files are sent.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ ALIGN = 64
 def pack(
     source: Any, arrays: list[Array] | None = None, blobs: list[bytes] | None = None, here: bool = True
 ) -> tuple[dict[str, Any], list[Array], list[bytes]]:
-    """Take a source apart: a description that JSON can hold, its arrays, and blobs.
+    """Serialize a source as a description for JSON, a list of arrays, and a list of blobs.
 
-    An array that occurs twice is packed once, also when it is in another source that was packed into the same lists.
-    A PyDataset is one blob, by cloudpickle, and so is the ``decode`` of files and an ``augment``: these go over the
-    parent's pipe, never over a socket.
+    An array that occurs twice is stored once, also if sources share the lists. A PyDataset, the ``decode`` of files and
+    an ``augment`` are blobs of cloudpickle. They are sent through the parent's pipe, never through a socket.
 
     Args:
-        source: What ``make_source`` gave.
-        arrays: The list to append to; a new one if None.
-        blobs: The same.
-        here: Whether it travels to processes of this machine only, which share what is decoded of files.
+        source: A result of ``make_source``.
+        arrays: The list to which arrays are appended. Defaults to a new list.
+        blobs: The list to which blobs are appended. Defaults to a new list.
+        here: Whether all workers are on this machine; they then share the decoded rows of files. Defaults to True.
 
     Returns:
         ``(spec, arrays, blobs)``.
 
     Raises:
-        NotSerializableError: The PyDataset or ``decode`` holds something that cannot travel; the message says what.
+        NotSerializableError: A PyDataset, ``decode`` or ``augment`` cannot be pickled. The message contains the reason.
 
     Example:
         >>> shared = np.zeros(3, "float32")
@@ -79,7 +78,7 @@ def pack(
         spec["blob"] = _code(source.decode if isinstance(source, FileSource) else source.dataset, blobs)
         return spec, arrays, blobs
     places = {_identity(array): i for i, array in enumerate(arrays)}
-    if isinstance(source, StreamSource):  # the caller reads it; workers build their models from its first batch
+    if isinstance(source, StreamSource):  # the driver reads the stream; workers build models from its first batch
         first = source.sample()
         tree = _spec((first.x, first.y, first.sample_weight), arrays, places)
         return {"kind": "stream", "data": tree, "rows": first.rows}, arrays, blobs
@@ -88,12 +87,12 @@ def pack(
 
 
 def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]) -> Any:
-    """The source that ``pack`` took apart; of a stream, its first batch.
+    """Return the source that ``pack`` serialized; for a stream, its first batch.
 
     Args:
-        spec: What ``pack`` returned, also after a journey through JSON.
+        spec: The description that ``pack`` returned, also after a conversion to JSON and back.
         arrays: The arrays, or views of them.
-        blobs: The blobs, from our own parent only.
+        blobs: The blobs. They are unpickled, so they must come from the parent process.
 
     Example:
         >>> source = unpack(*pack(ArraySource((np.ones(2, "float32"), None))))
@@ -124,7 +123,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
 
 
 def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:
-    """Return the place of each array in one stretch of memory, and the number of bytes that all take.
+    """Return the dtype, shape and offset of each array in one buffer, and the size of the buffer in bytes.
 
     Example:
         >>> layout([np.zeros(3, "uint8"), np.zeros((2, 2), "float32")])[1]
@@ -140,13 +139,13 @@ def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:
 
 
 def write(entries: Sequence[dict[str, Any]], arrays: Sequence[Array], buffer: Buffer) -> None:
-    """Copy the arrays to their places in ``buffer`` (anything writable: a mmap, a bytearray, a memoryview)."""
+    """Copy the arrays to their offsets in a writable buffer (an mmap, bytearray or memoryview)."""
     for entry, array in zip(entries, arrays, strict=True):
         np.copyto(at(entry, buffer), array)
 
 
 def views(entries: Sequence[dict[str, Any]], buffer: Buffer) -> list[Array]:
-    """The arrays in ``buffer``, read-only and without a copy.
+    """Return read-only views of the arrays in ``buffer``, without a copy.
 
     Example:
         >>> arrays = [np.arange(3, dtype="int64"), np.ones(2, "float32")]
@@ -163,17 +162,17 @@ def views(entries: Sequence[dict[str, Any]], buffer: Buffer) -> list[Array]:
 
 
 def at(entry: dict[str, Any], buffer: Buffer) -> Array:
-    """Return one array in ``buffer``, without a copy."""
+    """Return a view of one array in ``buffer``, without a copy."""
     return np.ndarray(tuple(entry["shape"]), np.dtype(entry["dtype"]), buffer, entry["offset"])
 
 
 def _identity(array: Array) -> tuple[Any, ...]:
-    """Equal for two arrays that are the same memory seen in the same way."""
+    """Return a key that is equal for two arrays with the same memory, shape, strides and dtype."""
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 
 def flat(batch: Batch) -> tuple[Any, list[Array]]:
-    """A batch's structure in JSON's terms, and its arrays.
+    """Return a batch's structure in JSON types, and its arrays.
 
     Example:
         >>> flat(Batch({"a": np.ones(2)}, np.zeros(2), None, rows=2, total=2))[0]
@@ -184,13 +183,13 @@ def flat(batch: Batch) -> tuple[Any, list[Array]]:
 
 
 def nested(tree: ArrayTree, arrays: Sequence[Array]) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
-    """``(x, y, sample_weight)`` of a batch that ``flat`` took apart."""
+    """Return ``(x, y, sample_weight)`` of a batch that ``flat`` has serialized."""
     x, y, weight = _build(tree, arrays)
     return x, y, weight
 
 
 def _spec(structure: ArrayTree, arrays: list[Array], places: dict[tuple[Any, ...], int], mapped: bool = True) -> Any:
-    """The structure in JSON's terms: None, the number of an array, its place in a file, or ``[container, parts]``."""
+    """Return the structure in JSON types: None, an array's index, its place in a file, or ``[container, parts]``."""
     if structure is None:
         return None
     if isinstance(structure, dict):
@@ -223,7 +222,7 @@ def _build(spec: Any, arrays: Sequence[Array]) -> Any:
 
 
 def _code(code: Any, blobs: list[bytes]) -> int | None:
-    """Append what is code, by cloudpickle, and return its number; None for none."""
+    """Append an object as a blob of cloudpickle, and return its index; return None for None."""
     if code is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The exact division of rows among ranks: every row once an epoch, none twice, for any number of ranks."""
+"""The exact division of rows among ranks: every row exactly once in an epoch, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class BatchSlice(NamedTuple):
-    """Rows ``order[start:stop]`` of pass number ``turn``, out of ``total`` rows that are trained at once."""
+    """One rank's rows ``order[start:stop]`` of pass ``turn``, in a global batch of ``total`` rows."""
 
     turn: int
     start: int
@@ -16,15 +16,15 @@ class BatchSlice(NamedTuple):
 
 
 def share(n: int, rank: int, size: int) -> slice:
-    """The contiguous part of ``n`` rows that is ``rank``'s; the first ``n mod size`` ranks have one row more.
+    """Return the contiguous share of ``n`` rows of a rank. The first ``n mod size`` ranks have one more row.
 
-    ``start = rank * (n // size) + min(rank, n mod size)``. The parts of all ranks, in order, are ``range(n)``;
-    where there are fewer rows than ranks the last parts are empty.
+    ``start = rank * (n // size) + min(rank, n mod size)``. The shares of all ranks, in order, are ``range(n)``. With
+    fewer rows than ranks, the last shares are empty.
 
     Args:
-        n: How many rows there are.
-        rank: Whose part.
-        size: How many ranks there are.
+        n: Number of rows.
+        rank: The rank.
+        size: Number of ranks.
 
     Returns:
         A slice with its start and stop set.
@@ -39,16 +39,19 @@ def share(n: int, rank: int, size: int) -> slice:
 
 
 def visits(count: int | None, *, epoch: int, steps: int | None) -> Iterator[tuple[int, int]]:
-    """Yield the (pass, index) pairs of one epoch, over ``count`` things that are gone through again and again.
+    """Yield the (pass, index) pairs of one epoch over ``count`` items, which are iterated in repeated passes.
 
-    Epoch e is the stretch ``e * steps .. (e + 1) * steps`` of the endless row of passes, so an epoch of fewer steps
-    than things goes on where the last one stopped, as in Keras, and an epoch of more goes on into the next pass.
-    Without ``steps`` an epoch is exactly pass ``epoch``. ``count=None`` is an endless pass (``steps`` is needed).
+    Epoch e has the positions ``e * steps .. (e + 1) * steps`` in the infinite sequence of passes. With fewer steps than
+    items, an epoch continues where the previous one ended, as in Keras. With more steps, it continues in the next pass.
+    Without ``steps``, an epoch is exactly pass ``epoch``.
 
     Args:
-        count: Things in a pass.
-        epoch: The epoch's number, from 0.
-        steps: Things in an epoch.
+        count: Items in a pass; None for a pass without an end, which requires ``steps``.
+        epoch: Index of the epoch, from 0.
+        steps: Items in an epoch; None for one pass.
+
+    Raises:
+        ValueError: Both ``count`` and ``steps`` are None.
 
     Example:
         >>> list(visits(3, epoch=1, steps=2))
@@ -64,19 +67,20 @@ def visits(count: int | None, *, epoch: int, steps: int | None) -> Iterator[tupl
 def pieces(
     rows: int, *, rank: int, size: int, batch_size: int, epoch: int, steps: int | None = None
 ) -> Iterator[BatchSlice]:
-    """Yield this rank's pieces of one epoch over ``rows`` rows.
+    """Yield the slices of one rank in one epoch over ``rows`` rows.
 
-    Global batch i is ``order[i * batch_size:(i + 1) * batch_size]``, and the rank has its ``share`` of it, which may be
-    empty. Synchronous and asynchronous ranks divide alike: each has one piece of every global batch, so all make the
-    same number of steps, and a rank's pieces have at most two lengths (the last global batch may be shorter).
+    Global batch i is ``order[i * batch_size:(i + 1) * batch_size]``. The rank has its ``share`` of it, which may be
+    empty. The division is equal for synchronous and asynchronous ranks. Each rank has one slice of every global batch,
+    so all ranks make the same number of steps. The slices of a rank have at most two lengths, as only the last global
+    batch may be shorter.
 
     Args:
         rows: Rows in a pass.
-        rank: Whose pieces.
-        size: How many ranks there are.
+        rank: The rank.
+        size: Number of ranks.
         batch_size: Rows of a global batch.
-        epoch: The epoch's number, from 0.
-        steps: Global batches in an epoch. None is one pass.
+        epoch: Index of the epoch, from 0.
+        steps: Global batches in an epoch. Defaults to one pass.
 
     Example:
         >>> [piece[1:] for piece in pieces(10, rank=1, size=2, batch_size=4, epoch=0)]

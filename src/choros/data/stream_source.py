@@ -18,30 +18,30 @@ from choros.data.tree import leaves, map_leaves
 from choros.errors import InvalidDataError, warn
 from choros.types import ArrayTree, Batch
 
-_SLOW = 10.0  # seconds of reading validation data after which there is a warning
+_SLOW = 10.0  # seconds of reading validation data after which a warning is given
 _HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
 
 
 class StreamSource:
-    """Batches in the order in which something yields them; each is one global batch.
+    """The batches of an iterable, in its order. Each is one global batch.
 
-    What cannot be indexed is divided by slicing: each rank has its ``share`` of every batch. The order is the stream's
-    own, and so is shuffling.
+    A stream has no index, so every batch is sliced: each rank has its ``share`` of it. The stream determines the order
+    and any shuffling.
 
     Args:
-        stream: a generator or iterator, which is gone through once; or what can be iterated again, once an epoch: a
-            ``tf.data.Dataset``, a PyTorch ``DataLoader``, a Grain loader.
-        class_weight: from class number to weight, or None.
-        floatx: what floating point numbers become.
+        stream: a generator or iterator, which can be iterated once. Or an iterable that is iterated once in each epoch:
+            a ``tf.data.Dataset``, a PyTorch ``DataLoader``, a Grain loader.
+        class_weight: a dict from class index to weight, or None.
+        floatx: dtype to which floats are converted.
 
     Attributes:
-        rows: None: how many there are is known only when all batches were read.
-        depth: int. Batches that are read ahead for workers.
-        ahead: int. Batches that a worker then makes ready ahead of their steps.
-        augment: from the x of a batch to another x, or None.
+        rows: None, as the number of rows is known only after all batches were read.
+        depth: int. Number of batches that are read ahead for workers. Defaults to 4.
+        ahead: int. Number of batches that a worker prepares before their steps. Defaults to 0.
+        augment: a function from the x of a batch to another x, or None.
 
     Raises:
-        InvalidDataError: it yields no batch, or the class weights are malformed.
+        InvalidDataError: the class weights are malformed.
 
     Example:
         >>> import numpy as np
@@ -64,12 +64,12 @@ class StreamSource:
         self.name = f"the {type(stream).__name__} given as x"
         self.once = hasattr(stream, "__next__")
         self._running: Iterator[Any] | None = None
-        self._first: list[Any] = []  # what was looked at before its turn
+        self._first: list[Any] = []  # the first batch, if ``sample`` has read it before training
         self._number = 0
         self._sample: Batch | None = None
 
     def steps(self, batch_size: int = 0) -> int | None:
-        """Batches in a pass; None where the stream does not tell."""
+        """Return the number of batches in a pass; None if the stream does not provide it."""
         if hasattr(self.stream, "cardinality"):
             count = int(self.stream.cardinality())
             return count if count >= 0 else None
@@ -79,10 +79,10 @@ class StreamSource:
             return None
 
     def check(self, epochs: int, steps: int | None) -> None:
-        """Refuse what could not last.
+        """Refuse a stream that does not suffice for the epochs, or has no end, if ``steps`` is None.
 
         Raises:
-            InvalidDataError: a generator for several epochs, or a stream without an end, and no number of steps.
+            InvalidDataError: ``steps`` is None, and the stream is an iterator for several epochs or has no end.
         """
         if steps is None:
             self.check_end("steps_per_epoch")
@@ -93,12 +93,20 @@ class StreamSource:
             )
 
     def check_end(self, remedy: str) -> None:
-        """Refuse a stream that tells that it has no end, naming the argument that bounds it."""
+        """Refuse a stream whose cardinality is infinite.
+
+        Raises:
+            InvalidDataError: the stream has no end. The message names ``remedy``, the argument that limits it.
+        """
         if hasattr(self.stream, "cardinality") and int(self.stream.cardinality()) == -1:
             raise InvalidDataError(f"A {type(self.stream).__name__} without an end was given: give {remedy}.")
 
     def sample(self, batch_size: int = 0) -> Batch:
-        """The first batch, which is still there for training."""
+        """Return the first batch, which is kept for training.
+
+        Raises:
+            InvalidDataError: the stream yields no batch.
+        """
         if self._sample is None:
             self._running = iter(self.stream)
             self._first = list(islice(self._running, 1))
@@ -111,20 +119,20 @@ class StreamSource:
         return self._sample
 
     def part(self, rank: int, size: int, seed: int) -> StreamSource:
-        """One of ``size`` disjoint shards.
+        """Refuse to return a shard.
 
         Raises:
-            InvalidDataError: always; a stream cannot be divided beforehand.
+            InvalidDataError: always, as a stream cannot be divided in advance.
         """
         raise InvalidDataError(
             "An Ensemble's members have a part of the rows each, which a stream does not give: give arrays."
         )
 
     def batches(self, steps: int | None) -> Iterator[tuple[ArrayTree, ArrayTree, ArrayTree, int]]:
-        """One epoch's global batches, (x, y, sample_weight, rows): a pass, or the next ``steps``.
+        """Yield the global batches of one epoch as (x, y, sample_weight, rows): a pass, or the next ``steps``.
 
         Raises:
-            InvalidDataError: a batch is malformed, or a stream that can be gone through once has ended too early.
+            InvalidDataError: a batch is malformed, or the stream ended within an epoch and cannot be iterated again.
         """
         taken, fresh = 0, False
         while steps is None or taken < steps:
@@ -151,30 +159,32 @@ class StreamSource:
         return x if self.augment is None else augmented(self.augment, x, rows), y, weight, rows
 
     def rewind(self) -> None:
-        """Begin the next pass at its begin, where the stream can: this one was left in its middle."""
+        """Start the next pass from the beginning after an incomplete one, if the stream can be iterated again."""
         if not self.once:
             self._running, self._first = None, []
 
     def epoch(self, *, rank: int, size: int, steps: int | None = None, **_: Any) -> Iterator[Batch]:
-        """One rank's batches of one epoch, where each rank has the stream; see ``divided``."""
+        """Return one rank's batches of one epoch, if each rank has the stream; see ``divided``."""
         return divided(self.batches(steps), rank, size)
 
 
 def read_all(source: StreamSource, steps: int | None) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
-    """Return the rows of a stream as arrays, for validation: they are the same after every epoch.
+    """Return the rows of a stream as arrays, so that every validation uses the same rows.
 
     Args:
         source: StreamSource.
-        steps: batches to read; None is all.
+        steps: number of batches to read. Defaults to all.
 
     Raises:
-        InvalidDataError: the batches' rows are of different shapes, or they take more memory than there is, as those of
-            a stream
-            without an end do.
+        InvalidDataError: the stream yields no batch, or the rows have different shapes. Or the batches take more than
+            half of the available memory, as those of a stream without an end do.
+
+    Warns:
+        UserWarning: reading takes longer than 10 s, and ``steps`` is None.
     """
     if steps is None:
         source.check_end("validation_steps")
-    room, held, begun, slow = memory_left() // 2, 0, time.monotonic(), False  # they are copied once, into arrays
+    room, held, begun, slow = memory_left() // 2, 0, time.monotonic(), False  # half, as concatenation copies the rows
     parts, name = [], type(source.stream).__name__
     for number, batch in enumerate(source.batches(steps), 1):
         parts.append(batch[:3])

@@ -1,4 +1,4 @@
-"""Nested structures of arrays: dicts, lists and tuples, with None where there is nothing. No library needed."""
+"""Nested structures of arrays: dicts, lists and tuples, with None for missing leaves. No library is needed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def is_nested(structure: ArrayTree) -> bool:
 
 
 def map_leaves(function: Callable[..., Any], structure: ArrayTree, *others: ArrayTree) -> ArrayTree:
-    """The same structure with ``function(leaf, *leaves of the others)`` at each leaf; None stays None.
+    """Return the structure with ``function(leaf, *leaves of the others)`` at each leaf; None stays None.
 
-    Dicts keep the order of their keys, lists stay lists and tuples tuples (a named tuple becomes a plain one).
+    Dicts keep the order of their keys. Lists stay lists, and tuples stay tuples; a named tuple becomes a plain tuple.
 
     Example:
         >>> map_leaves(lambda n: n * 2, {"b": 1, "a": (2, None)})
@@ -38,7 +38,7 @@ def map_leaves(function: Callable[..., Any], structure: ArrayTree, *others: Arra
 
 
 def leaves(structure: ArrayTree, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf that is not None, with its name: ``x``, ``x[0]``, ``x['image']``.
+    """Yield the name and value of every leaf that is not None. Names are like ``x``, ``x[0]``, ``x['image']``.
 
     Example:
         >>> list(leaves({"b": 1, "a": (2, None)}, "x"))
@@ -55,7 +55,7 @@ def leaves(structure: ArrayTree, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def same_shape(a: ArrayTree, b: ArrayTree) -> bool:
-    """Return whether two structures have the same containers, keys and leaves; None in ``b`` fits any leaf.
+    """Return whether two structures have the same containers, keys and positions of leaves; a leaf may be None.
 
     Example:
         >>> same_shape({"a": 1, "b": 2}, {"a": 3, "b": None}), same_shape([1, 2], [1])

@@ -1,4 +1,4 @@
-"""Checks of data before any worker starts: each refusal is one sentence with its remedy."""
+"""Checks of data before any worker starts. Each error message is one sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def check(
     steps: object = None,
     validation_split: float = 0.0,
 ) -> None:
-    """Refuse what could not be trained; ``x`` is nested arrays, a ``keras.utils.PyDataset`` or ``choros.files``.
+    """Refuse data that cannot be trained; ``x`` is nested arrays, a ``keras.utils.PyDataset`` or ``choros.files``.
 
     Raises:
-        InvalidDataError: In one sentence, what does not fit and what to give instead.
+        InvalidDataError: The data or an argument is invalid. The message contains a remedy.
 
     Example:
         >>> import numpy as np
@@ -51,20 +51,20 @@ def check(
 
 
 def check_batch(batch_size: object) -> None:
-    """Refuse a global batch that is no whole number of rows.
+    """Refuse an invalid size of a global batch.
 
     Raises:
-        InvalidDataError: The batch is no whole number, or below 1.
+        InvalidDataError: The size is no whole number, or below 1.
     """
     if not is_whole(batch_size, 1):
         raise InvalidDataError(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
 
 
 def check_shuffle(shuffle: object, source: Source) -> bool | str:
-    """Return ``shuffle`` of ``fit`` as a bool, or as "batch", which is for arrays and data that yield batches.
+    """Return ``shuffle`` of ``fit`` as a bool, or "batch" for arrays. For batches, "batch" counts as True.
 
     Raises:
-        InvalidDataError: It is another text, or "batch" for rows that have another order.
+        InvalidDataError: The value is invalid, or "batch" for files or rows of Spark.
     """
     if not isinstance(shuffle, str):
         if not isinstance(shuffle, bool | numbers.Integral | np.bool_ | None):
@@ -75,17 +75,17 @@ def check_shuffle(shuffle: object, source: Source) -> bool | str:
     inner = getattr(source, "inner", source)
     if hasattr(inner, "x"):  # arrays
         return shuffle
-    if hasattr(inner, "dataset") or hasattr(inner, "stream"):  # batches, permuted whole or in an order of their own
+    if hasattr(inner, "dataset") or hasattr(inner, "stream"):  # batches are never divided for shuffling
         return True
     raise InvalidDataError("shuffle='batch' is for arrays: choros.files and rows of Spark have True or False.")
 
 
 def check_members(source: Source, members: int) -> None:
-    """Refuse data of which each member of an ensemble cannot have a part of its own.
+    """Refuse data that cannot be divided among the members of an ensemble.
 
     Raises:
-        InvalidDataError: There are fewer rows, batches of a PyDataset or blocks of files than members, or it is a
-            stream.
+        InvalidDataError: There are fewer rows, batches of a PyDataset or blocks of files than members; or the data is
+            a stream.
     """
     count, description = (source.steps(1), "batches") if source.rows is None else (source.rows, "rows")
     if count is not None and count < members:
@@ -93,15 +93,15 @@ def check_members(source: Source, members: int) -> None:
             f"{count} {description} cannot be divided among {members} members: give more {description} or fewer "
             "workers."
         )
-    if not hasattr(source, "x"):  # not arrays, of which a part is a copy
+    if not hasattr(source, "x"):  # not for arrays, whose parts are copies
         source.part(0, members, seed=0)
 
 
 def check_arrays(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> int:
-    """Refuse numpy arrays that do not fit together; returns how many rows they have.
+    """Refuse numpy arrays that do not fit together; return their number of rows.
 
     Raises:
-        InvalidDataError: Different numbers of rows, none at all, or weights that do not go with ``y``.
+        InvalidDataError: The arrays have different numbers of rows or none, or weights do not fit ``y``.
     """
     parts = [*leaves(x, "x"), *leaves(y, "y"), *leaves(sample_weight, "sample_weight")]
     if not list(leaves(x)):
@@ -122,15 +122,15 @@ def check_arrays(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> int:
 def split(
     x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree, fraction: float
 ) -> tuple[tuple[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree, ArrayTree]]:
-    """Cut the last rows off for validation, as Keras' ``validation_split`` does: training gets the first ones.
+    """Split the last rows off for validation, as Keras' ``validation_split`` does.
 
-    ``floor(rows * (1 - fraction))`` rows are for training, in their order, before any shuffling.
+    The first ``floor(rows * (1 - fraction))`` rows are for training. The split precedes any shuffling.
 
     Returns:
         ``(x, y, sample_weight)`` for training and for validation: views, not copies.
 
     Raises:
-        InvalidDataError: The fraction is outside [0, 1), or one of the two parts would have no row.
+        InvalidDataError: The fraction is outside [0, 1), or a part would have no rows; or the data is no arrays.
 
     Example:
         >>> import numpy as np
@@ -154,10 +154,12 @@ def split(
 
 
 def unpack(validation_data: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
-    """``validation_data`` as ``(x, y, sample_weight)``: a tuple of one to three, or a ``keras.utils.PyDataset``.
+    """Return ``validation_data`` as ``(x, y, sample_weight)``.
+
+    It is a tuple of one to three parts, or data that includes y, such as a ``keras.utils.PyDataset``.
 
     Raises:
-        InvalidDataError: It is neither.
+        InvalidDataError: The value is neither.
 
     Example:
         >>> unpack(("x", "y"))
@@ -177,7 +179,7 @@ def unpack(validation_data: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree]
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Tell whether a value is a whole number of any library, ``least`` or more; True and False are none."""
+    """Return whether a value is an integer of any library and at least ``least``. Bools do not count."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
@@ -194,10 +196,10 @@ def _no_split(x: ArrayTree) -> str:
 
 
 def check_alone_in_call(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> None:
-    """Refuse targets or weights beside data that bring their own.
+    """Refuse targets or weights beside data that includes them.
 
     Raises:
-        InvalidDataError: the message names which.
+        InvalidDataError: y or sample_weight was given. The message names it.
     """
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
@@ -235,7 +237,7 @@ def _check_weights(y: ArrayTree, sample_weight: ArrayTree) -> None:
 
 
 def _flat(structure: ArrayTree) -> list[Any]:
-    """The leaves with the None ones."""
+    """Return all leaves, including None."""
     if isinstance(structure, dict):
         return [leaf for value in structure.values() for leaf in _flat(value)]
     if isinstance(structure, list | tuple):

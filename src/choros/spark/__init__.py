@@ -1,10 +1,10 @@
-"""Spark: Keras models trained and applied on DataFrames, on classic Spark and on Spark Connect.
+"""Training and prediction with Keras models on Spark DataFrames, for classic Spark and Spark Connect.
 
     >>> import choros.spark
     >>> sorted(choros.spark.__all__)
     ['KerasEstimator', 'KerasModel', 'session']
 
-pyspark is loaded when one of these is used, Keras when a model is.
+pyspark is imported at the first use of one of these names, Keras at the first use of a model.
 """
 
 from __future__ import annotations

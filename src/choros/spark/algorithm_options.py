@@ -1,4 +1,4 @@
-"""Algorithms by name, with hyper-parameters by name: what Params and dist-keras' arguments are made into."""
+"""Creation of algorithms from names and hyper-parameters, for Params and the arguments of dist-keras."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from choros.errors import InvalidInputError
 
 
 def by_name(algorithm: Any, **options: Any) -> Any:
-    """Return an algorithm with some of its hyper-parameters set.
+    """Return an algorithm with the given hyper-parameters.
 
     Args:
-        algorithm: an algorithm, its class, its name, or what ``choros.algorithms.to_config`` wrote.
-        options: hyper-parameters by name; None leaves one as it is. ``rho`` is dist-keras': alpha is rho times
-            ``learning_rate``.
+        algorithm: an algorithm, its class, its name, or a result of ``choros.algorithms.to_config``.
+        options: hyper-parameters by name; None keeps the present value. ``rho`` is the parameter of dist-keras: alpha
+            is rho times ``learning_rate``.
 
     Raises:
-        UnknownAlgorithmError: no algorithm has that name.
-        InvalidInputError: it has no such hyper-parameter, or not of that value.
+        UnknownAlgorithmError: no algorithm has this name.
+        InvalidInputError: the algorithm has no such hyper-parameter, or its value is invalid.
 
     Example:
         >>> by_name("aeasgd", window=32, rho=5.0, learning_rate=0.01)

@@ -1,8 +1,8 @@
-"""Work that many tasks of a cluster do together: a barrier stage, in which each task has its rows and knows the others.
+"""Barrier stages: a function runs in all tasks at once, each with its partition and a connection to the others.
 
-``mapInArrow(barrier=True).collect()`` alone, so that classic Spark and Spark Connect are one. Tasks speak over sockets
-of their own: all know rank 0's host from Spark, and its port (one of eight) follows from the run's secret. Spark's own
-``allGather`` takes a second, and is deadly to executors whose tasks are killed in it.
+Only ``mapInArrow(barrier=True).collect()`` is used, so classic Spark and Spark Connect share the code. Tasks connect
+by sockets. Spark provides the host of rank 0, and its port (one of eight) is derived from the secret of the run.
+Spark's ``allGather`` is not used: it takes a second, and an executor may die if its task is killed during the call.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from choros.spark.task_process import hold_back, same_version
 from choros.spark.task_slots import choose_workers, is_connect
 
 _ROWS = "rank int, part int, payload binary"
-_PART = 32 << 20  # bytes of a row that comes back
+_PART = 32 << 20  # most bytes of one row of the result
 Work = Callable[["Task"], bytes]
 
 
 @dataclass(frozen=True)
 class Task:
-    """The facts that a task has when it begins to work.
+    """The facts about one task of a barrier stage.
 
     Attributes:
-        rank, size: int.
-        data, validation: Data. This task's rows; ``validation`` is None where none was asked for.
-        rows, validation_rows: list of int. How many each task has, by rank.
-        swap: callable. Gives all every task's bytes, in the order of the ranks; all tasks call it, any number of times.
-        secret: bytes. Known to the tasks of this run alone.
-        address: str. Where the others reach this task's host.
-        hosts: list of str. By rank, as Spark names them.
-        cores: int. Of this task (``spark.task.cpus``).
-        gpus: list of str. This task's, where Spark hands them out.
-        timeout: float. Seconds that the tasks wait for each other.
+        rank, size: int. Rank of the task and number of tasks.
+        data, validation: Data. The rows of this task. ``validation`` is None without validation.
+        rows, validation_rows: list of int. Number of rows of each task, by rank.
+        swap: callable. An all-gather of bytes: returns the bytes of all tasks by rank. All tasks must call it; it can
+            be called repeatedly.
+        secret: bytes. A key that only the tasks of this run know.
+        address: str. The address of this task's host for the other tasks.
+        hosts: list of str. The hosts by rank, with the names that Spark uses.
+        cores: int. Number of cores of this task (``spark.task.cpus``).
+        gpus: list of str. Addresses of the GPUs that Spark assigned to this task.
+        timeout: float. Seconds that the tasks wait for each other. Defaults to 1800.
     """
 
     rank: int
@@ -67,7 +68,7 @@ class Task:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The message to the tasks."""
+    """The message that the driver sends to the tasks."""
 
     work: Work
     columns: Columns
@@ -87,25 +88,25 @@ def run(
     profile: Any = None,
     timeout: float = 1800.0,
 ) -> list[bytes]:
-    """Run a function in as many tasks at once as there are workers, each with its share of a frame's rows.
+    """Run a function in a barrier stage with one task for each worker, each with a share of the rows.
 
     Args:
-        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it.
-        work: function of a ``Task``; travels by cloudpickle. What it returns comes back.
-        workers: int, or "auto" for all free task slots.
-        columns: what the frame's columns mean.
-        partitioned: bool. The frame has just as many partitions as workers, and no union or coalesce before them; else
-            its rows are dealt out evenly.
-        profile: pyspark ResourceProfile of the tasks (their cores and GPUs), or None.
-        timeout: float. Seconds that the tasks wait for each other.
+        frame: DataFrame, a result of ``choros.spark.feature_columns.normalise``.
+        work: function of a ``Task`` that returns bytes. It is sent by cloudpickle.
+        workers: int, or "auto" for all free task slots. Defaults to "auto".
+        columns: the meaning of the frame's columns.
+        partitioned: bool. True if the frame has as many partitions as workers, without a union or coalesce before. Then
+            the partitions are kept; otherwise rows are distributed evenly. Defaults to False.
+        profile: pyspark ResourceProfile of the tasks (cores and GPUs), or None.
+        timeout: float. Seconds that the tasks wait for each other. Defaults to 1800.
 
     Returns:
-        What each task returned, by rank.
+        The bytes that each task returned, by rank.
 
     Raises:
-        InvalidInputError: too few slots, dynamic allocation, executors without what is needed; InvalidDataError of bad
-            rows.
-        WorkerFailedError: a task failed, with its traceback.
+        InvalidInputError: there are too few slots, dynamic allocation is on, or an executor lacks a package.
+        InvalidDataError: rows are invalid.
+        WorkerFailedError: a task failed. The error contains its traceback.
     """
     spark = frame.sparkSession
     size = int(workers) if profile is not None and workers != "auto" else choose_workers(spark, workers)
@@ -125,7 +126,7 @@ def run(
 
 
 def _fits(frame: Any, size: int) -> bool:
-    """Return whether a plain scan gives just as many partitions, so that no row need move."""
+    """Return whether a plain scan has as many partitions as workers, so that no shuffle is needed."""
     if is_connect(frame) or size == 1:
         return False
     try:
@@ -133,12 +134,12 @@ def _fits(frame: Any, size: int) -> bool:
         kinds = {line.strip(" :+-*()0123456789").split(" ")[0] for line in plan.toString().splitlines() if line.strip()}
         plain = all(kind in ("Project", "Filter", "ColumnarToRow", "FileScan", "Scan") for kind in kinds)
         return bool(plain and frame._jdf.queryExecution().toRdd().getNumPartitions() == size)
-    except Exception:  # inside of Spark: where it has changed, rows are dealt out
+    except Exception:  # these are internals of Spark: if they have changed, rows are repartitioned
         return False
 
 
 def _task(plan: _Plan, batches: Iterable[Any]) -> Iterator[Any]:
-    """Run in each task."""
+    """Run the work in one task, and yield its result as rows."""
     from pyspark import BarrierTaskContext
 
     from choros.spark.pyarrow import payload
@@ -203,7 +204,7 @@ def _validating(plan: _Plan, spill: RowStore) -> int:
 
 
 def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None) -> dict[str, Form]:
-    """Return what all have seen; raise where one of them failed."""
+    """Return the forms of the arrays over all tasks. Raise an error if a task failed or there are no rows."""
     if wrong is not None:
         raise wrong
     failed = [rank for rank, one in enumerate(said) if one["failed"]]
@@ -215,14 +216,14 @@ def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None
 
 
 def _address(hosts: list[str], rank: int) -> str:
-    """Return where the others reach this host: as Spark does, unless CHOROS_NETWORK says otherwise."""
+    """Return the address of this host for the other tasks: Spark's host name, unless CHOROS_NETWORK is set."""
     network = os.environ.get("CHOROS_NETWORK", "")
     if not network:
         try:
             found = socket.gethostbyname(hosts[rank])
         except OSError:
             found = ""
-        alone = found.startswith("127.") and len(set(hosts)) == 1  # else it is another host to the others
+        alone = found.startswith("127.") and len(set(hosts)) == 1  # the loopback is valid only on a single host
         if alone or found in addresses().values():
             return found
     return own_address(network)

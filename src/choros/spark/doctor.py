@@ -1,4 +1,4 @@
-"""A report of each executor, and of what it lacks that the driver has: ``python -m choros.spark.doctor``.
+"""A report of each executor and of its differences from the driver: ``python -m choros.spark.doctor``.
 
 >>> from choros.spark import doctor
 >>> facts = doctor.examine(spark)
@@ -23,22 +23,22 @@ from choros.spark.task_slots import setting, slots
 
 PACKAGES = ("choros", "keras", "numpy", "pyarrow", "pandas", "cloudpickle", "jax", "torch", "tensorflow", "pyspark")
 _NEEDED = ("choros", "keras", "numpy", "cloudpickle")
-_ROOM = 1 << 28  # bytes of /dev/shm below which ranks of one host may not meet
+_ROOM = 1 << 28  # bytes of /dev/shm that ranks of one host may need to communicate
 
 
 def examine(spark: Any) -> list[dict[str, Any]]:
-    """Ask the driver and every executor what it is and has; an executor without choros can answer too.
+    """Collect facts about the driver and every executor. Executors do not need choros for this.
 
     Args:
         spark: SparkSession.
 
     Returns:
         Facts of the driver, then of one task for each slot: ``host``, ``executor``, ``python``, ``packages`` (versions,
-        None where there is none), ``cores``, ``task_cores``, ``shm`` (free bytes), ``backend`` (``KERAS_BACKEND``; of
-        the driver the one that Keras loads), ``gpus``, ``local`` (the folder of its files), ``slots`` (the driver's).
+        None if not installed), ``cores``, ``task_cores``, ``shm`` (free bytes), ``backend`` (``KERAS_BACKEND``; for the
+        driver the backend that Keras loads), ``gpus``, ``local`` (directory of its files), ``slots`` (driver only).
 
     Raises:
-        InvalidInputError: no task could start at all; says why.
+        InvalidInputError: no task could start. The message contains the reason.
     """
     count, look = max(slots(spark)[0], 1), _looker(PACKAGES)
     barrier = setting(spark, "spark.dynamicAllocation.enabled", "false").lower() != "true"
@@ -53,7 +53,7 @@ def examine(spark: Any) -> list[dict[str, Any]]:
 
 
 def _asker(look: Callable[[], dict[str, Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return what a task runs: made here, so that it travels by value and needs no choros there."""
+    """Return the function of a task. As a closure it is pickled by value, so executors do not need choros."""
 
     def ask(batches: Iterable[Any]) -> Iterator[Any]:
         import importlib
@@ -77,7 +77,7 @@ def _asker(look: Callable[[], dict[str, Any]]) -> Callable[[Iterable[Any]], Iter
 
 
 def _looker(packages: Sequence[str]) -> Callable[[], dict[str, Any]]:
-    """Return what looks at the process that it runs in, by the standard library alone."""
+    """Return a function that collects facts about its process with the standard library."""
     names = {name: ("tensorflow", "tensorflow-cpu") if name == "tensorflow" else (name,) for name in packages}
 
     def look() -> dict[str, Any]:
@@ -119,10 +119,10 @@ def _looker(packages: Sequence[str]) -> Callable[[], dict[str, Any]]:
 
 
 def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what is wrong, in sentences; nothing where nothing is.
+    """Return the problems as sentences; an empty list if there are none.
 
     Args:
-        facts: as ``examine`` gave them.
+        facts: a result of ``examine``.
 
     Example:
         >>> mine = {"host": "d", "python": "3.11.7", "packages": {"keras": "3.15"}, "shm": 1 << 30, "backend": "jax"}
@@ -170,10 +170,10 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def report(facts: Sequence[dict[str, Any]]) -> str:
-    """Return facts and findings as text, a line for each executor's tasks.
+    """Return facts and findings as text, with one line for each task.
 
     Args:
-        facts: as ``examine`` gave them.
+        facts: a result of ``examine``.
     """
     lines = []
     for number, one in enumerate(facts):
@@ -189,7 +189,7 @@ def report(facts: Sequence[dict[str, Any]]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Examine a cluster, or the one that spark-submit or the environment configures; 1 where something is wrong."""
+    """Examine a cluster, by default that of spark-submit or the environment; return 1 if there is a problem, else 0."""
     parser = argparse.ArgumentParser("python -m choros.spark.doctor", description="Says which executor lacks what.")
     parser.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
     asked = parser.parse_args(words)

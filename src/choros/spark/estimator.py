@@ -1,4 +1,4 @@
-"""``KerasEstimator``: a compiled Keras model that is trained on a frame, as a stage of Spark ML."""
+"""``KerasEstimator``: a stage of Spark ML that trains a compiled Keras model on a DataFrame."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from choros.spark.params import ColumnParams, param
 from choros.spark.prediction_columns import classed, features_of, inputs_of, outputs_of
 
 _OF_MODEL = ("featuresCol", "predictionCol", "probabilityCol", "rawPredictionCol", "task", "predictBatchSize", "nulls")
-_copying = threading.Lock()  # CrossValidator fits in several threads, and Keras counts names for all of them
+_copying = threading.Lock()  # CrossValidator fits in several threads, and Keras' counters of names are global
 _OPTIONS = ("window", "alpha", "rho", "momentum")
 
 
 def _plain(algorithm: Any) -> Any:
-    """Return a form that JSON can hold, so that grids of algorithms are saved too."""
+    """Return a form for JSON, so that grids of algorithms can be saved."""
     of_ours = isinstance(algorithm, (type, algorithms.Algorithm))
     return algorithms.to_config(by_name(algorithm)) if of_ours else algorithm
 
 
 class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
-    """Trains a Keras model on a frame with many workers, one a task, by any algorithm.
+    """An estimator that trains a Keras model on a DataFrame, with one worker in each task, by any algorithm.
 
-    Everything that one tunes is a Param, so CrossValidator and ParamGridBuilder work; the given model stays as it is.
+    All hyper-parameters are Params, so CrossValidator and ParamGridBuilder work. A copy of the given model is trained.
 
     Args:
         model: a compiled keras.Model.
-        callbacks: Keras callbacks, or a function that makes them anew for each fit (as CrossValidator needs them); run
-            in this process, and not saved with the estimator.
-        profile: pyspark ResourceProfile of the tasks (their cores and GPUs), or None; not saved.
+        callbacks: Keras callbacks, or a function that creates them for each fit (required for CrossValidator). They run
+            in the driver, and are not saved with the estimator.
+        profile: pyspark ResourceProfile of the tasks (cores and GPUs), or None. It is not saved.
         params: the Params below by name. ``algorithm`` may also be an algorithm (``choros.AEASGD(window=32)``).
 
     Example:
@@ -100,12 +100,12 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         return written(self._given())
 
     def write(self) -> KerasWriter:
-        """Return what saves this stage."""
+        """Return a writer for this stage."""
         return KerasWriter(self)
 
     @classmethod
     def read(cls) -> KerasReader:
-        """Return what loads such a stage."""
+        """Return a reader for stages of this class."""
         return KerasReader(cls)
 
     def _given(self) -> Any:
@@ -166,14 +166,14 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
 
 
 def copied(model: Any, rate: float | None = None) -> Any:
-    """Return a copy of a compiled model, so that the given one stays as it is.
+    """Return a copy of a compiled model.
 
     Args:
         model: keras.Model.
-        rate: float or None. The optimizer's rate, instead of the compiled one.
+        rate: float or None. The learning rate of the copy. Defaults to that of the model.
 
     Raises:
-        InvalidInputError: a rate for a model that is compiled with a schedule of rates.
+        InvalidInputError: a rate was given, but the model is compiled with a learning rate schedule.
     """
     from choros.training.model_io.serialization import copy_model
 
@@ -191,16 +191,16 @@ def copied(model: Any, rate: float | None = None) -> Any:
 
 
 def weighed(dataset: Any, label: Any, weight: Any, weights: Any) -> tuple[Any, str]:
-    """Return the frame with a column of weights by class, and its name.
+    """Return the frame with a column of class weights, and the name of that column.
 
     Args:
         dataset: DataFrame.
-        label: name of a column of class numbers.
-        weight: name of a column of weights to multiply with, or None.
-        weights: dict from class number to weight; a class that it has not weighs 1.
+        label: name of a column of class indices.
+        weight: name of a column of weights that are multiplied with the class weights, or None.
+        weights: dict from class index to weight; missing classes have the weight 1.
 
     Raises:
-        InvalidInputError: labels that are no class numbers, or several.
+        InvalidInputError: there are several label columns or lists of weights, or labels are no numbers.
     """
     numbers = isinstance(label, str) and label in dataset.columns
     if not numbers or not isinstance(dataset.schema[label].dataType, T.NumericType) or isinstance(weight, (list, dict)):
@@ -216,13 +216,13 @@ def weighed(dataset: Any, label: Any, weight: Any, weights: Any) -> tuple[Any, s
 
 
 def mean_of(models: list[Any]) -> Any:
-    """Return one model that gives the mean of several models' outputs.
+    """Return one model whose outputs are the means of the outputs of several models.
 
     Args:
-        models: of one architecture, whose inputs are known.
+        models: models of one architecture with known inputs.
 
     Raises:
-        InvalidInputError: they do not know their inputs.
+        InvalidInputError: the inputs of the models are unknown.
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""A barrier stage that trains, followed from the driver: the callbacks run here, and a failed run begins again."""
+"""Training in a barrier stage, controlled by the driver: callbacks run in the driver, and a failed run restarts."""
 
 from __future__ import annotations
 
@@ -30,41 +30,45 @@ from choros.training.spec import FitConfig, FitRequest, WorkerStats
 
 @dataclass
 class _Attempt:
-    """A barrier stage under way, in a thread: what the tasks returned, or what ended them."""
+    """The outcome of a barrier stage that runs in a thread: the results of the tasks, or the error."""
 
     found: list[bytes] | None = None
     error: BaseException | None = None
 
 
 class _Spoken(CallbackServer):
-    """The driver's end of the line to rank 0."""
+    """The callback server in the driver, to which rank 0 connects."""
 
     def __init__(self, plan: FitRequest) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
 
     def tell(self, what: str, rank: int) -> Told:
-        """All has travelled with the stage."""
+        """Refuse every request of a task: the stage's closure contains all data.
+
+        Raises:
+            InvalidInputError: always.
+        """
         raise InvalidInputError(f"Task {rank} asked the driver for {what}.")
 
 
 @dataclass(frozen=True)
 class SparkRun:
-    """One fit on the tasks of a barrier stage. ``run`` is called once.
+    """One fit on the tasks of a barrier stage. Call ``run`` once.
 
     Raises:
-        InvalidInputError: fewer restarts than none.
+        InvalidInputError: ``max_restarts`` is negative.
 
     Attributes:
-        plan: what to do.
+        plan: FitRequest. The fit.
         session: SparkSession.
-        rows: Held or Sent. Where the tasks' batches come from.
-        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it. columns: Columns. What its columns
-            mean.
-        partitioned: bool. The frame has as many partitions as there are workers, as they are to be held.
+        rows: PartitionRows or BroadcastData. The source of the tasks' batches.
+        frame: DataFrame, a result of ``choros.spark.feature_columns.normalise``.
+        columns: Columns. The meaning of the frame's columns.
+        partitioned: bool. Whether the frame has one partition for each worker, which is then kept. Defaults to False.
         profile: pyspark ResourceProfile of the tasks, or None.
-        max_restarts: int. How often a run whose task failed begins again at its last epoch.
-        network: str. As in ``choros.Trainer``; "" is the way to the other hosts.
-        echo: bool. Whether what the tasks print is shown here.
+        max_restarts: int. Number of restarts, from the last epoch, after a task failed. Defaults to 0.
+        network: str. As in ``choros.Trainer``. Defaults to "", the default address of the driver.
+        echo: bool. Whether the output of the tasks is shown in the driver. Defaults to False.
     """
 
     plan: FitRequest
@@ -86,7 +90,7 @@ class SparkRun:
         """Train; see ``choros.training.executors.executor.Executor``.
 
         Raises:
-            WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
+            WorkerFailedError: a task failed, and no restart was left. The model's weights are restored.
         """
         plan, mender = self.plan, RestartPolicy(self.max_restarts, self.plan.job.workers)
         job = replace(plan.job, whole_epochs=mender.left > 0)
@@ -122,7 +126,7 @@ class SparkRun:
         if line.latest:
             put(plan.model, line.latest)
         callbacks = None
-        with suppress(Exception):  # of an object's own __reduce__: then they run in this process only
+        with suppress(Exception):  # callbacks that cannot be pickled run only in the driver
             callbacks = dumps(plan.conductor.user)
         return TrainTask(
             job.json(),
@@ -138,7 +142,7 @@ class SparkRun:
         )
 
     def _attempt(self, work: TrainTask, line: CallbackServer) -> list[bytes]:
-        """Run the stage in a thread, and the callbacks here meanwhile."""
+        """Run the stage in a thread, and the callbacks in this thread until the stage ends."""
         stage, tag = _Attempt(), f"choros-{secrets.token_hex(4)}"
 
         def run() -> None:
@@ -172,7 +176,7 @@ class SparkRun:
         return stage.found
 
     def _result(self, found: list[bytes]) -> tuple[RunRecord, list[Any]]:
-        """Bring home what the tasks have trained."""
+        """Set the model's weights and the history from the results of the tasks; return the record and the members."""
         plan, models = self.plan, list[Any]()
         told, arrays = results(found[0])
         conductor, tallies, losses = plan.conductor, told["tallies"], told["losses"]
@@ -195,7 +199,7 @@ class SparkRun:
 
 
 def _tell(conductor: CallbackRunner) -> None:
-    """Show the epochs where a progress bar was wished, but the tasks did not reach this process."""
+    """Print the epochs if a progress bar was requested, but the tasks did not reach the driver."""
     import keras
 
     if not any(isinstance(one, keras.callbacks.ProgbarLogger) for one in conductor.list.callbacks):

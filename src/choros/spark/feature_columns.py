@@ -1,7 +1,7 @@
-"""The columns that a model learns from, and the projection that makes arrays of them before rows leave the JVM.
+"""The columns of features and labels, and a projection that converts them to arrays in the JVM.
 
-Vectors (dense or sparse), arrays, scalars, images and bytes become columns that Arrow hands over as they lie in memory.
-What cannot work is said from the schema alone: no job is started for it.
+Vectors (dense or sparse), arrays, scalars, images and bytes become columns whose Arrow memory numpy can use without a
+copy. Columns are checked from the schema, so an error needs no Spark job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from choros.errors import InvalidDataError, InvalidInputError
 from choros.spark.task_slots import setting
 
-MARK = "choros_v"  # the column that says which rows validate
+MARK = "choros_v"  # a boolean column: true for rows of validation
 _WHOLE = {"byte": "int", "short": "int", "integer": "int", "int": "int", "long": "bigint", "bigint": "bigint"}
 _REAL = {"float": "float32", "double": "float64"}
 Shape = tuple[int | None, ...]
@@ -25,15 +25,15 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """One array of a model's input or target, and the columns that it is made of.
+    """One array of a model's inputs, targets or weights, and the columns from which it is made.
 
     Attributes:
-        name: str. The column of the normalised frame.
+        name: str. The column of the normalized frame.
         columns: tuple of str. The columns of the given frame.
-        kind: "number", "list", "bytes" or "image": how Arrow brings it.
-        shape: tuple or None. What a row is reshaped to; None leaves it as it comes.
-        classes: int or None. How many classes there are, of labels that are class numbers.
-        ignored: int or None. A number that is no class, and which the loss leaves out.
+        kind: "number", "list", "bytes" or "image": the form in Arrow.
+        shape: tuple or None. The shape to which a row is reshaped; None keeps the shape.
+        classes: int or None. Number of classes, for labels that are class indices.
+        ignored: int or None. A label that is no class and that the loss ignores.
     """
 
     name: str
@@ -45,18 +45,18 @@ class ColumnSpec:
 
     @property
     def said(self) -> str:
-        """The columns in words."""
+        """The columns as text for messages."""
         return f"the column {self.columns[0]!r}" if len(self.columns) == 1 else f"the columns {list(self.columns)}"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The meaning of the columns of a normalised frame.
+    """The meaning of the columns of a normalized frame.
 
     Attributes:
-        leaves: dict from name to Leaf, in the order of the frame's columns.
-        x, y, weight: names nested as the model takes them; ``y`` and ``weight`` may be None.
-        marked: bool. Whether the column ``MARK`` says which rows validate.
+        leaves: dict from name to ColumnSpec, in the order of the frame's columns.
+        x, y, weight: names of columns, nested like the model's inputs and outputs; ``y`` and ``weight`` may be None.
+        marked: bool. Whether the frame has the column ``MARK``. Defaults to False.
     """
 
     leaves: dict[str, ColumnSpec]
@@ -74,7 +74,7 @@ class _Maker:
     made: list[Any] = field(default_factory=list)
 
     def nested(self, asked: Any, letter: str, shapes: Sequence[tuple[str, Shape]] | None, what: str) -> Any:
-        """Names of leaves, nested as they were asked for."""
+        """Create the arrays of ``asked``, and return their names, nested in the same way."""
         if isinstance(asked, Mapping):
             by_name = dict(shapes or ())
             if by_name and set(by_name) != set(asked) and len(by_name) == len(asked):
@@ -93,7 +93,7 @@ class _Maker:
         return self.leaf(asked, letter, shapes[0][1] if shapes else None, what)
 
     def leaf(self, asked: Any, letter: str, shape: Shape | None, what: str) -> str:
-        """Make one array of one or several columns; return its name."""
+        """Create one array from one or several columns; return its name."""
         given = (asked,) if isinstance(asked, str) else tuple(asked) if isinstance(asked, Sequence) else ()
         if not given or not all(isinstance(one, str) and one for one in given):
             raise InvalidDataError(f"{what}={asked!r}: give a column's name, a list of names, or a dict of these.")
@@ -109,7 +109,7 @@ class _Maker:
         return name
 
     def find(self, name: str, what: str) -> str:
-        """The column's own name."""
+        """Return the name of a column as the frame spells it."""
         names, same = self.frame.columns, letters(self.frame)
         twice = [other for other in names if same(other) == same(name)]
         if len(twice) > 1:
@@ -127,7 +127,7 @@ class _Maker:
         raise InvalidDataError(f"{what}: the frame has no column {name!r}{hint} It has {', '.join(names)}.")
 
     def one(self, name: str, what: str) -> tuple[str, Any]:
-        """Return how a column travels, and the expression for it."""
+        """Return the form of a column in Arrow, and the expression for it."""
         column, kind = F.col(quoted(name)), self.frame.schema[name].dataType
         if is_vector(kind):
             return "list", self.vector(column)
@@ -144,7 +144,7 @@ class _Maker:
         return "number", column.cast(self.number(kind, name, what))
 
     def together(self, columns: tuple[str, ...], what: str) -> Any:
-        """One array of several columns, numbers and vectors alike."""
+        """Return an expression that concatenates several columns of numbers, vectors and arrays."""
         kinds = {name: self.frame.schema[name].dataType for name in columns}
         inside = {n: k.elementType if isinstance(k, T.ArrayType) else k for n, k in kinds.items()}
         real = "double" if self.floatx == "float64" else "float"
@@ -165,14 +165,14 @@ class _Maker:
         return parts[0] if len(parts) == 1 else F.concat(*parts)
 
     def vector(self, column: Any) -> Any:
-        """An array of a vector, sparse or dense; nothing of nothing."""
+        """Return an expression that converts a sparse or dense vector to an array; null stays null."""
         from pyspark.ml.functions import vector_to_array
 
         dtype = "float64" if self.floatx == "float64" else "float32"
         return F.when(column.isNotNull(), vector_to_array(column, dtype))
 
     def number(self, kind: Any, name: str, what: str) -> str:
-        """Spark's type for numbers of a type: whole ones stay whole."""
+        """Return the Spark type to which numbers of a type are cast. Integers stay integers."""
         said = kind.typeName()
         if said in _WHOLE:
             return _WHOLE[said]
@@ -203,27 +203,27 @@ def normalise(
     nulls: str = "error",
     keep: bool = False,
 ) -> tuple[Any, Columns]:
-    """Return a frame of nothing but arrays, numbers and bytes, and what its columns mean.
+    """Return a frame of arrays, numbers and bytes, and the meaning of its columns.
 
     Args:
-        frame: DataFrame, classic or of Connect.
-        features: a column's name; a list of names: one for each input of a model with several inputs, else put together
-            into one vector; or a dict from the model's inputs to these.
-        label: the same of the outputs; None leaves targets out.
-        weight: name of a column of sample weights, or a list or dict of them as the outputs are; or None.
-        validation: the share of rows to validate with, drawn by ``seed``; or the name of a column that is true for
-            them; or None.
-        inputs: the model's, each with its name and the shape of a row, None where a size is free. Rows of as many
-            numbers are reshaped to it.
-        outputs: the model's, in the same way.
-        seed: int.
-        floatx: what floating point numbers become.
-        nulls: "error" stops at the first row with a null; "drop" leaves such rows out.
-        keep: bool. Whether the frame's own columns stay, before those that are made.
+        frame: DataFrame of classic Spark or Spark Connect.
+        features: the name of a column. Or a list of names, one for each input of a model with several inputs; for one
+            input the columns are concatenated. Or a dict from the model's inputs to these.
+        label: the same for the outputs; None for no targets.
+        weight: the name of a column of sample weights, or a list or dict of names like the outputs; or None.
+        validation: the fraction of rows for validation, drawn with ``seed``. Or the name of a boolean column that is
+            true for these rows. Or None.
+        inputs: the name of each input of the model and the shape of a row, with None for a free size. Rows with the
+            right number of values are reshaped to it.
+        outputs: the same for the outputs.
+        seed: int. Defaults to 0.
+        floatx: dtype of floats, "float32" or "float64". Defaults to "float32".
+        nulls: "error" to raise an error at the first row with a null; "drop" to drop such rows. Defaults to "error".
+        keep: bool. Whether to keep the columns of the given frame, before the new ones. Defaults to False.
 
     Raises:
-        InvalidInputError: no DataFrame of Spark.
-        InvalidDataError: a column is missing, there twice, or holds what a model cannot take. No job was started.
+        InvalidInputError: the frame is no DataFrame of Spark.
+        InvalidDataError: a column is missing, ambiguous, or has an unsupported type. No job was started.
 
     Example:
         >>> frame, columns = normalise(frame, "features", "label")
@@ -265,7 +265,7 @@ def normalise(
 
 
 def _holed(column: Any, kind: Any) -> Any:
-    """Return whether an array has a null in it, as an expression; None where its type has none."""
+    """Return an expression that is true if an array contains a null; None if its type excludes nulls."""
     if not isinstance(kind, T.ArrayType):
         return None
     deeper = isinstance(kind.elementType, T.ArrayType)
@@ -295,10 +295,10 @@ def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Any:
 
 
 def check_frame(frame: Any) -> None:
-    """Refuse what is no DataFrame of Spark, such as one of pandas.
+    """Refuse an object that is no DataFrame of Spark, such as a DataFrame of pandas.
 
     Raises:
-        InvalidInputError: says how to make one.
+        InvalidInputError: the object is no DataFrame of Spark. The message contains a remedy.
     """
     if not all(hasattr(frame, one) for one in ("sparkSession", "mapInArrow")):
         kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
@@ -309,18 +309,18 @@ def check_frame(frame: Any) -> None:
 
 
 def letters(frame: Any) -> Callable[[str], str]:
-    """Return what makes one of two columns' names that are the same to Spark: as its session minds case or not."""
+    """Return a function that maps equal column names to one text: with or without case, as the session is set."""
     minds = setting(frame.sparkSession, "spark.sql.caseSensitive", "false").lower() == "true"
     return str if minds else str.lower
 
 
 def is_map(thing: Any) -> bool:
-    """Return whether a thing has names and values."""
+    """Return whether an object is a mapping."""
     return isinstance(thing, Mapping)
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as Spark reads it back, whatever is in it.
+    """Return the quoted name of a column, so that Spark parses any characters in it.
 
     Example:
         >>> quoted("a.b")
@@ -330,7 +330,7 @@ def quoted(name: str) -> str:
 
 
 def is_vector(kind: Any) -> bool:
-    """Return whether a type is Spark ML's (or MLlib's) vector."""
+    """Return whether a type is a vector of Spark ML or MLlib."""
     return type(kind).__name__ == "VectorUDT"
 
 

@@ -1,4 +1,4 @@
-"""The driver's side of training on a DataFrame: an executor whose workers are the tasks of one barrier stage."""
+"""Training on a DataFrame, in the driver: an executor whose workers are the tasks of one barrier stage."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from choros.training.executors.executor import FitResult
 from choros.training.spec import FitRequest
 from choros.types import Batch
 
-_FIRST = 32  # rows that the driver looks at
+_FIRST = 32  # rows that the driver reads
 
 
 class Frame:
-    """The ``x`` of the fit of a ``FrameExecutor``: the rows of a frame, which stay on the cluster.
+    """The ``x`` of a fit with ``FrameExecutor``: the rows of a DataFrame, which stay on the cluster.
 
     Args:
-        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it.
-        columns: what its columns mean.
-        floatx: str. What floating point numbers become.
+        frame: DataFrame, a result of ``choros.spark.feature_columns.normalise``.
+        columns: the meaning of its columns.
+        floatx: str. Dtype to which floats are converted. Defaults to "float32".
+
+    Raises:
+        InvalidDataError: the frame has no rows.
     """
 
     brings_targets, indexed, ahead, rows = True, True, 0, None
@@ -54,35 +57,39 @@ class Frame:
             spill.close()
 
     def check(self) -> None:
-        """Nothing can have changed."""
+        """Do nothing: the rows cannot have changed."""
 
     def with_class_weight(self, class_weight: Any) -> Any:
-        """Frames carry weights in a column of their own."""
+        """Refuse class weights: a frame has a column of weights.
+
+        Raises:
+            InvalidInputError: always.
+        """
         raise InvalidInputError("class_weight is for arrays: give the frame a column of weights (weightCol).")
 
     def steps(self, batch_size: int) -> int | None:
-        """Not known before the rows are counted, on the cluster."""
+        """Return None: the number of rows is known only after the tasks have counted them."""
         return None
 
     def sample(self, batch_size: int) -> Batch:
-        """The first rows."""
+        """Return the first rows; ``batch_size`` is not used."""
         return self.first
 
     def part(self, rank: int, size: int, seed: int) -> Frame:
-        """Members of an ensemble have the rows that their tasks hold."""
+        """Return the frame itself: a member of an ensemble trains the rows of its task."""
         return self
 
 
 @dataclass(frozen=True)
 class FrameExecutor:
-    """The tasks of a Spark session, for the rows of a ``Frame``, which each task holds.
+    """An executor that trains on the rows of a ``Frame`` in the tasks of a Spark session. Each task holds some rows.
 
     Attributes:
         session: SparkSession.
-        max_restarts: int. How often a run whose task failed begins again at its last epoch.
+        max_restarts: int. Number of restarts, from the last epoch, after a task failed. Defaults to 0.
         profile: pyspark ResourceProfile of the tasks, or None.
-        partitioned: bool. Whether the frames have as many partitions as there are workers, as they are to be held.
-        network: str. As in ``Trainer``; "" is the way to the other hosts.
+        partitioned: bool. Whether the frame has one partition for each worker, which is then kept. Defaults to False.
+        network: str. As in ``Trainer``. Defaults to "", the default address of the driver.
     """
 
     session: Any
@@ -100,7 +107,7 @@ class FrameExecutor:
         return SparkRun(request, self.session, rows, frame.frame, frame.columns, *how).run()
 
     def close(self) -> None:
-        """Do nothing: the session is the user's."""
+        """Do nothing: the user closes the session."""
 
 
 def train(  # noqa: D417 - those of Trainer are named together
@@ -120,24 +127,24 @@ def train(  # noqa: D417 - those of Trainer are named together
     strict: bool = True,
     **fit: Any,
 ) -> tuple[Any, Any, list[Any]]:
-    """Train a model on the rows of a DataFrame, where they are.
+    """Train a model on the rows of a DataFrame, which stay in their executors.
 
     Args:
-        frame: DataFrame, as ``choros.spark.feature_columns.normalise`` made it; its marked rows validate.
-        model: a compiled ``keras.Model``, which is trained.
-        columns: what the frame's columns mean.
+        frame: DataFrame, a result of ``choros.spark.feature_columns.normalise``. Marked rows are for validation.
+        model: a compiled ``keras.Model``, whose weights are changed.
+        columns: the meaning of the frame's columns.
         algorithm, mode, timeout, first_timeout, strict, network: as in ``choros.Trainer``.
-        workers: int, or "auto" for all free task slots.
+        workers: int, or "auto" for all free task slots. Defaults to "auto".
         max_restarts, profile, partitioned: as in ``FrameExecutor``.
-        **fit: of ``choros.Trainer.fit``: batch_size, epochs, callbacks, verbose, seed, shuffle, steps_per_epoch,
-            validation_steps, validation_batch_size, validation_freq, initial_epoch.
+        **fit: arguments of ``choros.Trainer.fit``: batch_size, epochs, callbacks, verbose, seed, shuffle,
+            steps_per_epoch, validation_steps, validation_batch_size, validation_freq, initial_epoch.
 
     Returns:
         The trained model, its ``keras.callbacks.History`` (with ``run``), and the members of an Ensemble, else [].
 
     Raises:
-        InvalidInputError, InvalidDataError: something that cannot work; no task was started.
-        WorkerFailedError: a task failed, and there was no restart left.
+        InvalidInputError, InvalidDataError: an argument or the data is invalid.
+        WorkerFailedError: a task failed, and no restart was left.
     """
     import keras
 

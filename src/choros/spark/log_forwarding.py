@@ -1,4 +1,4 @@
-"""The output of a task, sent to the driver line by line; if the driver is not reached, only in the executor's log."""
+"""Forwarding of a task's output to the driver, line by line. Without a connection it is only in the executor's log."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError
 
-_DIAL = 5.0  # seconds to reach home for
-_ENDS = 5.0  # seconds that the last lines may take
+_DIAL = 5.0  # seconds to connect to the driver
+_ENDS = 5.0  # seconds to send the last lines
 
 
 class _Tee:
-    """A stream that also gives whole lines to ``lines``."""
+    """A wrapper for a stream that also puts complete lines into a queue."""
 
     def __init__(self, stream: Any, lines: queue.SimpleQueue[str | None]) -> None:
         self._stream, self._lines, self._part = stream, lines, ""
 
     def write(self, text: str) -> int:
-        """Write, and pass on the lines that are whole."""
+        """Write to the stream, and put complete lines into the queue."""
         *whole, self._part = (self._part + text).split("\n")
         for line in whole:
             self._lines.put(line.rpartition("\r")[2])
@@ -35,11 +35,12 @@ class _Tee:
 
 
 class LogForwarder:
-    """While it is entered, what this process prints is also sent to the caller.
+    """A context in which the output of this process is also sent to the driver.
 
     Args:
-        home: where the caller is, as ``choros.training.executors.callback_server.CallbackServer.opened`` gives it.
-        rank: int. Whose lines they are.
+        home: the address of the driver, a result of
+            ``choros.training.executors.callback_server.CallbackServer.opened``.
+        rank: int. The rank of this task.
     """
 
     def __init__(self, home: dict[str, Any], rank: int) -> None:

@@ -1,6 +1,7 @@
-"""Stages on any file system that Spark writes to: parameters as Spark's own metadata, the model in one-row Parquet.
+"""Saving and loading of stages on any file system of Spark: parameters as Spark metadata, the model in Parquet.
 
-Written by data frames alone, so that classic Spark and Spark Connect are one; a ``.keras`` file lies in the Parquet.
+Only DataFrames are written, so classic Spark and Spark Connect share the code. The Parquet rows contain a ``.keras``
+file.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from pyspark.ml.util import MLReader, MLWriter
 
 from choros.errors import InvalidDataError, InvalidInputError, brief
 
-_PART = 64 << 20  # bytes of a row
+_PART = 64 << 20  # most bytes of the file in one row
 
 
 class KerasWriter(MLWriter):  # type: ignore[misc]
-    """Saves a stage.
+    """A writer that saves a stage.
 
     Args:
-        stage: with ``keras_bytes``.
+        stage: a stage with the property ``keras_bytes``.
     """
 
     def __init__(self, stage: Any) -> None:
@@ -30,7 +31,7 @@ class KerasWriter(MLWriter):  # type: ignore[misc]
         self.stage = stage
 
     def save(self, path: str) -> None:
-        """Write the stage, over what is there if ``overwrite`` was asked for."""
+        """Write the stage; replace an existing one only if ``overwrite`` was called."""
         self.saveImpl(path)
 
     def saveImpl(self, path: str) -> None:
@@ -57,10 +58,10 @@ class KerasWriter(MLWriter):  # type: ignore[misc]
 
 
 class KerasReader(MLReader):  # type: ignore[misc,type-arg]
-    """Loads a stage.
+    """A reader that loads a stage.
 
     Args:
-        kind: the stage's class.
+        kind: the class of the stage.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -71,8 +72,8 @@ class KerasReader(MLReader):  # type: ignore[misc,type-arg]
         """Return the stage.
 
         Raises:
-            InvalidDataError: there is another stage, or none.
-            InvalidInputError: Keras cannot read its model.
+            InvalidDataError: the path contains a stage of another class.
+            InvalidInputError: Keras cannot read the model.
         """
         spark, root = self.sparkSession, path.rstrip("/")
         rows = spark.read.text(f"{root}/metadata").collect()
@@ -90,13 +91,13 @@ class KerasReader(MLReader):  # type: ignore[misc,type-arg]
 
 
 def written(model: Any) -> bytes:
-    """Return a model as the bytes of the file that Keras writes, so that Keras reads all that it can.
+    """Return a model as the bytes of a ``.keras`` file.
 
     Args:
         model: keras.Model.
 
     Raises:
-        InvalidInputError: Keras cannot write it.
+        InvalidInputError: Keras cannot write the model.
     """
     with tempfile.TemporaryDirectory(prefix="choros-") as folder:
         file = Path(folder) / "model.keras"
@@ -111,7 +112,7 @@ def read_keras(data: bytes) -> Any:
     """Return the model of a ``.keras`` file.
 
     Raises:
-        InvalidInputError: Keras cannot read it.
+        InvalidInputError: Keras cannot read the model.
     """
     import keras
 

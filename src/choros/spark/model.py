@@ -1,4 +1,4 @@
-"""``KerasModel``: a Keras model as a stage of Spark ML, applied where the rows are."""
+"""``KerasModel``: a stage of Spark ML that applies a Keras model in the executors that hold the rows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from choros.types import Array
 
 
 class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
-    """A trained Keras model that adds columns to frames, also to streams.
+    """A trained Keras model that adds columns of predictions to DataFrames, also to streams.
 
-    All columns are kept. A classifier adds ``prediction`` (the class's index, as a double) and ``probability`` (a
-    vector), and ``rawPrediction`` where its loss takes logits; a regression of one value adds ``prediction``; any other
-    output is a vector in ``rawPrediction``. Several outputs have their own names after an underscore.
+    All columns are kept. A classifier adds ``prediction`` (the class index as a double) and ``probability`` (a vector).
+    If its loss takes logits, it also adds ``rawPrediction``. A regression of one value adds ``prediction``. Any other
+    output is a vector in ``rawPrediction``. With several outputs, an underscore and the output's name are appended.
 
     Args:
         model: keras.Model, built.
-        params: ``featuresCol`` ("features"), ``predictionCol``, ``probabilityCol``, ``rawPredictionCol`` ("" leaves one
-            out), ``task`` ("auto", "classification", "regression", "raw"), ``predictBatchSize`` (1,024 rows), ``nulls``
-            ("error" or "drop").
+        params: ``featuresCol`` ("features"), ``predictionCol``, ``probabilityCol``, ``rawPredictionCol`` ("" omits the
+            column), ``task`` ("auto", "classification", "regression", "raw"), ``predictBatchSize`` (1,024 rows),
+            ``nulls`` ("error" or "drop").
 
     Attributes:
         history: keras.callbacks.History of the training, or None.
@@ -70,12 +70,12 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         return written(self.keras_model)
 
     def write(self) -> KerasWriter:
-        """Return what saves this stage."""
+        """Return a writer for this stage."""
         return KerasWriter(self)
 
     @classmethod
     def read(cls) -> KerasReader:
-        """Return what loads such a stage."""
+        """Return a reader for stages of this class."""
         return KerasReader(cls)
 
     def _packed(self) -> tuple[PackedModel, list[Array]]:
@@ -136,19 +136,19 @@ _MADE = "choros_made"
 
 
 def _by_columns(wide: Any, order: PredictTask, added: list[Any]) -> Any:
-    """Send only what the model reads to Python; all other columns stay where they are."""
+    """Send only the columns that the model reads to Python; all other columns stay in the JVM."""
     from choros.spark.pyarrow import hinted
 
     leaves = order.columns.leaves
     made = F.arrow_udf(hinted(partial(answer, order), len(leaves)), T.StructType(added))
-    # by Spark's word not deterministic: else a filter on the prediction would have it predicted twice
+    # marked as nondeterministic: else Spark would compute the prediction twice for a filter on it
     wide = wide.withColumn(_MADE, made.asNondeterministic()(*map(F.col, leaves)))
     found = wide.select("*", *(F.col(f"{_MADE}.{quoted(one.name)}").alias(one.name) for one in added))
-    return found.drop(*leaves, _MADE)  # those that are kept may have one name twice, and cannot be named
+    return found.drop(*leaves, _MADE)  # drop instead of select, as names of the kept columns may be ambiguous
 
 
 def _by_rows(wide: Any, order: PredictTask, added: list[Any], fields: list[Any]) -> Any:
-    """Send whole rows to Python and back, under names that are there once."""
+    """Send whole rows to Python and back, with temporary unique names."""
     names = [f"choros_kept{number}" for number in range(len(fields))]
     kept = [
         T.StructField(name, one.dataType, one.nullable, one.metadata) for name, one in zip(names, fields, strict=True)

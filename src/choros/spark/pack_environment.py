@@ -18,26 +18,28 @@ from typing import Any
 
 from choros.errors import InvalidInputError, brief
 
-UNPACKED = "environment"  # the directory in which executors find it
+UNPACKED = "environment"  # the directory in which executors unpack the file
 
 
 def pack(
     output: str = "environment.tar.gz", prefix: str = sys.prefix, *, python_prefix: str = "", level: int = 1
 ) -> str:
-    """Pack an environment; a file of that name is replaced.
+    """Pack an environment; an existing file is replaced.
 
     Args:
-        output: str. The file: .tar.gz, .tgz or .zip.
-        prefix: str. The environment's directory. Defaults to this process'.
-        python_prefix: str. Where executors have the Python that a venv was made with, such as "/usr". Defaults to where
-            it is here.
-        level: int. How hard to compress, 0 to 9; 1 takes a tenth of the time of 9 and gives files little larger.
+        output: str. The file: .tar.gz, .tgz or .zip. Defaults to "environment.tar.gz".
+        prefix: str. The directory of the environment. Defaults to that of this process.
+        python_prefix: str. The prefix on the executors of the Python from which a venv was created, such as "/usr".
+            Defaults to the same as here.
+        level: int. The compression level, 0 to 9. Level 1 takes a tenth of the time of 9, and the file is only a little
+            larger. Defaults to 1.
 
     Returns:
         The file.
 
     Raises:
-        InvalidInputError: no environment, one with packages that are installed as editable, or the library is missing.
+        InvalidInputError: there is no environment, the packing library is missing, or it failed, for example because of
+            packages in editable mode.
     """
     if not output.endswith((".tar.gz", ".tgz", ".zip")):
         raise InvalidInputError(f"{output}: Spark unpacks .tar.gz, .tgz and .zip.")
@@ -58,7 +60,7 @@ def pack(
         how |= {"python_prefix": python_prefix} if python_prefix else {}
     try:
         return str(call(**how))
-    except Exception as error:  # each library has one of its own
+    except Exception as error:  # the two libraries raise different types
         raise InvalidInputError(
             f"{name} cannot pack {prefix}: {brief(error)}. What is installed as editable does not travel: install it "
             "as a wheel (pip install .)."
@@ -66,13 +68,13 @@ def pack(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack, and say how the file is used.
+    """Pack an environment, and print how to use the file.
 
     Args:
-        argv: the arguments; those of this process when None.
+        argv: the arguments. Defaults to those of this process.
 
     Returns:
-        0; 2 where it cannot be packed.
+        0; 2 if the environment cannot be packed.
     """
     parser = argparse.ArgumentParser(prog="python -m choros.spark.pack_environment", description=__doc__)
     parser.add_argument("output", nargs="?", default="environment.tar.gz", help="default: environment.tar.gz")

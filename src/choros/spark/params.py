@@ -1,4 +1,4 @@
-"""The parameters that the estimator and the model share, by Spark's names."""
+"""The Params that the estimator and the model share, with Spark's names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from choros.errors import InvalidInputError
 
 
 def param(name: str, words: str, kind: Any = None, least: float | None = None, above: float | None = None) -> Any:
-    """Return the declaration of a parameter.
+    """Return the declaration of a Param.
 
     Args:
-        name: str. The attribute that it is assigned to.
-        words: str. What it is.
-        kind: type converter; None takes what JSON can hold.
-        least: the smallest number that it may be, or None. Others raise InvalidInputError as soon as they are set.
-        above: the number that it must be larger than, or None.
+        name: str. The attribute to which the Param is assigned.
+        words: str. The description.
+        kind: type converter. By default the value is kept.
+        least: smallest permitted number, or None. A smaller value raises InvalidInputError when it is set.
+        above: exclusive lower bound, or None. Other values raise InvalidInputError when they are set.
     """
     convert = kind or TypeConverters.identity
 
@@ -34,10 +34,10 @@ def param(name: str, words: str, kind: Any = None, least: float | None = None, a
 
 
 class ColumnParams(Params):  # type: ignore[misc]
-    """The columns that a model reads and writes.
+    """Params for the columns that a model reads and writes.
 
-    Columns that are read may be a name; a list of names, one for each input or output of a model with several, else put
-    together into one vector; or a dict from the model's own names to these.
+    Columns to read are a name, a list of names, or a dict from the model's names to these. A list has one name for each
+    input or output. For a single input or output, the columns of a list are concatenated into one vector.
     """
 
     featuresCol = param("featuresCol", "what the model reads: a column, a list of columns, or a dict")
@@ -63,10 +63,10 @@ class ColumnParams(Params):  # type: ignore[misc]
         )
 
     def setParams(self, **given: Any) -> Any:
-        """Set parameters by name; None leaves one as it is.
+        """Set Params by name; None keeps the present value.
 
         Raises:
-            InvalidInputError: there is no such parameter, or it cannot have that value.
+            InvalidInputError: there is no such Param, or a number is out of range.
         """
         for name, value in given.items():
             if not self.hasParam(name):
@@ -77,10 +77,10 @@ class ColumnParams(Params):  # type: ignore[misc]
         return self
 
     def value(self, name: str) -> Any:
-        """Return a parameter's value, None where it has none.
+        """Return the value of a Param; None if it has no value.
 
         Raises:
-            InvalidInputError: one that cannot be; grids of parameters are set unseen.
+            InvalidInputError: the value is invalid. Spark does not check the values of a parameter grid.
         """
         one = self.getParam(name)
         return one.typeConverter(self.getOrDefault(one)) if self.isDefined(one) else None

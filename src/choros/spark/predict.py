@@ -1,4 +1,4 @@
-"""Prediction in a task: the model is read once a process, and rows go through it in batches of few sizes."""
+"""Prediction in a task. A process loads the model once, and predicts in batches of few sizes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from choros.spark.task_process import hold_back, keras_there, on_cpu_unless_give
 from choros.training.model_io.serialization import PackedModel
 from choros.types import Array
 
-_MOST = 3  # models that a process keeps
+_MOST = 3  # most models that a process keeps
 _kept: OrderedDict[str, Any] = OrderedDict()
 
 
 @dataclass(frozen=True)
 class PredictTask:
-    """The message to the tasks.
+    """The message that the driver sends to the tasks.
 
     Attributes:
-        model: PackedModel. weights: list of its variables' values.
-        keras: dict. The caller's Keras, see ``keras_here``.
-        version: str. The caller's choros.
-        columns: Columns. What the model reads.
-        kept: int. How many of the first columns are passed on.
+        model: PackedModel.
+        weights: list of arrays. The values of the model's variables.
+        keras: dict. Backend and settings of the driver's Keras; see ``keras_here``.
+        version: str. The driver's version of choros.
+        columns: Columns. The columns that the model reads.
+        kept: int. Number of the first columns that are kept.
         outputs: list of Output.
-        batch_size: int.
+        batch_size: int. Largest number of rows in a batch.
     """
 
     model: PackedModel
@@ -47,7 +48,7 @@ class PredictTask:
 
     @cached_property
     def key(self) -> str:
-        """Tells one model from another."""
+        """A hash of the model and its weights."""
         digest = hashlib.sha256(self.model.code)
         for array in (*self.model.arrays, *self.weights):
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -55,7 +56,7 @@ class PredictTask:
 
 
 def predict(order: PredictTask, batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches with the columns of the prediction after those that are kept (what runs in each task)."""
+    """Yield the batches with the kept columns and then those of the prediction. It runs in each task."""
     from choros.spark.pyarrow import batch_of
 
     for batch in batches:
@@ -65,7 +66,7 @@ def predict(order: PredictTask, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def answer(order: PredictTask, given: Iterable[Any]) -> Iterator[Any]:
-    """Yield the columns of the prediction, as one of structs, for the columns that the model reads."""
+    """Yield a column of structs with the prediction, for batches of the columns that the model reads."""
     from choros.spark.pyarrow import struct_of
 
     for columns in given:
@@ -99,12 +100,12 @@ def _made(order: PredictTask, given: dict[str, Any]) -> list[tuple[str, Array]]:
 
 
 def fitting(rows: int, most: int, sizes: set[int]) -> int:
-    """Return the rows of a batch in which some rows are predicted: few sizes are compiled, and little is filled up.
+    """Return a batch size for some rows. Few sizes are compiled, and padding is small.
 
     Args:
-        rows: int. To be predicted now.
-        most: int. Of a batch.
-        sizes: set of int. That were compiled before; a new one is added.
+        rows: int. Number of rows to predict.
+        most: int. Largest number of rows in a batch.
+        sizes: set of int. The sizes that were compiled before. A new size is added.
 
     Example:
         >>> known = set()
@@ -120,7 +121,7 @@ def fitting(rows: int, most: int, sizes: set[int]) -> int:
 
 
 def load(order: PredictTask) -> tuple[Any, set[int]]:
-    """Return the model, read in this process once, and the sizes of the batches that it has predicted."""
+    """Return the model, which is loaded once in this process, and the batch sizes that it has compiled."""
     key = order.key
     if key not in _kept:
         same_version(order.version)
@@ -134,13 +135,13 @@ def load(order: PredictTask) -> tuple[Any, set[int]]:
 
 
 def values(model: Any, x: Any, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
-    """Return a model's outputs for some rows, in batches that are all of one size.
+    """Return a model's outputs for some rows, computed in batches of one size. The last batch is padded with zeros.
 
     Args:
         model: keras.Model.
-        x: names of arrays, nested as the model takes them.
-        arrays: by name, of shape (rows, ...).
-        rows: int.
+        x: names of arrays, nested like the model's inputs.
+        arrays: arrays by name, of shape (rows, ...).
+        rows: int. Number of rows.
         size: int. Rows of a batch.
     """
     parts: list[list[Array]] = []

@@ -1,4 +1,4 @@
-"""The names and shapes of a model's inputs and outputs, and the meaning of its outputs to Spark."""
+"""The names and shapes of a model's inputs and outputs, and the columns of its predictions in Spark."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CLASSES = re.compile("crossentropy|categorical|hinge|nll", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a model, and the columns that are made of it.
+    """One output of a model, and the columns of its predictions.
 
     Attributes:
-        kind: "classes" (a value for each class), "two" (the probability of the second of two), "value" (one number) or
-            "vector".
-        logits: bool. Whether the values of classes are to become probabilities.
+        kind: "classes" (a value for each class), "two" (one value for the second of two classes), "value" (one number)
+            or "vector".
+        logits: bool. Whether the values of classes are logits, which are converted to probabilities.
         prediction, probability, raw: str. Names of columns, "" for none.
     """
 
@@ -35,7 +35,7 @@ class Output:
     raw: str
 
     def columns(self, found: Array) -> dict[str, Array]:
-        """Return what the columns hold for a model's values of shape (rows, ...).
+        """Return the columns by name for the model's values of shape (rows, ...).
 
         Example:
             >>> Output("classes", False, "p", "", "").columns(np.array([[0.1, 0.9]]))
@@ -63,7 +63,7 @@ class Output:
         return {name: column for name, column in made.items() if name}
 
     def names(self) -> list[tuple[str, bool]]:
-        """Return the names of the columns, and whether each is a vector."""
+        """Return pairs of the name of each column and whether it is a vector."""
         found = [(self.prediction, False)] if self.kind != "vector" else []
         if self.kind in ("two", "classes"):
             found.append((self.probability, True))
@@ -73,7 +73,7 @@ class Output:
 
 
 def softmax(values: Array) -> Array:
-    """Return each row's exponentials, divided by their sum.
+    """Return the softmax of each row.
 
     Example:
         >>> softmax(np.zeros((1, 2))).tolist()
@@ -85,19 +85,19 @@ def softmax(values: Array) -> Array:
 
 
 def inputs_of(model: Any) -> Named | None:
-    """Return the names and row shapes of a model's inputs, None where it does not know them."""
+    """Return the names and row shapes of a model's inputs; None if they are unknown."""
     try:
         return [(str(one.name), tuple(one.shape[1:])) for one in model.inputs]
-    except (AttributeError, TypeError, ValueError):  # Keras' ways to say that it is not built
+    except (AttributeError, TypeError, ValueError):  # raised by Keras if the model is not built
         return None
 
 
 def outputs_of(model: Any) -> Named | None:
-    """Return the names and row shapes of a model's outputs, None where it does not know them."""
+    """Return the names and row shapes of a model's outputs; None if they are unknown."""
     try:
         names = list(getattr(model, "output_names", None) or [one.name for one in model.outputs])
         given = getattr(model, "_outputs_struct", None)
-        if isinstance(given, dict) and len(given) == len(names):  # the keys are what losses and targets go by
+        if isinstance(given, dict) and len(given) == len(names):  # losses and targets use the keys of the dict
             names = sorted(given)
         return [(str(name), tuple(one.shape[1:])) for name, one in zip(names, model.outputs, strict=True)]
     except (AttributeError, TypeError, ValueError):
@@ -105,16 +105,16 @@ def outputs_of(model: Any) -> Named | None:
 
 
 def classed(columns: Columns, model: Any) -> Columns:
-    """Return the columns with how many classes there are, for labels that a sparse loss takes as class numbers.
+    """Return the columns with the number of classes, for labels that are class indices of a sparse loss.
 
     Args:
-        columns: as ``normalise`` made them of the model's outputs.
+        columns: a result of ``normalise`` with the model's outputs.
         model: a compiled keras.Model.
     """
     from choros.backends.driver_model import pairs
 
     outputs, y = outputs_of(model) or [], columns.y
-    if isinstance(y, list):  # a dict of losses goes by names
+    if isinstance(y, list):  # a dict of losses has the names of outputs as keys
         y = {name: one for (name, _), one in zip(outputs, y, strict=False)} if isinstance(model.loss, dict) else y
     if isinstance(y, dict):
         sizes = {y[name]: shape for name, shape in outputs if name in y}
@@ -137,7 +137,7 @@ def _takes_numbers(loss: Any) -> bool:
 
 
 def features_of(model: Any, features: Any) -> Any:
-    """Return the features as the model takes them: a list for a model whose inputs are a dict becomes one."""
+    """Return the features in the structure of the model's inputs: a list becomes a dict if the inputs are a dict."""
     given = getattr(model, "_inputs_struct", None)
     inputs = inputs_of(model)
     if isinstance(given, dict) and isinstance(features, (list, tuple)) and inputs and len(features) == len(inputs) > 1:
@@ -148,16 +148,16 @@ def features_of(model: Any, features: Any) -> Any:
 def describe(
     model: Any, task: str, prediction: Any, probability: Any, raw: Any, outputs: Named | None = None
 ) -> list[Output]:
-    """Return what each output of a model means.
+    """Return a description of each output of a model.
 
     Args:
         model: keras.Model, compiled or not.
         task: "auto", or one of ``KINDS`` for all outputs.
-        prediction: name of a column, to which an output's own name is added where there are several; or a dict from
-            the outputs' names to columns. "" leaves it out.
+        prediction: name of a column. With several outputs, the name of each output is appended. Or a dict from the
+            outputs' names to columns. "" omits the column.
         probability: the same.
         raw: the same.
-        outputs: the model's; None asks it.
+        outputs: names and row shapes of the outputs. Defaults to those of the model.
 
     Raises:
         InvalidInputError: there is no such task.

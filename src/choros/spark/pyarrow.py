@@ -1,4 +1,4 @@
-"""Arrow's batches as arrays, without a copy where they lie right, and arrays as Arrow's batches."""
+"""Conversion of Arrow batches to numpy arrays, without a copy if possible, and of arrays to Arrow batches."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from choros.spark.task_slots import setting
 from choros.types import Array
 
 _ROWS_OF_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_BYTES_OF_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"  # of Spark 4
-_LARGEST = 2**31 - 1  # bytes that offsets of 32 bits reach
+_BYTES_OF_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"  # exists since Spark 4
+_LARGEST = 2**31 - 1  # most bytes of a column with 32-bit offsets
 
 
 def to_array(column: Any, leaf: ColumnSpec) -> Array:
     """Return the rows of one column of a batch.
 
     Args:
-        column: pyarrow.Array, as ``normalise`` made it.
-        leaf: what it is.
+        column: pyarrow.Array, a column of a frame of ``normalise``.
+        leaf: its description.
 
     Returns:
-        Array of shape (rows, ...): read-only, and a view of Arrow's memory where no row need be moved.
+        Array of shape (rows, ...). It is read-only and a view of Arrow's memory, except for images with color channels.
 
     Raises:
-        InvalidDataError: there are nulls, rows of different lengths, or numbers of classes that there are not.
+        InvalidDataError: there are nulls, rows of different lengths or of a wrong shape, or invalid class indices.
 
     Example:
         >>> rows = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32()))
@@ -104,7 +104,7 @@ def _images(column: Any, leaf: ColumnSpec) -> Array:
     images = found.reshape(len(column), *sizes)
     if sizes[2] < 3:
         return images
-    return images[..., [2, 1, 0, *range(3, sizes[2])]]  # Spark's are blue, green, red
+    return images[..., [2, 1, 0, *range(3, sizes[2])]]  # Spark stores the channels as blue, green, red
 
 
 def _shaped(found: Array, leaf: ColumnSpec) -> Array:
@@ -118,7 +118,7 @@ def _shaped(found: Array, leaf: ColumnSpec) -> Array:
 
 
 def batch_of(columns: Sequence[tuple[str, Any]]) -> Any:
-    """Return a batch of named columns, arrays of Arrow or of numpy; two-dimensional ones become lists.
+    """Return an Arrow batch of named columns of Arrow or numpy. Arrays with several axes become lists.
 
     Example:
         >>> batch_of([("a", np.zeros((2, 3), "float32"))]).num_rows
@@ -128,7 +128,7 @@ def batch_of(columns: Sequence[tuple[str, Any]]) -> Any:
 
 
 def struct_of(columns: Sequence[tuple[str, Any]]) -> Any:
-    """Return one column of structs of named arrays.
+    """Return one column of structs, whose fields are the named arrays.
 
     Example:
         >>> struct_of([("a", np.zeros(2)), ("b", np.ones((2, 1)))]).to_pylist()
@@ -149,11 +149,11 @@ def _column(values: Any) -> Any:
 
 
 def hinted(call: Callable[[Any], Any], columns: int) -> Any:
-    """Return a function of an iterator of columns with the hints by which Spark knows what kind it is.
+    """Return a function of an iterator with the type hints from which Spark infers the kind of the UDF.
 
     Args:
-        call: of that iterator.
-        columns: int. How many there are.
+        call: a function of an iterator of columns.
+        columns: int. Number of columns.
     """
 
     def of_one(given: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -166,7 +166,7 @@ def hinted(call: Callable[[Any], Any], columns: int) -> Any:
 
 
 def payload(rank: int, data: bytes, most: int) -> Iterator[Any]:
-    """Yield a rank's bytes as rows of at most ``most`` bytes: rank, part, payload."""
+    """Yield a rank's bytes as rows (rank, part, payload) of at most ``most`` bytes."""
     parts: Sequence[bytes] = [data[at : at + most] for at in range(0, len(data), most)] or [b""]
     for number, part in enumerate(parts):
         yield pa.RecordBatch.from_arrays(
@@ -176,16 +176,16 @@ def payload(rank: int, data: bytes, most: int) -> Iterator[Any]:
 
 
 def refuse_large_batches(session: Any, batches: Sequence[Any]) -> None:
-    """Refuse rows so large that Spark would put more than 2 GB of one column into an Arrow batch.
+    """Refuse rows so large that an Arrow batch of Spark would have more than 2 GB in one column.
 
-    Spark counts the rows of a batch, and the offsets of a column's values have 32 bits.
+    Spark limits only the number of rows in a batch, and the offsets of a column have 32 bits.
 
     Args:
         session: SparkSession.
-        batches: pyarrow.RecordBatch, the first rows of the frame.
+        batches: list of pyarrow.RecordBatch with the first rows of the frame.
 
     Raises:
-        InvalidInputError: names the column and the setting.
+        InvalidInputError: a column is too large. The message names it and the setting that limits the rows.
     """
     rows = sum(batch.num_rows for batch in batches)
     limit = int(setting(session, _ROWS_OF_BATCH, "10000"))
@@ -202,7 +202,7 @@ def refuse_large_batches(session: Any, batches: Sequence[Any]) -> None:
 
 
 def few(frame: Any) -> list[Any]:
-    """Return the rows of a small frame as batches; Spark 3.5 has no way of its own for that."""
+    """Return the rows of a small frame as Arrow batches. Spark 3.5 lacks ``toArrow``, so rows are collected there."""
     if hasattr(frame, "toArrow"):
         batches: list[Any] = frame.toArrow().to_batches()
         return batches

@@ -1,7 +1,7 @@
-"""A task's rows as arrays on its own disk: written once as they come, mapped, and gone with the process.
+"""The rows of a task as memory-mapped arrays on a local disk. They are written once and deleted with the process.
 
-As fast as memory while the system's cache has room, and larger than memory where it has not. The files have no name, so
-a task that is killed leaves nothing behind.
+While the page cache has space, access is as fast as memory. The rows may also be larger than the memory. The files have
+no name, so a killed task leaves no files.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Form = tuple[str, tuple[int, ...]]  # dtype, shape of a row
 
 
 class Rows:
-    """One array that grows: a file without a name.
+    """One array that grows, in an anonymous temporary file.
 
     Args:
-        said: str. What it is, for errors.
-        folder: str. Where the file is made, readable by its owner alone.
+        said: str. Its description in error messages.
+        folder: str. The directory of the file.
 
     Example:
         >>> rows = Rows("the column 'x'", tempfile.gettempdir())
@@ -43,10 +43,10 @@ class Rows:
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by close()
 
     def append(self, rows: Array) -> None:
-        """Write rows after those that are there.
+        """Append rows.
 
         Raises:
-            InvalidDataError: they are of another shape, or the disk is full.
+            InvalidDataError: the rows have another shape or dtype, or the disk is full.
         """
         form = rows.dtype.name, tuple(rows.shape[1:])
         if not len(rows):
@@ -67,10 +67,10 @@ class Rows:
         self.count += len(rows)
 
     def array(self, form: Form | None = None) -> Array:
-        """Return all rows, mapped and read-only.
+        """Return all rows as a read-only mapping.
 
         Args:
-            form: dtype and shape of a row where there is none here, as other tasks have seen it.
+            form: dtype and row shape from other tasks, for an array without rows.
         """
         dtype, shape = self.form or form or ("float32", ())
         if not self.count:
@@ -82,17 +82,17 @@ class Rows:
         return np.memmap(place, dtype, "r", 0, (self.count, *shape))
 
     def close(self) -> None:
-        """Let the file go; arrays that are in use stay as they are."""
+        """Close the file. Arrays that are in use stay valid."""
         self._file.close()
 
 
 @dataclass(frozen=True)
 class Data:
-    """One task's rows, nested as the model takes them.
+    """The rows of one task, nested like the model's inputs and outputs.
 
     Attributes:
         x, y, weight: arrays of shape (rows, ...), mapped and read-only; ``y`` and ``weight`` may be None.
-        rows: int.
+        rows: int. Number of rows.
     """
 
     x: Any
@@ -102,11 +102,11 @@ class Data:
 
 
 class RowStore:
-    """The files into which a task's batches are written.
+    """The files with the rows of a task.
 
     Args:
-        columns: what the columns of a batch mean.
-        folder: str. Of the task's own; see ``local_folder``.
+        columns: the meaning of the columns of a batch.
+        folder: str. A local directory; see ``local_folder``.
     """
 
     def __init__(self, columns: Columns, folder: str) -> None:
@@ -118,10 +118,10 @@ class RowStore:
         """Write all batches.
 
         Args:
-            batches: pyarrow.RecordBatch, of a frame that ``normalise`` made.
+            batches: iterable of pyarrow.RecordBatch, of a frame of ``normalise``.
 
         Raises:
-            InvalidDataError: nulls, rows of different lengths, a full disk.
+            InvalidDataError: there are nulls or rows of different lengths, or the disk is full.
         """
         from choros.spark.pyarrow import to_array
 
@@ -136,15 +136,15 @@ class RowStore:
                     self._kept[name, True].append(rows[mark])
 
     def forms(self) -> dict[str, Form]:
-        """Return the form of each array that has a row here."""
+        """Return the dtype and row shape of each array that has rows."""
         return {name: rows.form for (name, _), rows in self._kept.items() if rows.form is not None}
 
     def data(self, forms: dict[str, Form], validation: bool = False) -> Data:
         """Return the rows.
 
         Args:
-            forms: of all tasks.
-            validation: those that validate.
+            forms: dtype and row shape of each array over all tasks, for arrays without rows.
+            validation: True for the rows of validation. Defaults to False.
         """
 
         def nested(names: Any) -> Any:
@@ -161,20 +161,20 @@ class RowStore:
         return Data(nested(c.x), nested(c.y), nested(c.weight), rows)
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for rows in self._kept.values():
             rows.close()
 
 
 def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
-    """Return the form of each array, which is one for all tasks.
+    """Return the dtype and row shape of each array, which must be equal in all tasks.
 
     Args:
-        columns: what the names mean.
-        said: by each task, the forms that it has seen.
+        columns: the meaning of the names.
+        said: for each task, the forms of its arrays.
 
     Raises:
-        InvalidDataError: tasks have seen different ones.
+        InvalidDataError: tasks have different forms of an array.
 
     Example:
         >>> from choros.spark.feature_columns import ColumnSpec
@@ -195,10 +195,10 @@ def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
 
 
 def local_folder(number: int) -> str:
-    """Return a folder for a task's files: one of Spark's own local ones, else that of temporary files.
+    """Return a directory for a task's files: one of Spark's local directories, else that of temporary files.
 
     Args:
-        number: int. The task's, so that several tasks use several disks.
+        number: int. Index of the task, so that tasks use different disks.
 
     Example:
         >>> os.path.isdir(local_folder(0))

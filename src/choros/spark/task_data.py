@@ -1,4 +1,4 @@
-"""The sources of a task's batches: the rows of a frame that it holds, or data that have travelled with the stage."""
+"""The sources of a task's batches: rows of a frame in its partition, or data from the stage's closure."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ from choros.types import Array, Batch
 
 @dataclass(frozen=True)
 class PartitionRows:
-    """Rows of a frame, of which each task holds some.
+    """Rows of a frame; each task holds those of its partition.
 
     Attributes:
-        first: (tree, arrays). Some rows, as ``packing.flat`` took them apart.
+        first: (tree, arrays). Some rows, a result of ``choros.data.serialization.flat``.
     """
 
     first: tuple[Any, list[Array]]
 
     def sources(self, task: Task, job: FitConfig, group: Group, alone: bool) -> tuple[Any, Any]:
-        """Return what to train on, and what to validate with or None.
+        """Return the sources of training and of validation; None for the latter if there is no validation.
 
         Args:
-            task: this one.
-            job: what to do.
-            group: the tasks.
-            alone: whether this is a member of an ensemble.
+            task: this task.
+            job: the fit.
+            group: the group of all tasks.
+            alone: whether this task is a member of an ensemble.
         """
         first, floatx = _batch(self.first), job.keras["floatx"]
         source = _held(task.data, task.rows, first, floatx, alone)
         if task.validation is None or not any(task.validation_rows):
             return source, None
         validation: Any = _held(task.validation, task.validation_rows, first, floatx, alone)
-        # of those that meet alone, whoever ends an epoch last validates, by itself
+        # of asynchronous ranks, the last one to end an epoch validates, so each rank needs the rows of all
         return source, _all_of(validation, group) if job.alone else validation
 
 
 @dataclass(frozen=True)
 class BroadcastData:
-    """Arrays, names of files and code that have travelled with the stage, whole to each task.
+    """Arrays, names of files and code from the stage's closure, complete in each task.
 
     Attributes:
-        arrays: list. code: list of bytes. As ``packing.pack`` made them.
-        seed: int. By which members of an ensemble divide the rows.
+        arrays: list of arrays, from ``choros.data.serialization.pack``.
+        code: list of bytes, from ``choros.data.serialization.pack``.
+        seed: int. The seed by which rows are divided among the members of an ensemble.
     """
 
     arrays: list[Array]
@@ -59,7 +60,7 @@ class BroadcastData:
     seed: int
 
     def sources(self, task: Task, job: FitConfig, group: Group, alone: bool) -> tuple[Any, Any]:
-        """Return what to train on, and what to validate with or None."""
+        """Return the sources of training and of validation; None for the latter if there is no validation."""
         source, validation = unpack_sources(job, self.arrays, self.code)
         if alone:
             source = source.part(task.rank, task.size, self.seed)
@@ -82,9 +83,9 @@ def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool)
 
 
 def _all_of(held: PartitionedSource, group: Group) -> ArraySource:
-    """Return the rows of all ranks, for each of them."""
+    """Return a source with the rows of all ranks, on each rank."""
     if group.size == 1:
-        assert held.inner is not None  # noqa: S101 - there are rows, and nobody else has any
+        assert held.inner is not None  # noqa: S101 - the only rank holds all rows
         return held.inner
     own = held.inner
     mine = held.first if own is None else Batch(own.x, own.y, own.sample_weight, rows=own.rows, total=own.rows)

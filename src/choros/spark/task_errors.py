@@ -1,4 +1,4 @@
-"""Errors of tasks in the caller's words: the worker's traceback, and none of the JVM's."""
+"""Errors of tasks for the user: with the worker's Python traceback, without the traceback of the JVM."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from choros.launch.process.failure_report import failure, is_echo, raised
 
 _SAID = re.compile(r"<choros:([A-Za-z0-9+/=]+)>")
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b|\[OPERATION_CANCELED\b")
-_MOST = 16_000  # characters of a traceback
-_WAIT = 2.0  # seconds in which the task that failed first is heard first
+_MOST = 16_000  # most characters of a traceback
+_WAIT = 2.0  # seconds that other tasks wait, so that the task that failed first is reported first
 _ELSEWHERE = (
     "The executors' Python needs what this one has: install it there (pip install 'choros[spark,jax]', or with "
     "this one's backend), or ship an environment with spark.archives and PYSPARK_PYTHON."
@@ -25,20 +25,20 @@ _ELSEWHERE = (
 
 
 class Cancelled(WorkerFailedError):
-    """Somebody cancelled the job, who would not have it begin again."""
+    """The job was cancelled in Spark, so it must not be restarted."""
 
 
 class TaskFailedError(RuntimeError):
-    """The error of a task, with all that the caller needs to know in its text."""
+    """The error of a task. Its text contains all facts for the driver."""
 
 
 def report(error: BaseException, rank: int, size: int) -> TaskFailedError:
-    """Return the exception with which a task tells why it failed; one that only lost another waits a while first.
+    """Return the exception that a failed task raises. If it failed only because another task did, wait 2 s first.
 
     Args:
-        error: what was raised.
-        rank: int. Which one raised it.
-        size: int. How many there are.
+        error: the exception.
+        rank: int. The rank of the task.
+        size: int. Number of tasks.
 
     Example:
         >>> failed = report(ValueError("wrong"), 1, 2)
@@ -48,18 +48,18 @@ def report(error: BaseException, rank: int, size: int) -> TaskFailedError:
     event = raised(error)
     event["traceback"] = str(event["traceback"])[-_MOST:]
     if is_echo(event):
-        time.sleep(_WAIT)  # Spark ends this process as soon as the other one has failed
+        time.sleep(_WAIT)  # meanwhile Spark ends this process because of the other failure
     text = json.dumps({"rank": rank, "size": size, "event": event})
-    words = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # for those who read Spark's logs
+    words = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # readable text for Spark's logs
     return TaskFailedError(f"{words} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
 
 
 def translate(error: BaseException, size: int) -> BaseException:
-    """Return what to raise for the exception with which a job ended.
+    """Return the exception to raise in the driver for the exception of a job.
 
     Args:
-        error: of pyspark.
-        size: int. How many workers there were.
+        error: the exception of pyspark.
+        size: int. Number of workers.
     """
     if isinstance(error, ChorosError) or type(error).__name__ in ("AnalysisException", "ParseException"):
         return error
@@ -106,7 +106,7 @@ def _told(one: dict[str, Any]) -> BaseException:
 
 
 def _lost(text: str, size: int) -> WorkerFailedError:
-    """A task of which nothing was heard but what Spark says."""
+    """Return the error for a task that sent no report, from the text of Spark."""
     rank = re.search(r"ResultTask\(\d+, (\d+)\)|[Tt]ask (\d+)(?:\.\d+)? in stage", text)
     host = re.search(r"\(TID \d+\) \(([^ )]+) executor", text)
     number = int(next(filter(None, rank.groups()), 0)) if rank else 0

@@ -1,4 +1,4 @@
-"""A task's Python process: its cores and devices, set before any framework is imported, and the caller's Keras."""
+"""Set-up of a task's Python process: cores and devices, before any framework is imported, and the driver's Keras."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _FRAMEWORKS = ("jax", "torch", "tensorflow")
 
 
 def hold_back(context: Any) -> tuple[int, list[str]]:
-    """Keep this process to its task's cores and devices.
+    """Limit this process to the cores and devices of its task.
 
     Args:
         context: pyspark TaskContext.
 
     Returns:
-        The number of cores, and the addresses of the GPUs that Spark gave this task.
+        The number of cores, and the addresses of the GPUs that Spark assigned to this task.
 
     Raises:
-        InvalidInputError: a process that is used again has loaded a framework with other GPUs.
+        InvalidInputError: Spark reuses this process, and it has already imported a framework with other GPUs.
     """
     cores = max(int(context.cpus()), 1)
     for name, value in variables(cores, keep=os.environ).items():
@@ -50,9 +50,9 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
 
 
 def _keep_compiled() -> None:
-    """Have JAX keep what it compiles where the application's files are, which Spark takes away with it.
+    """Set JAX's compilation cache to a local directory of the application, which Spark deletes at the end.
 
-    Each run makes its step anew; of the same model it need not be compiled anew, whichever process runs the task.
+    Each run traces its step again. With the cache, the step of the same model is not compiled again in another process.
     """
     if os.environ.get("SPARK_LOCAL_DIRS"):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(local_folder(0), "choros-jax"))
@@ -61,10 +61,10 @@ def _keep_compiled() -> None:
 
 
 def same_version(version: str) -> None:
-    """Refuse a process with another choros than the caller's.
+    """Refuse a process with another version of choros than the driver.
 
     Raises:
-        InvalidInputError: says which.
+        InvalidInputError: the versions differ. The message contains both.
     """
     if choros.__version__ != version:
         raise InvalidInputError(
@@ -74,7 +74,7 @@ def same_version(version: str) -> None:
 
 
 def keras_here() -> dict[str, Any]:
-    """Return the backend and the settings of this process' Keras, for tasks."""
+    """Return the backend and the settings of this process's Keras, for tasks."""
     import keras
 
     from choros.training.validation import keras_settings
@@ -83,14 +83,14 @@ def keras_here() -> dict[str, Any]:
 
 
 def keras_there(told: dict[str, Any]) -> None:
-    """Make this process' Keras like the caller's.
+    """Import Keras with the backend and the settings of the driver.
 
     Args:
-        told: what ``keras_here`` said.
+        told: a result of ``keras_here``.
 
     Raises:
-        InvalidInputError: a process that is used again has loaded Keras with another backend.
-        NoBackendError: the caller's backend is not installed here.
+        InvalidInputError: Spark reuses this process, and it has imported Keras with another backend.
+        NoBackendError: the driver's backend is not installed here.
     """
     if "keras" not in sys.modules:
         if not is_installed(told["backend"]):
@@ -115,10 +115,10 @@ def keras_there(told: dict[str, Any]) -> None:
 
 
 def on_cpu_unless_given(resources: Mapping[str, Any]) -> None:
-    """Keep JAX on the CPU in a task that Spark gave no GPU; ``JAX_PLATFORMS`` of the user's own stays.
+    """Restrict JAX to the CPU in a task without a GPU, unless ``JAX_PLATFORMS`` is set.
 
     Args:
-        resources: of the task, by name, as ``TaskContext.resources()`` returns them.
+        resources: the resources of the task by name, as ``TaskContext.resources()`` returns them.
     """
     if "gpu" not in resources:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

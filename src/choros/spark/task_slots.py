@@ -1,4 +1,4 @@
-"""The number of tasks that a cluster can run at once: a barrier stage needs as many, all free at the same time."""
+"""The number of tasks that a cluster can run at once. A barrier stage needs all its slots at the same time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from choros.errors import InvalidInputError
 
-_YOUNG = 30.0  # seconds after its start in which an application's executors may still be coming
-_SETTLED = 3.0  # seconds without a new one after which those that are there count as all
-_AGAIN = 60.0  # seconds in which executors that were lost may be replaced
-_seen: dict[str, int] = {}  # the most slots that an application had
+_YOUNG = 30.0  # seconds after the start of an application in which executors may still register
+_SETTLED = 3.0  # seconds without a change after which the number of slots is final
+_AGAIN = 60.0  # seconds to wait for replacements of lost executors
+_seen: dict[str, int] = {}  # the largest number of slots of each application
 
 
 def is_connect(thing: Any) -> bool:
-    """Return whether a session or a frame is Spark Connect's.
+    """Return whether a session or a frame belongs to Spark Connect.
 
     Example:
         >>> is_connect(object())
@@ -24,14 +24,14 @@ def is_connect(thing: Any) -> bool:
 
 
 def choose_workers(spark: Any, workers: int | str | None) -> int:
-    """Return how many workers to train with; refuse more than there are slots, before any job.
+    """Return the number of workers; refuse more workers than slots, before any job starts.
 
     Args:
         spark: SparkSession.
-        workers: int, or "auto": all task slots that are free.
+        workers: int; or "auto" or None for all free task slots, at least 1.
 
     Raises:
-        InvalidInputError: too few slots, dynamic allocation, or no number.
+        InvalidInputError: there are too few slots, dynamic allocation is on, or ``workers`` is invalid.
     """
     auto = workers in (None, "auto")
     if not auto and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
@@ -51,10 +51,10 @@ def choose_workers(spark: Any, workers: int | str | None) -> int:
 
 
 def refuse_dynamic(spark: Any) -> None:
-    """Refuse a session whose executors come and go, in which Spark runs no barrier stage.
+    """Refuse a session with dynamic allocation, in which Spark runs no barrier stage.
 
     Raises:
-        InvalidInputError: dynamic allocation is on.
+        InvalidInputError: dynamic allocation is on, and the master is not local.
     """
     if setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true" and not _local(spark):
         raise InvalidInputError(
@@ -69,23 +69,23 @@ def setting(spark: Any, name: str, default: str) -> str:
     Args:
         spark: SparkSession.
         name: str.
-        default: str. Where it is not set, or may not be read.
+        default: str. The result if the setting is not set or cannot be read.
     """
     try:
         return str(spark.conf.get(name, default))
-    except Exception:  # a server may keep its settings to itself
+    except Exception:  # a server may refuse to show a setting
         return default
 
 
 def _waited(spark: Any, wanted: int | None) -> tuple[int, int]:
-    """Slots, and how many of them are free, once an application that has just begun has its executors."""
+    """Return the numbers of slots and of free slots. If the application has just started, wait for its executors."""
     there, free = slots(spark)
     if is_connect(spark) or _local(spark):
         return there, free
     context, now = spark.sparkContext, time.monotonic()
     most = _seen.get(context.applicationId, 0)
     end = now + _YOUNG - (time.time() - context.startTime / 1000)
-    if there < (wanted or most) <= most:  # executors were lost; others come in their place
+    if there < (wanted or most) <= most:  # executors were lost, and may be replaced
         end = now + _AGAIN
     changed = now
     while time.monotonic() < end and (there < wanted if wanted else time.monotonic() - changed < _SETTLED or not there):
@@ -98,10 +98,10 @@ def _waited(spark: Any, wanted: int | None) -> tuple[int, int]:
 
 
 def slots(spark: Any) -> tuple[int, int]:
-    """Return how many tasks can run at once, and how many more can now.
+    """Return the number of tasks that can run at once, and the number that can start now.
 
     Args:
-        spark: SparkSession. Of Connect, which does not tell, it is what Spark takes for the default parallelism.
+        spark: SparkSession. Spark Connect reports neither number, so both are derived from the default parallelism.
     """
     if is_connect(spark):
         from pyspark.sql import functions as F
@@ -119,7 +119,7 @@ def slots(spark: Any) -> tuple[int, int]:
     scala = context._jsc.sc()
     try:
         there = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
-    except Exception:  # not every Spark has it under this name
+    except Exception:  # an internal method, which some versions of Spark lack
         there = int(context.defaultParallelism)
     tracker = context.statusTracker()
     stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]

@@ -1,4 +1,4 @@
-"""A Spark task as a worker: join the others, train on the rows that it holds, return the result."""
+"""A Spark task as a worker: it joins the other tasks, trains on its rows, and returns the result."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker.main import redraw_member
 from choros.types import Array
 
-_DIAL = 5.0  # seconds to reach the caller for; who cannot runs the callbacks here
+_DIAL = 5.0  # seconds to connect to the driver; without a connection, the callbacks run in this task
 
 
 @dataclass(frozen=True)
 class TrainTask:
-    """A fit as it travels to the tasks.
+    """A fit in the form that is sent to the tasks.
 
     Attributes:
-        job: FitConfig. As JSON.
+        job: FitConfig as JSON.
         model: PackedModel.
-        keras: dict. The caller's Keras, see ``keras_here``.
-        weights: list of bytes. All that rank 0's model is to hold.
-        home: dict. Where the caller is to be reached.
-        callbacks: bytes or None. The user's callbacks by cloudpickle, for when it is not.
+        keras: dict. Backend and settings of the driver's Keras; see ``keras_here``.
+        weights: list of bytes. The values of the variables of rank 0's model.
+        home: dict. The address of the driver.
+        callbacks: bytes or None. The user's callbacks by cloudpickle, for a task that cannot connect to the driver.
+        rows: PartitionRows or BroadcastData. The source of the batches.
         steps: int or None. Global batches in an epoch.
-        rows: Held or Sent. Where the batches come from.
-        watched: bool. Whether there are callbacks of the user's.
-        echo: bool. Whether the caller shows what the tasks print.
+        watched: bool. Whether there are user-defined callbacks.
+        echo: bool. Whether the driver shows the output of the tasks.
     """
 
     job: dict[str, Any]
@@ -64,7 +64,7 @@ class TrainTask:
     echo: bool = False
 
     def __call__(self, task: Task) -> bytes:
-        """Train; rank 0 returns the record of the run and the weights, members of an ensemble each their own."""
+        """Train; rank 0 returns the record of the run and the weights. In an ensemble, each member returns them."""
         if not task.gpus:
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -94,7 +94,7 @@ class TrainTask:
             if task.rank:  # a member of an ensemble, but not the first one
                 redraw_member(model, int(self.job["seed"]), task.rank)
             conductor = self._conductor(model, job, task)
-        else:  # gets the weights from rank 0
+        else:  # the weights come from rank 0
             conductor = CallbackRunner(model, None, 0, job.epochs, self.steps)
         algorithm = algorithms.from_config(job.algorithm)
         request = FitRequest(model, algorithm, job, source, validation, conductor, self.model, begun)
@@ -116,7 +116,7 @@ class TrainTask:
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
     def _conductor(self, model: Any, job: FitConfig, task: Task) -> CallbackRunner | RemoteCallbackRunner:
-        """Return the driver of the callbacks: the caller's if it can be reached, else callbacks that have travelled."""
+        """Return a runner for the driver's callbacks if the driver can be reached, else for copies in this task."""
         if task.rank == 0 and not (job.workers == 1 and task.size > 1):
             hello = {"rank": 0, "host": os.uname().nodename}
             try:
@@ -134,7 +134,7 @@ class TrainTask:
 
 
 def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
-    """Take apart what a task returned: what it told, and the weights as bytes."""
+    """Split the result of a task into the facts and the weights, as arrays of bytes."""
     length = int.from_bytes(payload[:4], "little")
     told: dict[str, Any] = json.loads(payload[4 : 4 + length])
     arrays, at = [], 4 + length
@@ -145,7 +145,7 @@ def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
 
 
 def _member(job: FitConfig, rank: int) -> FitConfig:
-    """The work of one member of an ensemble: its own rows, its own order, nobody to meet."""
+    """Return the fit of one member of an ensemble: one worker, with a separate seed, and no exchange."""
     return replace(
         job,
         algorithm={"name": "Single"},
@@ -158,7 +158,7 @@ def _member(job: FitConfig, rank: int) -> FitConfig:
 
 
 def _score(history: dict[str, list[float]]) -> float:
-    """The last loss, of validation where there is one."""
+    """Return the last validation loss; without validation the last loss, or infinity if there is none."""
     for name in ("val_loss", "loss"):
         if history.get(name):
             return float(history[name][-1])

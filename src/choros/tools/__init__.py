@@ -1,1 +1,1 @@
-"""Tools beside training: ``check``, ``doctor`` and ``demo``."""
+"""The tools ``check``, ``doctor`` and ``demo``."""

@@ -1,4 +1,4 @@
-"""The devices that Keras' backend computes on, and several of one CPU."""
+"""The devices of Keras' backend, and logical devices that divide one CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ __all__ = ["choose_devices", "limit_threads", "list_devices", "logical_devices",
 
 
 def list_devices(kind: str | None = None) -> list[str]:
-    """The devices that the backend computes on, as Keras names them.
+    """Return the names of the backend's devices in Keras' form.
 
     Args:
-        kind: "cpu", "gpu" or "tpu"; by default accelerators where there are any, else the CPU's.
+        kind: "cpu", "gpu" or "tpu". Defaults to accelerators if there are any, else the CPU.
 
     Returns:
-        Names such as ``"gpu:0"``. On PyTorch the CPU, one device to it, is listed as often as it has threads or
-        ``logical_devices`` was asked for: each stands for a part of the threads.
+        Names such as ``"gpu:0"``. PyTorch has one CPU device. It is listed once for each thread, or more often if
+        ``logical_devices`` requested more. Each name stands for a part of the threads.
+
+    Raises:
+        InvalidInputError: the kind is none of these.
 
     Example:
         >>> list_devices("cpu")[0]
@@ -34,16 +37,16 @@ def list_devices(kind: str | None = None) -> list[str]:
 
 
 def logical_devices(count: int) -> list[str]:
-    """Cut the CPU into several devices, before the backend is first used: to try what is meant for GPUs.
+    """Divide the CPU into several logical devices, to try code for several GPUs. Call it before the backend is used.
 
     Args:
-        count: how many.
+        count: number of devices, at least 1.
 
     Returns:
-        Their names.
+        The names of the devices.
 
     Raises:
-        InvalidInputError: the backend has been used already, and has fewer.
+        InvalidInputError: the backend is already in use and has fewer CPU devices, or the count is invalid.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidInputError(f"{count!r} devices: give a whole number, 1 or more.")
@@ -56,18 +59,18 @@ def logical_devices(count: int) -> list[str]:
 
 
 def choose_devices(devices: int | Sequence[str] | None) -> list[str]:
-    """The devices that are meant, as Keras names them.
+    """Return the names of the selected devices in Keras' form.
 
     Args:
-        devices: how many (-1: all that there are; where there is only a CPU that was not used yet, it is cut into as
-            many), or their names, also as TensorFlow writes them (``"/gpu:1"``, ``"/device:GPU:1"``); None is all.
+        devices: their number or their names. None and -1 select all. If there is only a CPU that is not in use yet, it
+            is divided into the requested number. TensorFlow's names (``"/gpu:1"``, ``"/device:GPU:1"``) are accepted.
 
     Raises:
-        InvalidInputError: one of them is not there, or is named twice.
+        InvalidInputError: a device does not exist, or is named twice.
     """
     if devices is None or isinstance(devices, int):
         if devices is not None and devices > 1:
-            with contextlib.suppress(InvalidInputError):  # the next lines say what there is
+            with contextlib.suppress(InvalidInputError):  # the error below lists the existing devices
                 logical_devices(devices)
         there = list_devices()
         count = len(there) if devices in (None, -1) else int(devices)
@@ -91,21 +94,21 @@ def choose_devices(devices: int | Sequence[str] | None) -> list[str]:
 
 
 def limit_threads(count: int) -> None:
-    """Have this thread compute with so many threads, where the backend can tell its threads apart (PyTorch)."""
+    """Set the number of threads for computations that this thread starts. Only PyTorch supports this."""
     if "torch" in sys.modules:
         importlib.import_module("choros.backends.devices.torch").limit(count)
 
 
 def scope(name: str) -> Any:
-    """A context in which Keras makes and computes things on a device."""
+    """Return a context in which Keras creates tensors and computes on a device."""
     import keras
 
-    one = keras.backend.backend() == "torch" and name.startswith("cpu")  # whose parts are only threads
+    one = keras.backend.backend() == "torch" and name.startswith("cpu")  # PyTorch has one CPU device
     return keras.device("cpu" if one else name)
 
 
 def place_of(model: Any) -> str | None:
-    """The device on which a built model's weights lie (PyTorch, TensorFlow); None where it has none."""
+    """Return the device of a built model's weights (PyTorch, TensorFlow); None if the model has no weights."""
     place: str | None = _backend().place_of(model)
     return place
 

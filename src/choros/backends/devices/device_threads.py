@@ -1,4 +1,4 @@
-"""A thread for each device of a worker, with cores and threads of its own where the device is the CPU."""
+"""One thread for each device of a worker. For a CPU device, the thread has separate cores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from choros.cluster.hardware.cpu_affinity import physical_cores
 
 
 class DeviceThreads:
-    """Threads that do the same thing, each in the scope of its own device.
+    """Threads that call the same function, each in the scope of one device.
 
     Args:
-        devices: names as Keras' (``"cpu:0"``).
+        devices: names in Keras' form (``"cpu:0"``).
 
     Example:
         >>> with DeviceThreads(["cpu:0"]) as crew:
@@ -34,7 +34,7 @@ class DeviceThreads:
         ]
 
     def each(self, function: Callable[[int], Any]) -> list[Any]:
-        """Call ``function(number of the device)`` in every thread; its values, or the first device's error."""
+        """Call ``function(index of the device)`` in every thread; return its values, or raise the first error."""
         return self._done([self._submit(number, function, number) for number in range(len(self.devices))])
 
     def first(self, function: Callable[[], Any]) -> Any:
@@ -46,11 +46,11 @@ class DeviceThreads:
 
     def _done(self, futures: list[Future[Any]]) -> list[Any]:
         for future in futures:
-            future.exception()  # all are done before one is heard
+            future.exception()  # wait for all threads before an error is raised
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the threads, once they have done what they were given."""
+        """End the threads after their pending calls."""
         for thread in self._threads:
             thread.shutdown()
 
@@ -64,7 +64,7 @@ class DeviceThreads:
 def _settle(name: str, cores: tuple[int, ...], threads: int) -> None:
     if name.startswith("cpu"):
         if cores:
-            os.sched_setaffinity(0, cores)  # of this thread, and of those that it starts
+            os.sched_setaffinity(0, cores)  # applies to this thread and to the threads that it starts
         limit_threads(threads)
 
 

@@ -1,9 +1,9 @@
-"""One replica over several devices of JAX: one compiled program, its rows divided, XLA's own sums between.
+"""One replica on several JAX devices: one compiled program on a mesh, with the rows of a batch sharded.
 
-A program whose input is divided by rows means the same as on one device, whatever it computes: the loss, its metrics,
-BatchNormalization's means and a Dropout's masks are those of the whole batch. What JAX asks for is that all parts are
-equally long, so the last are filled with zeros on the host, and inside the program the first thing is to take the
-real rows: XLA then keeps the uneven parts where they are, and leaves the filling out of every sum.
+The sharding of the input by rows does not change the result of a program. The loss, metrics, means of
+BatchNormalization and masks of Dropout are those of the whole batch. JAX requires shards of equal length. The last
+shards are therefore padded with zeros on the host, and the program first slices the real rows. XLA keeps the uneven
+shards on their devices, and excludes the padding from every sum.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ROWS = "batch"
 
 
 class MeshSharding:
-    """A mesh of devices, and how a replica's variables and batches lie on it.
+    """A mesh of devices, and the sharding of a replica's variables and batches on it.
 
     Args:
         mesh: the devices.
-        axis: the mesh's axis along which a batch's rows are divided; None, or one it has not, divides nothing.
+        axis: the mesh axis along which rows are divided. With None or an unknown axis, rows are not divided.
     """
 
     def __init__(self, mesh: Mesh, axis: str | None = _ROWS) -> None:
@@ -36,29 +36,29 @@ class MeshSharding:
 
     @classmethod
     def over(cls, devices: Sequence[str]) -> MeshSharding:
-        """Each device has all weights, and its share of the rows.
+        """Return a sharding in which each device has all weights and a share of the rows.
 
         Args:
-            devices: names as Keras' (``"cpu:0"``, ``"gpu:1"``).
+            devices: names in Keras' form (``"cpu:0"``, ``"gpu:1"``).
         """
         return cls(Mesh(np.array([device(name) for name in devices]), (_ROWS,)))
 
     @classmethod
     def by(cls, distribution: Any) -> MeshSharding:
-        """As a ``keras.distribution.ModelParallel`` lays them: the model was made with it in force."""
+        """Return the sharding of a ``keras.distribution.ModelParallel``, under which the model was created."""
         return cls(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
 
     def of(self, value: Any) -> NamedSharding:
-        """Return the sharding of a variable's value: its own if it is on this mesh (by a layout), else replicated."""
+        """Return the sharding of a variable's value: the present one if it is on this mesh, else replicated."""
         own = getattr(value, "sharding", None)
         return own if isinstance(own, NamedSharding) and own.mesh == self.mesh else self.everywhere
 
     def place(self, values: list[Any]) -> list[Any]:
-        """The values of variables on the mesh."""
+        """Place the values of variables on the mesh."""
         return [jax.device_put(value, self.of(value)) for value in values]
 
     def scatter(self, array: Array) -> Any:
-        """A batch's array on the devices, to each its own rows alone; the last ones filled up to equal lengths."""
+        """Place an array of a batch on the devices, sharded by rows; pad the last shards to equal length."""
         rows = len(array)
         each = max(-(-rows // self.parts), 1)
         if each * self.parts == rows:
@@ -73,18 +73,18 @@ class MeshSharding:
         return jax.make_array_from_callback((each * self.parts, *array.shape[1:]), self.divided, part)
 
     def lay(self, data: tuple[Any, ...]) -> ShardedBatch:
-        """A batch of host arrays on the devices."""
+        """Place a batch of host arrays on the devices."""
         laid = ShardedBatch(jax.tree_util.tree_map(self.scatter, data))
         laid.rows = len(jax.tree_util.tree_leaves(data)[0])
         return laid
 
     def step(self, function: Callable[..., Any], donate: Any, out: Any) -> Callable[..., Any]:
-        """The function compiled for the mesh, its last argument being a batch of host arrays, or ``ShardedBatch``.
+        """Compile a function for the mesh. Its last argument is a batch of host arrays or a ``ShardedBatch``.
 
         Args:
-            function: takes the state's parts and a batch, as on one device, of which it sees the real rows alone.
-            donate: the arguments that it may overwrite.
-            out: shardings of what it returns, None where XLA may choose.
+            function: takes the parts of the state and a batch, as on one device. The batch has only the real rows.
+            donate: indices of the arguments whose buffers XLA may reuse.
+            out: shardings of the results; None to let XLA choose.
         """
 
         def cut(rows: int, data: Any, *state: Any) -> Any:
@@ -101,19 +101,19 @@ class MeshSharding:
 
 
 class ShardedBatch(tuple[Any, ...]):
-    """A batch that lies on the devices, filled up to equal parts; ``rows`` of it are real."""
+    """A batch on the devices, padded to equal shards. ``rows`` is the number of real rows."""
 
     rows: int
 
 
 def device(name: str) -> Any:
-    """This process' device of such a name, which is there."""
+    """Return this process's device with the given name, which must exist."""
     kind, _, number = name.partition(":")
     return next(each for each in jax.local_devices(backend=kind) if each.id == int(number))
 
 
 def names(kind: str | None) -> list[str]:
-    """This process' devices of a kind, accelerators first; where JAX knows of other processes, there are more."""
+    """Return the names of this process's devices of a kind; by default those of JAX's default platform."""
     try:
         return [f"{each.platform}:{each.id}" for each in jax.local_devices(backend=kind)]
     except RuntimeError:
@@ -121,7 +121,7 @@ def names(kind: str | None) -> list[str]:
 
 
 def logical(count: int) -> bool:
-    """Cut the CPU into that many devices; possible only before JAX is first used."""
+    """Divide the CPU into ``count`` devices; return False if JAX is already in use."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

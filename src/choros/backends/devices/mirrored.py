@@ -1,9 +1,9 @@
-"""One worker over several devices, where the framework has no program that spans them: a replica a device.
+"""One worker with several devices on PyTorch or TensorFlow: one replica for each device.
 
-Each device's thread steps a model of its own through its share of the rows; what they found is added on the host, and
-each applies the sum, so all keep the same weights. All is weighed as between workers
-(``choros.backends.loss_weighting``): uneven shares and empty ones are exact. Moving statistics are each device's own
-within an epoch, and their mean by rows wherever they are read.
+Each device has a thread and a model. The thread computes the gradients for a share of the rows. The gradients are
+summed on the host, and each replica applies the sum, so all replicas keep equal weights. Gradients are weighted as
+between workers (``choros.backends.loss_weighting``), so uneven and empty shares are exact. Within an epoch each device
+has separate moving statistics. When they are read, they are replaced by their mean, weighted by rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from choros.types import Array, Batch, aligned
 
 
 def _of_all(name: str) -> Any:
-    """Return a property that sets an attribute of all replicas, and gets that of the first."""
+    """Return a property that sets an attribute of all replicas and reads the attribute of the first one."""
 
     def set_all(self: MirroredReplica, wanted: bool) -> None:
         for replica in self.replicas:
@@ -35,13 +35,13 @@ def _of_all(name: str) -> Any:
 
 
 class MirroredReplica:
-    """A replica on each device, as one; see ``choros.backends.replica.Replica`` for what each method means.
+    """The replicas of all devices of a worker as one; ``choros.backends.replica.Replica`` documents the methods.
 
     Args:
-        model: a compiled ``keras.Model``; it is the first device's own.
-        workers: how many workers train together.
-        devices: names as Keras' (``"cpu:0"``, ``"gpu:1"``).
-        clone: makes another such model on the device whose scope it is called in.
+        model: a compiled ``keras.Model``, which the first device uses.
+        workers: number of workers that train.
+        devices: names in Keras' form (``"cpu:0"``, ``"gpu:1"``).
+        clone: creates a copy of the model on the device in whose scope it is called.
     """
 
     def __init__(self, model: Any, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
@@ -51,7 +51,7 @@ class MirroredReplica:
 
     @property
     def lead(self) -> Any:
-        """The first device's replica."""
+        """The replica of the first device."""
         return self.replicas[0]
 
     def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
@@ -61,12 +61,12 @@ class MirroredReplica:
 
     @property
     def model(self) -> Any:
-        """The first device's model."""
+        """The model of the first device."""
         return self.lead.model
 
     @property
     def averaged(self) -> Sequence[int]:
-        """Places of metric variables that do not add over ranks."""
+        """Indices of metric variables that do not add over ranks."""
         places: Sequence[int] = self.lead.averaged
         return places
 
@@ -86,20 +86,20 @@ class MirroredReplica:
         self.crew.each(lambda number: setattr(self.replicas[number], "learning_rate", value))
 
     def build(self, batch: Batch) -> None:
-        """Create on every device what the first ``fit`` would create."""
+        """Create on every device the variables that the first ``fit`` creates."""
         self.crew.each(lambda number: self.replicas[number].build(batch))
         lead = self.lead
         self.size, self.others, self.dtype, self.seeds = lead.size, lead.others, lead.dtype, lead.seeds
         self.blind = lead.blind
         self.slots = [aligned(self.size + 2, self.dtype) for _ in self.replicas]
         self.summed = aligned(self.size + 2, self.dtype)
-        self.rows = np.zeros(len(self.replicas))  # that each trained since the moving statistics were last made equal
-        self.summary: Array | None = None  # a sum of metrics that was set to be read
-        self.alone = False  # the last step was this worker's own: its loss has yet to be added to other workers'
+        self.rows = np.zeros(len(self.replicas))  # trained by each device since the moving statistics were equal
+        self.summary: Array | None = None  # a sum of metric states that was set to be read
+        self.alone = False  # the last step was local: its loss is not yet in the metric state
         self.restore(self.crew.first(lead.snapshot))
 
     def ready(self, batch: Batch) -> Batch:
-        """The same batch, each device's share on it."""
+        """Return the batch with each share placed on its device."""
         parts = []
         for name, replica, part in zip(self.crew.devices, self.replicas, self._cut(batch), strict=True):
             with scope(name):
@@ -107,11 +107,14 @@ class MirroredReplica:
         return replace(batch, packed=parts)
 
     def seed_generators(self, rank: int, seed: int) -> None:
-        """Set the generators that all models of this process share."""
+        """Seed the generators, which all models of this process share."""
         self.lead.seed_generators(rank, seed)
 
     def fold_seeds(self, first: int, seed: int | None) -> None:
-        """Make random layers differ by device; ``first`` is the number of the first one among all workers' devices."""
+        """Give the random layers of each device a different seed state.
+
+        ``first`` is the index of this worker's first device among the devices of all workers.
+        """
         states = self.crew.first(lambda: [np.array(state) for state in self.lead._values(self.lead.seeds)])
 
         def fold(number: int) -> None:
@@ -124,14 +127,14 @@ class MirroredReplica:
     # Training.
 
     def step(self, batch: Batch) -> None:
-        """One training step; nothing for a batch of no rows."""
+        """Run one local training step; a batch without rows is skipped."""
         if batch.rows:
             self.gradients(replace(batch, total=batch.rows), self.summed)
             self.apply(self.summed)
             self.alone = True
 
     def gradients(self, batch: Batch, out: Array) -> None:
-        """Write ``[n * g ..., n * loss, n]`` of all devices' shares into ``out``."""
+        """Write ``[n * g ..., n * loss, n]``, summed over the devices, into ``out``."""
         self.summary, self.alone = None, False
         parts = self._cut(batch)
 
@@ -149,7 +152,7 @@ class MirroredReplica:
         self.rows += [part.rows for part in parts]
 
     def apply(self, summed: Array) -> None:
-        """Run the real optimizer on every device."""
+        """Run the optimizer on every device."""
         self.crew.each(lambda number: self.replicas[number].apply(summed))
 
     revocable = _of_all("revocable")
@@ -157,12 +160,12 @@ class MirroredReplica:
     watches = _of_all("watches")
 
     def mark(self) -> Any:
-        """Return what ``gradients`` changes on every device."""
+        """Return the state that ``gradients`` changes on every device."""
         held = self.crew.each(lambda number: self.replicas[number].mark())
         return held, self.rows.copy(), self.summary, self.alone
 
     def swap(self, mark: Any) -> Any:
-        """Go to a mark; returns a mark of what was left."""
+        """Restore the state of a mark; return a mark of the state that it replaces."""
         held, rows, summary, alone = mark
         left = self.crew.each(lambda number: self.replicas[number].swap(held[number]))
         before = left, self.rows, self.summary, self.alone
@@ -170,18 +173,18 @@ class MirroredReplica:
         return before
 
     def look_ahead(self, momentum: float) -> None:
-        """Nesterov momentum around the step, on every device."""
+        """Apply Nesterov momentum after a step, on every device."""
         self.crew.each(lambda number: self.replicas[number].look_ahead(momentum))
 
     def evaluate(self, batch: Batch) -> None:
-        """One test step, each device with its share."""
+        """Run one test step on every device with its share of the rows."""
         self._agree()
         self.summary = None
         parts = self._cut(batch)
         self.crew.each(lambda number: self.replicas[number].evaluate(parts[number]))
 
     def predict(self, batch: Batch) -> list[Any]:
-        """Return the model's predictions for each device's share, in order; shares without rows give nothing."""
+        """Return the outputs for each device's share in order; shares without rows are left out."""
         self._agree()
         parts = self._cut(batch)
         found = self.crew.each(lambda number: self.replicas[number].predict(parts[number]))
@@ -198,12 +201,12 @@ class MirroredReplica:
     # Metrics: they add over devices as they do over ranks.
 
     def reset_metrics(self) -> None:
-        """Forget what the metrics have seen."""
+        """Reset the metrics."""
         self.summary = None
         self.crew.each(lambda number: self.replicas[number].reset_metrics())
 
     def metric_state(self) -> Array:
-        """All devices' metric variables and tallies, added."""
+        """Return the sum of the metric states of all devices."""
         if self.summary is not None:
             return np.array(self.summary)
         if self.alone:
@@ -217,11 +220,11 @@ class MirroredReplica:
         return state
 
     def set_metric_state(self, state: Array) -> None:
-        """Set them to be read."""
+        """Store a sum of metric states, to be read by ``metrics``."""
         self.summary = np.array(state)
 
     def metrics(self) -> dict[str, Any]:
-        """Return what Keras would log now."""
+        """Return the logs of Keras at this point."""
         state, own = self.metric_state(), self.crew.first(self.lead.metric_state)
 
         def read() -> dict[str, Any]:
@@ -234,17 +237,17 @@ class MirroredReplica:
         return logs
 
     def metric_values(self, state: Array) -> list[float]:
-        """Return what the metrics' variables would hold in one process."""
+        """Return the values of the metric variables in one process."""
         values: list[float] = self.crew.first(lambda: self.lead.metric_values(state))
         return values
 
     def peek(self, state: Array) -> dict[str, Any]:
-        """Return what Keras would log for a sum of metric states."""
+        """Return the logs of Keras for a sum of metric states."""
         logs: dict[str, Any] = self.crew.first(lambda: self.lead.peek(state))
         return logs
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
-        """Return the numbers that a user's own step last logged on the first device."""
+        """Return the scalars that a user-defined step last logged on the first device."""
         logs: dict[str, tuple[float, bool]] | None = self.lead.own_logs()
         return logs
 
@@ -270,7 +273,7 @@ class MirroredReplica:
 
     @property
     def averages(self) -> bool:
-        """True where the optimizer keeps moving averages of the weights."""
+        """True if the optimizer keeps moving averages of the weights."""
         return bool(self.lead.averages)
 
     def get_average(self, out: Array) -> None:
@@ -282,21 +285,21 @@ class MirroredReplica:
         self.crew.each(lambda number: self.replicas[number].set_average(vector))
 
     def optimizer_state(self) -> list[Array]:
-        """Every variable of the optimizers."""
+        """Return copies of the variables of the optimizers."""
         arrays: list[Array] = self.crew.first(self.lead.optimizer_state)
         return arrays
 
     def set_optimizer_state(self, arrays: list[Array]) -> None:
-        """Set them, on every device."""
+        """Set the values that ``optimizer_state`` returned, on every device."""
         self.crew.each(lambda number: self.replicas[number].set_optimizer_state(arrays))
 
     def take_settings(self, values: dict[str, Any]) -> None:
-        """Set them, on every device."""
+        """Set values that ``Settings.changed`` returned, on every device."""
         self.crew.each(lambda number: self.replicas[number].take_settings(values))
 
     @property
     def iterations(self) -> int:
-        """The optimizer's count of steps."""
+        """The optimizer's step counter."""
         count: int = self.crew.first(lambda: self.lead.iterations)
         return count
 
@@ -305,17 +308,17 @@ class MirroredReplica:
         self.crew.each(lambda number: setattr(self.replicas[number], "iterations", count))
 
     def snapshot(self) -> list[Array]:
-        """Every variable of model and optimizer."""
+        """Return copies of the variables of the model and its optimizers."""
         return [np.array(value) for value in self.view()]
 
     def view(self) -> list[Array]:
-        """Return the same without a copy where that can be."""
+        """Return the values of ``snapshot`` without a copy if possible."""
         self._agree()
         arrays: list[Array] = self.crew.first(self.lead.view)
         return arrays
 
     def restore(self, arrays: list[Array]) -> None:
-        """Set them; random layers of the other devices stay their own."""
+        """Set the values that ``snapshot`` returned. Devices other than the first keep their seed states."""
         self.rows[:] = 0
 
         def one(number: int) -> None:
@@ -328,22 +331,22 @@ class MirroredReplica:
         self.crew.each(one)
 
     def ahead(self) -> list[Array]:
-        """Copies of the trainable variables where the next step is taken."""
+        """Return copies of the trainable variables as the next step reads them."""
         arrays: list[Array] = self.crew.first(self.lead.ahead)
         return arrays
 
     def set_ahead(self, arrays: list[Array]) -> None:
-        """Set what ``ahead`` gave, on every device."""
+        """Set the values that ``ahead`` returned, on every device."""
         self.crew.each(lambda number: self.replicas[number].set_ahead(arrays))
 
     def sync(self) -> None:
-        """Bring all state into the model."""
+        """Copy all state into the Keras model."""
         self._agree()
         self.crew.first(self.lead.sync)
         self._bring_home()
 
     def refresh(self) -> None:
-        """Give every device what the model holds."""
+        """Set the replica of every device from the Keras model."""
         self.restore(self.crew.first(lambda: to_host(model_variables(self.given))))
 
     def _bring_home(self) -> None:
@@ -353,7 +356,7 @@ class MirroredReplica:
                 variable.assign(array)
 
     def finish(self) -> None:
-        """Do what Keras does at the end of ``fit``."""
+        """Copy all state into the Keras model, and finalize the weights as ``fit`` does."""
         self._agree()
         self.crew.each(lambda number: self.replicas[number].finish())
         self._bring_home()
@@ -363,7 +366,7 @@ class MirroredReplica:
         self.crew.close()
 
     def _agree(self) -> None:
-        """Make the moving statistics equal: their mean, weighted by the rows that each device trained."""
+        """Set the moving statistics of all devices to their mean, weighted by the rows that each device trained."""
         if not self.others or not self.rows.any():
             return
         found = np.empty((len(self.replicas), self.others), np.float64)

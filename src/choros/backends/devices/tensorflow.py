@@ -1,4 +1,4 @@
-"""TensorFlow's devices; its CPU can be cut into logical ones before it is first used."""
+"""TensorFlow's devices. Its CPU can be divided into logical devices before the first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def names(kind: str | None) -> list[str]:
-    """The devices of a kind, accelerators first."""
+    """Return the names of the devices of a kind; by default GPUs, or the CPU if there are none."""
     found = [] if kind == "cpu" else tf.config.list_logical_devices("GPU")
     if not found and kind in (None, "cpu"):
         found = tf.config.list_logical_devices("CPU")
@@ -16,7 +16,7 @@ def names(kind: str | None) -> list[str]:
 
 
 def logical(count: int) -> bool:
-    """Cut the CPU into that many devices; possible only before TensorFlow is first used."""
+    """Divide the CPU into ``count`` devices; return False if TensorFlow is already in use."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
@@ -26,7 +26,7 @@ def logical(count: int) -> bool:
 
 
 def place_of(model: Any) -> str | None:
-    """The device of the model's weights."""
+    """Return the device of the model's weights; None if it has none."""
     for variable in model.variables:
         kind, number = variable.value.device.split(":")[-2:]
         return f"{kind.lower()}:{number}"

@@ -1,4 +1,4 @@
-"""PyTorch's devices. Its CPU is one device, of which several replicas take a part of the threads each."""
+"""PyTorch's devices. The CPU is one device; several replicas can share it, each with a part of the threads."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ _asked = [torch.get_num_threads()]
 
 
 def names(kind: str | None) -> list[str]:
-    """The devices of a kind, accelerators first; of the CPU as many as it has threads, or as were asked for."""
+    """Return the names of the devices of a kind; by default GPUs, or the CPU if there are none.
+
+    The number of CPU names is the number of threads, or the largest count passed to ``logical`` if that is greater.
+    """
     if kind != "cpu" and torch.cuda.is_available():
         return [f"gpu:{number}" for number in range(torch.cuda.device_count())]
     return [f"cpu:{number}" for number in range(max(_asked))] if kind in (None, "cpu") else []
 
 
 def logical(count: int) -> bool:
-    """Take the CPU in so many parts."""
+    """Divide the CPU into ``count`` parts; this always succeeds."""
     _asked.append(count)
     return True
 
 
 def limit(count: int) -> None:
-    """Have operations that this thread starts use so many threads."""
+    """Set the number of threads for operations that this thread starts."""
     torch.set_num_threads(count)
 
 
 def place_of(model: Any) -> str | None:
-    """The device of the model's weights."""
+    """Return the device of the model's weights; None if it has none."""
     for variable in model.variables:
         device = variable.value.device
         return f"gpu:{device.index or 0}" if device.type == "cuda" else f"{device.type}:0"

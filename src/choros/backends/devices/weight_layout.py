@@ -1,4 +1,4 @@
-"""The division of a model's weights over a worker's devices: Keras' layout map, as it travels to a worker (JAX)."""
+"""The sharding of a model's weights over a worker's devices (JAX): Keras' layout map in a form that can be sent."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from choros.errors import InvalidInputError
 
 
 def describe(layout: Any, devices: int) -> dict[str, Any]:
-    """Return a layout as JSON.
+    """Return a layout as a dict for JSON.
 
     Args:
-        layout: a ``keras.distribution.LayoutMap`` or ``ModelParallel``; or a mapping from a pattern of variables'
-            paths to a name or None for each dimension, over one row of devices that is called "model".
-        devices: of each worker.
+        layout: a ``keras.distribution.LayoutMap`` or ``ModelParallel``. Or a mapping from a regular expression of
+            variable paths to "model" or None for each dimension; the mesh axis "model" then has all devices.
+        devices: number of devices of each worker.
 
     Returns:
         ``{"shape", "axes", "batch", "rules"}``.
 
     Raises:
-        InvalidInputError: it is none of these, or is for another number of devices.
+        InvalidInputError: the layout is none of these, or its mesh has another number of devices.
 
     Example:
         >>> describe({"dense/kernel": (None, "model")}, 2)["shape"]
@@ -55,8 +55,8 @@ def check_layout(layout: dict[str, Any], model: Any) -> None:
     """Refuse a layout that does not fit a built model.
 
     Raises:
-        InvalidInputError: a pattern that matches nothing, an axis that the mesh has not, a dimension that cannot be
-            divided.
+        InvalidInputError: a pattern matches nothing, the mesh lacks an axis, the number of dimensions differs, or the
+            size of an axis does not divide a dimension.
     """
     sizes = dict(zip(layout["axes"], layout["shape"], strict=True))
     outputs = [f"{layer.path}/output" for layer in model._flatten_layers()]
@@ -86,7 +86,7 @@ def check_layout(layout: dict[str, Any], model: Any) -> None:
 
 
 def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: Any) -> str:
-    """Return a line about who has which devices, and how weights and rows are divided among them."""
+    """Return a line of text about the devices of the workers and the division of weights and rows among them."""
     each = f"{devices[0]} devices each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
     line = f"{workers} worker{'s' if workers > 1 else ''}, {each}"
     if layout is None:
@@ -104,7 +104,7 @@ def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, mo
 
 @contextmanager
 def laid_out(layout: dict[str, Any] | None) -> Iterator[Any]:
-    """For a while, make models as a layout says; gives Keras' distribution, None without a layout."""
+    """Temporarily create models under a layout; yield Keras' distribution, or None without a layout."""
     if layout is None:
         yield None
         return

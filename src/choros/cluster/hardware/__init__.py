@@ -1,4 +1,4 @@
-"""This machine: cores, their division among ranks, CPU features, limits of threads and files, memory, libraries."""
+"""Facts about this machine: cores and their division among ranks, CPU features, limits, memory, libraries."""
 
 from choros.cluster.hardware.cpu_affinity import Binding, physical_cores, plan, usable_cores
 from choros.cluster.hardware.cpu_features import cpu_features

@@ -1,8 +1,8 @@
 """The cores that this process may use, and their division among ranks of one machine.
 
-They are read from the affinity mask, not from ``os.cpu_count()``: ``mpirun``, SLURM and cpusets (``docker
---cpuset-cpus``) allow a process fewer cores than the machine has. A quota of CPU time (``docker --cpus``) is not in the
-mask and is not counted here; ``choros doctor`` reports it.
+They are read from the affinity mask, not from ``os.cpu_count()``. ``mpirun``, SLURM and cpusets (``docker
+--cpuset-cpus``) may allow a process fewer cores than the machine has. A quota of CPU time (``docker --cpus``) is not in
+the mask and is ignored here; ``choros doctor`` reports it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Binding:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Return the logical cores that this process may run on, in ascending order.
+    """Return the logical cores on which this process may run, in ascending order.
 
     Returns:
         The affinity mask, or all cores if the system has none (macOS).
@@ -84,8 +84,9 @@ def plan(
 ) -> list[Binding]:
     """Divide this machine's cores into equal, disjoint, contiguous sets, one for each rank. A remainder stays unused.
 
-    If there are enough physical cores, each rank gets whole ones, and as many threads. If there are fewer, each gets
-    the same number of logical cores. With more ranks than logical cores, no rank is bound and each runs one thread.
+    If there are enough physical cores, each rank gets whole physical cores, and one thread for each. If there are
+    fewer, each rank gets the same number of logical cores. With more ranks than logical cores, no rank is bound and
+    each runs one thread.
 
     Args:
         ranks: the number of ranks on this machine.

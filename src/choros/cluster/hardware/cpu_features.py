@@ -1,20 +1,20 @@
-"""The CPU features of this machine. A program that was built for others ends with SIGILL."""
+"""The CPU features of this machine. A program that was compiled for missing features ends with SIGILL."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-# The features that compilers and numeric libraries use. Others (power, virtual machines) end no program.
+# The features that compilers and numeric libraries use. Others (power, virtual machines) do not matter to programs.
 _NUMERIC = ("sse4", "avx", "fma", "amx", "asimd", "sve")
 
 
 @cache
 def cpu_features() -> tuple[str, ...]:
-    """Return the instruction sets of this machine's CPU that numeric programs are built for.
+    """Return the instruction sets of this machine's CPU that numeric programs use.
 
     Returns:
-        Linux' names, sorted. Empty if the system does not list them.
+        The names in Linux, sorted. Empty if the system does not list them.
 
     Example:
         >>> cpu_features() == tuple(sorted(cpu_features()))

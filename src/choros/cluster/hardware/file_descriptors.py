@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
-_MOST = 65_536  # some programs loop over all possible descriptors: it should not take millions of steps
+_MOST = 65_536  # some programs loop over all possible descriptors, so the limit must not be in the millions
 
 
 def raise_descriptors(most: int = _MOST) -> int:
@@ -26,7 +26,7 @@ def raise_descriptors(most: int = _MOST) -> int:
         return most
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if wanted > soft:
-        with suppress(OSError, ValueError):  # a container may forbid it: the limit stays
+        with suppress(OSError, ValueError):  # a container may forbid this: the limit then stays
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     return soft

@@ -1,4 +1,4 @@
-"""The vendor whose GPUs the installed build of a backend can use, read from its files without importing it."""
+"""The vendor of the GPUs that the installed build of a backend can use, read from its files without an import."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ctypes.util import find_library
 from pathlib import Path
 
 NVIDIA, AMD, INTEL = "nvidia", "amd", "intel"
-JAX_PLATFORM_NAMES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")  # JAX computes on these alone; the second one is deprecated
+JAX_PLATFORM_NAMES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")  # the only platforms of JAX; the second name is deprecated
 _CUDNN = "libcudnn.so*"  # TensorFlow registers no GPU without this library
 
 
 def gpu_vendor(backend: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return "nvidia", "amd" or "intel", or "" if the build computes on CPUs alone or is not installed.
+    """Return "nvidia", "amd" or "intel", or "" if the build computes on CPUs only or is not installed.
 
     JAX finds GPUs through plug-ins in the folder ``jax_plugins``, which ``jax[cuda13]`` and similar extras install.
     PyTorch names its platform in ``torch/version.py``. TensorFlow names it in ``build_info.py``, and needs NVIDIA's

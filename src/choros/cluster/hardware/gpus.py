@@ -1,9 +1,9 @@
-"""The GPUs that this process may use, counted without starting a framework.
+"""The GPUs that this process may use, counted without a framework.
 
-A framework that counts GPUs opens a context on each of them (some 0.5 GB of memory), and it is then too late to choose
-one. So ``nvidia-smi`` is asked, or ``/proc`` where that program is missing, and ``/sys`` for AMD. The visible-devices
-variables have the meaning that their vendors document: CUDA programming guide ("CUDA environment variables"), ROCm
-("GPU isolation techniques"), and Level Zero (``ZE_AFFINITY_MASK``).
+A framework that counts GPUs opens a context on each of them (about 0.5 GB of memory). It is then too late to select
+one. Therefore ``nvidia-smi`` is run, or ``/proc`` is read if that program is missing; for AMD ``/sys`` is read. The
+visible-devices variables have the meaning in the vendors' documentation: CUDA programming guide ("CUDA environment
+variables"), ROCm ("GPU isolation techniques"), and Level Zero (``ZE_AFFINITY_MASK``).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, NVIDIA, gpu_vendor
 
-GIVEN = "CHOROS_GPUS"  # the number of GPUs that a Trainer's worker was given
+GIVEN = "CHOROS_GPUS"  # the number of GPUs of a Trainer's worker
 VARIABLE = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "ROCR_VISIBLE_DEVICES", INTEL: "ZE_AFFINITY_MASK"}
-# HIP renumbers the GPUs that ROCR_VISIBLE_DEVICES shows. It accepts CUDA's name for its own variable.
+# HIP renumbers the GPUs that ROCR_VISIBLE_DEVICES shows. It accepts CUDA's name as an alias of HIP_VISIBLE_DEVICES.
 _HIP = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _PROC, _KFD = Path("/proc/driver/nvidia/gpus"), Path("/sys/class/kfd/kfd/topology/nodes")
-_PATIENCE = 60.0  # seconds; without its persistence mode the driver takes a second or two for each GPU
+_PATIENCE = 60.0  # seconds; without persistence mode the driver takes a second or two for each GPU
 
 
 class Gpu(NamedTuple):
@@ -41,7 +41,7 @@ class Gpu(NamedTuple):
 
 
 def usable_gpus(backend: str, environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
-    """Return the GPUs that the installed build of a backend can use and the environment shows.
+    """Return the GPUs that the installed build of a backend can use and that the environment makes visible.
 
     Args:
         backend: "jax", "torch" or "tensorflow".
@@ -55,12 +55,12 @@ def usable_gpus(backend: str, environ: Mapping[str, str] | None = None) -> tuple
 def visible_gpus(vendor: str, environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
     """Return the GPUs of a vendor that the environment shows to this process, in the order of the variable.
 
-    CUDA numbers the fastest GPU first, ``nvidia-smi`` by PCI bus. On a machine with several models, a GPU that is named
-    by its number therefore has no identity, unless ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
+    CUDA gives the fastest GPU the first index; ``nvidia-smi`` orders GPUs by PCI bus. On a machine with several models,
+    a GPU that is named by an index therefore has no identity, unless ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
 
     Args:
-        vendor: "nvidia", "amd" or "intel". Intel's GPUs are those that ``ZE_AFFINITY_MASK`` names: only the driver's
-            own library can list their tiles.
+        vendor: "nvidia", "amd" or "intel". Intel's GPUs are those in ``ZE_AFFINITY_MASK``, as only the driver's library
+            can list their tiles.
         environ: an environment. Defaults to ``os.environ``.
 
     Example:
@@ -83,7 +83,7 @@ def visible_gpus(vendor: str, environ: Mapping[str, str] | None = None) -> tuple
 
 
 def count_gpus() -> int:
-    """Return the number of NVIDIA's and AMD's GPUs of this machine, hidden ones included.
+    """Return the number of NVIDIA and AMD GPUs of this machine, including hidden ones.
 
     Example:
         >>> count_gpus() >= 0
@@ -93,7 +93,7 @@ def count_gpus() -> int:
 
 
 def showing(vendor: str, gpus: Iterable[Gpu], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables with which a process sees only these GPUs.
+    """Return environment variables that make only these GPUs visible to a process.
 
     Args:
         vendor: "nvidia", "amd" or "intel".
@@ -116,13 +116,13 @@ def showing(vendor: str, gpus: Iterable[Gpu], environ: Mapping[str, str] | None 
 def _shown(
     machine: Sequence[Sequence[Gpu]], words: str | None, cuda: bool = False, numbered: bool = True
 ) -> tuple[Gpu, ...]:
-    """Return the GPUs that a variable shows: all if it is not set, else those before the first invalid word.
+    """Return the GPUs that a variable shows: all if it is not set, else those before the first invalid entry.
 
     Args:
-        machine: for each GPU its parts if it is divided, else itself.
+        machine: for each GPU, its parts if it is divided, else the GPU.
         words: the value of the variable.
-        cuda: whether a GPU that is named twice hides all, as in CUDA. Otherwise it ends the list.
-        numbered: whether the numbers in the variable are those of ``machine``.
+        cuda: True if a GPU that is named twice hides all GPUs, as in CUDA. Otherwise it ends the list.
+        numbered: whether the numbers in the variable are indices of ``machine``.
     """
     if words is None:
         every = [part for parts in machine for part in parts]
@@ -139,7 +139,7 @@ def _shown(
 
 
 def _named(machine: Sequence[Sequence[Gpu]], entry: str, numbered: bool) -> Gpu | None:
-    """Return the GPU that a word of a variable names, with the word as its name; None if there is none."""
+    """Return the GPU of one entry of a variable, with the entry as its name; None if there is no such GPU."""
     if entry.isdecimal():
         if int(entry) >= len(machine):
             return None
@@ -155,7 +155,7 @@ def _named(machine: Sequence[Sequence[Gpu]], entry: str, numbered: bool) -> Gpu 
 
 @lru_cache
 def _nvidia(program: str | None) -> tuple[tuple[tuple[Gpu, ...], ...], bool]:
-    """Return NVIDIA's GPUs by PCI bus, each as its parts if it is divided (MIG), and whether all are of one model."""
+    """Return NVIDIA GPUs by PCI bus, each as its parts if it is divided (MIG), and whether all have one model."""
     if program is None:
         return _nvidia_of_proc()
     try:
@@ -170,7 +170,7 @@ def _nvidia(program: str | None) -> tuple[tuple[tuple[Gpu, ...], ...], bool]:
             flush=True,
         )
         return (), True
-    except (OSError, subprocess.SubprocessError):  # no driver runs, so CUDA has no device either
+    except (OSError, subprocess.SubprocessError):  # without a driver CUDA has no device either
         return (), True
     machine: list[tuple[Gpu, list[Gpu]]] = []
     models = set()
@@ -194,7 +194,7 @@ def _nvidia_of_proc(folder: Path = _PROC) -> tuple[tuple[tuple[Gpu, ...], ...], 
 
 
 def _amd(folder: Path = _KFD) -> tuple[Gpu, ...]:
-    """Return AMD's GPUs in the order of their numbers: the nodes of the kernel driver that have compute units."""
+    """Return AMD GPUs in the order of their indices: the nodes of the kernel driver that have compute units."""
     gpus: list[Gpu] = []
     for node in sorted(folder.glob("[0-9]*"), key=lambda path: int(path.name)):
         try:

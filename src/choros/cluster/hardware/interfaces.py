@@ -23,12 +23,13 @@ def interfaces(
 
     Args:
         net: the directory in which the kernel lists interfaces.
-        proc: the directory in which it lists addresses and routes.
+        proc: the directory in which the kernel lists addresses and routes.
         primary: returns the first IPv4 address of an interface. Defaults to ``primary_address``; with another ``proc``,
-            addresses are matched with routes alone.
+            addresses are matched only with routes.
 
     Returns:
-        For each, by name: ``name``, ``up``, ``loopback``, ``speed`` (Mbit/s, 0 where unknown) and ``addresses``.
+        A dict for each interface, sorted by name: ``name``, ``up``, ``loopback``, ``speed`` (Mbit/s, 0 if unknown) and
+        ``addresses``.
 
     Example:
         >>> all(each["name"] for each in interfaces())
@@ -60,7 +61,7 @@ def interfaces(
 def primary_address(name: str) -> str | None:
     """Return the first IPv4 address of an interface, or None.
 
-    Routes do not show it if several interfaces are on one network, or if the address is a network of its own (/32).
+    Routes do not show it if several interfaces are on one network, or if the network has only this address (/32).
 
     Args:
         name: str. The interface.
@@ -70,7 +71,7 @@ def primary_address(name: str) -> str | None:
         True
     """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:  # only a handle to ask the kernel
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:  # only a descriptor for the ioctl
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
     except OSError:
         return None
@@ -94,7 +95,7 @@ def default_route(proc: Path = _PROC) -> str:
 def _version_4(proc: Path, by_name: dict[str, dict[str, Any]], known: set[str]) -> list[tuple[str, str]]:
     """Return the other IPv4 addresses of this host, each with the interface of the narrowest route to its network.
 
-    An address in no such network (/32) belongs to the interface of the default route.
+    An address without such a route (/32) is assigned to the interface of the default route.
     """
     routes = []
     for line in _text(proc / "route").splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""The address of this host that other hosts connect to."""
+"""The address of this host to which other hosts connect."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from choros.cluster.hardware.interfaces import default_route, interfaces
 from choros.errors import InvalidInputError
 
 LOOPBACK = "127.0.0.1"
-_PREFIXES = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")  # eth1 means eth10 too in these, =eth1 does not
+_PREFIXES = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")  # these take prefixes: eth1 also selects eth10, =eth1 does not
 _NAMES = (
     "GLOO_SOCKET_IFNAME",
-    "UCX_NET_DEVICES",  # UCX then uses TCP over this interface alone, and no InfiniBand device
+    "UCX_NET_DEVICES",  # UCX then uses only TCP over this interface, and no InfiniBand device
     "FI_TCP_IFACE",
     "FI_SOCKETS_IFACE",
     "OMPI_MCA_btl_tcp_if_include",
@@ -20,16 +20,17 @@ _NAMES = (
 
 
 def own_address(network: str = "") -> str:
-    """Return the IPv4 address that the other hosts of a job connect to.
+    """Return the IPv4 address to which the other hosts of a job connect.
 
     Args:
-        network: str. An interface (``eth0``); or a prefix of the names of several (``hsn``), of which the first is
-            used; or a network (``10.0.0.0/16``); or a domain (``.hsn.cm.example.org``), which is appended to this
-            host's name and looked up; or an address of this host. Defaults to "": the address of the host's own name,
-            else that of the interface of the default route, else of the first interface that is up.
+        network: str. One of these: an interface (``eth0``); a prefix of the names of several interfaces (``hsn``), of
+            which the first is used; a network (``10.0.0.0/16``); a domain (``.hsn.cm.example.org``), which is appended
+            to this host's name and resolved; an address of this host. Defaults to "". It selects the address to which
+            this host's name resolves, else that of the interface of the default route, else that of the first
+            interface that is up.
 
     Raises:
-        InvalidInputError: there is no such interface or name. The message lists the interfaces.
+        InvalidInputError: there is no such interface or name. For an interface, the message lists the interfaces.
 
     Example:
         >>> own_address("127.0.0.1"), own_address("lo")
@@ -85,7 +86,7 @@ def host_and_port(place: str) -> tuple[str, int | None]:
 
 
 def address_of(host: str) -> str:
-    """Return the address of this host that a name resolves to, or "" (all addresses) if it cannot be determined.
+    """Return the address of this host to which a name resolves, or "" (all addresses) if it cannot be determined.
 
     Args:
         host: str. The name by which other hosts connect to this one.
@@ -98,21 +99,21 @@ def address_of(host: str) -> str:
         address = socket.gethostbyname(host)
     except OSError:
         return ""
-    if address.startswith("127."):  # only this host may resolve its name to the loopback
+    if address.startswith("127."):  # other hosts may resolve this name to another address
         return address if host == "localhost" or host.startswith("127.") else ""
     return address if address in addresses().values() else ""
 
 
 def head_address(network: str, here: bool) -> str:
-    """Return the address of this host, which starts a job, that the job's hosts connect to.
+    """Return the address of this host, which starts a job, to which the hosts of the job connect.
 
     Args:
         network: str. As for ``own_address``.
-        here: bool. Whether some of the ranks run here. If not, only the job's hosts must have this network, and
-            without it this host uses its default address.
+        here: bool. Whether some of the ranks run on this host. If not, this host need not have the network: its
+            default address is then returned.
 
     Raises:
-        InvalidInputError: as ``own_address``.
+        InvalidInputError: as for ``own_address``, if ``here`` is True.
 
     Example:
         >>> head_address("no_such_interface", here=False) == own_address()
@@ -150,7 +151,7 @@ def pass_on(network: str) -> dict[str, str]:
     if not network:
         return {}
     address = own_address(network)
-    if address.startswith("127."):  # some libraries refuse the loopback, and ranks of one host need no network
+    if address.startswith("127."):  # some libraries refuse the loopback; ranks of one host do not need these variables
         return {}
     name = next((name for name, some in _each_interface() if address in some), "")
     return dict.fromkeys(_PREFIXES, f"={name}") | dict.fromkeys(_NAMES, name) if name else {}

@@ -1,4 +1,4 @@
-"""Installed libraries, found without importing any of them."""
+"""Versions of installed libraries, found without imports."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from pathlib import Path
 def peak_memory(pid: int | None = None) -> int:
     """Return the peak resident memory of a process, including shared pages that it touched.
 
-    It is ``VmHWM`` in ``/proc``, which starts at 0 after ``exec``. ``ru_maxrss`` does not: in a small process it is the
-    memory of the parent.
+    It is ``VmHWM`` in ``/proc``, which starts at 0 after ``exec``. ``ru_maxrss`` does not start at 0: in a small
+    process it is the memory of the parent.
 
     Args:
-        pid: the process. Defaults to this one.
+        pid: the process. Defaults to this process.
 
     Returns:
         Bytes. 0 if the process has ended or the system does not report it.

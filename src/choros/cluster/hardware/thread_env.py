@@ -1,12 +1,12 @@
-"""The environment variables that set the number of threads of each framework, which reads them when it is imported.
+"""The environment variables that set the number of threads of each framework. It reads them when it is imported.
 
 Their effect was measured with 2 usable cores, and ``tests/machine/test_threads.py`` checks it:
 
 =================  ==========================================================================================
 PyTorch 2.13       ``OMP_NUM_THREADS`` (``MKL_NUM_THREADS`` lowers only ``torch.get_num_threads``)
 JAX 0.10.2         ``NPROC``: XLA's pool on the CPU. Eigen's flag ``--xla_cpu_multi_thread_eigen=false`` changes
-                   neither the threads nor the time of a bound rank, and XLA aborts on a flag that it does not
-                   know, so ``XLA_FLAGS`` stays as the user set it.
+                   neither the threads nor the time of a bound rank. XLA aborts on an unknown flag, so
+                   ``XLA_FLAGS`` keeps the user's value.
 TensorFlow 2.21    ``TF_NUM_INTRAOP_THREADS`` and ``TF_NUM_INTEROP_THREADS``, also for its XLA pool; neither
                    ``OMP_NUM_THREADS`` nor ``NPROC``
 numpy              ``OPENBLAS_NUM_THREADS`` (or ``MKL_``, ``VECLIB_MAXIMUM_THREADS`` by its build)
@@ -34,11 +34,11 @@ NAMES = (
 
 
 def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bool = False) -> dict[str, str]:
-    """Return the variables that limit a process to ``threads`` threads.
+    """Return the variables that limit each thread pool of a process to ``threads`` threads.
 
     Args:
         threads: the number of threads of each pool. TensorFlow's pool of independent operations gets at most 2.
-        keep: an environment that takes precedence: names that it has are not returned.
+        keep: an environment that takes precedence: its names are not returned. Defaults to none.
         shared: whether several ranks share cores. GNU OpenMP's threads then sleep at barriers. Spinning would take the
             core from the rank that they wait for (5 times slower on PyTorch).
 

@@ -32,31 +32,33 @@ def files(
     delimiter: str = ",",
     types: dict[str, str] | None = None,
 ) -> FileSource:
-    r"""Rows in files, as ``x`` of ``Trainer.fit``: each worker reads them, and memory holds only what is being decoded.
+    r"""Create a source of rows in files, to pass to ``Trainer.fit`` as ``x``.
 
-    The rows lie in blocks: a row group of Parquet, a record batch of Arrow, some 4 MB of the others, or a whole file
-    where it is compressed. They are gone through by permuted blocks, and by permuted rows within up to 64 of them (at
-    most 4 M rows); so write row groups of some 10,000 rows. The workers of a machine decode each block once, together,
-    into a file without a name, which later epochs and other ``fit``s read.
+    Each worker reads the files. Memory holds only the blocks that are being decoded. A block is a row group of Parquet,
+    a record batch of Arrow, about 4 MB of another format, or a whole compressed file. Blocks are permuted, then rows
+    within pools of up to 64 blocks (at most 4 M rows). Row groups of about 10,000 rows therefore give a good order. The
+    workers of a machine share the decoding: each block is decoded once into an anonymous temporary file, which later
+    epochs and other calls of ``fit`` read.
 
     Args:
-        where: a path, a pattern, a directory, or a list of them.
-        x: a column, a list of columns (side by side, as features), or a dict of those, for a model with several inputs.
-            Defaults to all columns but ``y`` and ``sample_weight``. A column is a data set in HDF5 (by its path) and a
-            feature of tf.train.Example in TFRecord; it may hold arrays of one shape. Missing numbers become NaN (in
-            a column of whole numbers if the file tells so, or the first 4 MB of a CSV do; else give types or decode).
+        where: a path, a glob pattern, a directory, or a list of them.
+        x: a column, a list of columns (concatenated as features), or a dict of those for a model with several inputs. A
+            column is a data set of HDF5 (by its path) or a feature of tf.train.Example in TFRecord. It may hold arrays
+            of one shape. Missing numbers become NaN. For integer columns this requires that the file's metadata or the
+            first 4 MB of a CSV show missing values; else use ``types`` or ``decode``. Defaults to all columns except
+            ``y`` and ``sample_weight``.
         y: the same. Defaults to None.
         sample_weight: the same. Defaults to None.
-        format: "parquet", "arrow", "csv", "hdf5" or "tfrecord". Defaults to what the files' names end in.
-        decode: from a dict of columns to a dict of columns, where files hold text, bytes or images. It runs in the
-            workers, once a row, and must give each row the same whichever rows come with it.
-        spill_dir: str. A directory with room for all decoded rows. Defaults to that of temporary files (``TMPDIR``).
-        delimiter: of CSV. A quoted field may hold it, but no end of a line.
-        types: of CSV, by name the type of columns ("double", "int32", "string"). Defaults to what the first 4 MB look
-            like.
+        format: "parquet", "arrow", "csv", "hdf5" or "tfrecord". By default it follows from the extension of the files.
+        decode: a function from a dict of columns to a dict of columns, for text, bytes or images. It runs in the
+            workers, once for each row. The result for a row must not depend on the other rows.
+        spill_dir: str. A directory with space for all decoded rows. Defaults to the temporary directory (``TMPDIR``).
+        delimiter: the delimiter of CSV. A quoted field may contain it, but no newline. Defaults to ",".
+        types: the types of CSV columns by name ("double", "int32", "string"). By default they are inferred
+            from the first 4 MB.
 
     Raises:
-        InvalidDataError: there is no file, no such column, or the library that reads them is missing.
+        InvalidDataError: there is no file, no such column, or the library that reads the format is missing.
 
     Example:
         >>> import os, tempfile
@@ -90,7 +92,7 @@ def _kind(paths: list[str]) -> str:
 
 
 def reopen(spec: dict[str, Any]) -> FileReader:
-    """Return the table that ``FileReader.spec`` described."""
+    """Return the reader that ``FileReader.spec`` described."""
     kind, parts = spec["kind"], {name: value for name, value in spec.items() if name != "kind"}
     if kind == "hdf5":
         from choros.data.files.h5py import Hdf5Table

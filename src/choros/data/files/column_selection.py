@@ -14,10 +14,10 @@ from choros.types import Array
 
 
 class ColumnSpec:
-    """One array of a batch: a column, or several side by side.
+    """One array of a batch: a column, or several concatenated columns.
 
     Args:
-        names: of one column, whose rows may have any shape, or a list of columns of one number a row.
+        names: the name of one column, whose rows may have any shape. Or a list of columns with at most one axis a row.
     """
 
     def __init__(self, names: str | Sequence[str]) -> None:
@@ -25,11 +25,11 @@ class ColumnSpec:
         self.alone = isinstance(names, str)
 
     def of(self, columns: Columns, rows: int) -> Array:
-        """Return this array for these columns, which were made of so many rows.
+        """Return this array for columns of ``rows`` rows: one column, or several of shape (rows, features).
 
         Raises:
-            InvalidDataError: a column is missing, no numbers, of a shape that cannot stand beside another, or lacks
-                rows.
+            InvalidDataError: a column is missing, holds no numbers, has another number of rows, or has too many axes
+                to be concatenated.
         """
         parts = self._parts(columns, rows)
         if self.alone:
@@ -37,18 +37,18 @@ class ColumnSpec:
         return np.concatenate(parts, axis=1)
 
     def fitting(self, columns: Columns, rows: int, like: Array) -> Array:
-        """Return this array, row after row in memory, of the shape and the dtype that the first rows had.
+        """Return this array in C order, with the row shape and dtype of the first rows.
 
         Args:
-            columns: by name.
-            rows: int. How many they were made of.
+            columns: the columns by name.
+            rows: int. Number of rows.
             like: some of the first rows.
 
         Raises:
-            InvalidDataError: the rows are of another shape, or do not fit into that dtype.
+            InvalidDataError: the rows have another shape, or are no integers although the first rows are.
         """
         parts = self._parts(columns, rows)
-        # Two passes, each along memory: four times as fast as column after column into rows.
+        # Two passes over contiguous memory take a quarter of the time of copying each column into rows.
         joined = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
         if joined.shape[1:] != like.shape[1:]:
             raise InvalidDataError(
@@ -62,7 +62,7 @@ class ColumnSpec:
         return np.ascontiguousarray(joined, like.dtype)
 
     def _parts(self, columns: Columns, rows: int) -> list[Array]:
-        """The columns; several as two axes each."""
+        """Return the columns as arrays; several columns have two axes each."""
         parts = [stack(get(columns, name), f"The column {name!r}") for name in self.names]
         if wrong := [len(part) for part in parts if len(part) != rows]:
             raise InvalidDataError(f"decode gave {wrong[0]} rows for {rows}: it must give one for each.")
@@ -80,7 +80,7 @@ def get(columns: Columns, name: str) -> Any:
     """Return a column.
 
     Raises:
-        InvalidDataError: there is none of this name.
+        InvalidDataError: there is no column with this name.
     """
     if name not in columns:
         raise InvalidDataError(f"There is no column {name!r}: there are {', '.join(map(repr, columns))}.")
@@ -88,7 +88,10 @@ def get(columns: Columns, name: str) -> Any:
 
 
 def check_choice(choice: ColumnChoice, name: str) -> None:
-    """Refuse what is no name, list of names, or dict of them.
+    """Refuse a choice that is no name, list of names, or dict of them.
+
+    Raises:
+        InvalidDataError: the choice is invalid.
 
     Example:
         >>> check_choice(3, "y")  # doctest: +ELLIPSIS
@@ -124,7 +127,7 @@ def leaf_tree(choice: ColumnChoice) -> Any:
 
 
 def all_names(*choices: ColumnChoice) -> list[str]:
-    """Return every column that is chosen, once.
+    """Return the names of all chosen columns, without duplicates.
 
     Example:
         >>> all_names(["a", "b"], "c", None)

@@ -1,8 +1,8 @@
-"""Rows decoded once, into a file without a name that all workers map and fill together.
+"""A cache of decoded rows: an anonymous temporary file that all workers of a machine map and fill.
 
-What a reader decodes is written where it stays: the file is as long as all rows, its pages belong to the system's
-cache and not to any worker, and a second epoch decodes nothing. Whoever needs a block first decodes it under a lock of
-the kernel on that block's byte, which the death of its holder opens.
+The file has space for all rows. Its pages belong to the page cache of the kernel and not to a worker. A second epoch
+decodes nothing. The first process that needs a block decodes it under a file lock on the byte of that block. The kernel
+releases the lock if that process dies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from choros.types import Array
 
 _PAGE = 4096
 _PATIENCE = 600.0  # seconds that a process waits for another one to decode a block
-_NAP = 0.05  # seconds between two tries to take a lock, at most
+_NAP = 0.05  # most seconds between two attempts to take a lock
 Form = tuple[str, tuple[int, ...]]  # dtype, shape of a row
 
 
@@ -33,13 +33,13 @@ class DecodeCache:
     """The file and the arrays in it.
 
     Args:
-        path: str. Of a file that ``DecodeCache.create`` made, in whichever process.
-        blocks: int. How many blocks there are.
-        rows: int. How many rows.
-        forms: of each array, its dtype and the shape of a row.
+        path: str. Path of a file that ``DecodeCache.create`` created in any process.
+        blocks: int. Number of blocks.
+        rows: int. Number of rows.
+        forms: the dtype and the row shape of each array.
 
     Attributes:
-        arrays: list. As long as all rows; those of a block are there once ``fill`` has returned.
+        arrays: list of arrays with all rows. The rows of a block are valid after ``fill`` has returned.
     """
 
     def __init__(self, path: str, blocks: int, rows: int, forms: Sequence[Form]) -> None:
@@ -55,21 +55,21 @@ class DecodeCache:
         ]
         self._places = [at for (at, _) in places]
         self._known: set[int] = set()
-        self._thread = threading.Lock()  # the kernel's lock does not keep the threads of one process apart
+        self._thread = threading.Lock()  # the file lock does not exclude threads that share the open file
         self._owned: IO[bytes] | None = None
 
     @classmethod
     def create(cls, blocks: int, rows: int, forms: Sequence[Form], folder: str | None = None) -> DecodeCache:
-        """Make the file, in ``folder`` or where ``TMPDIR`` says.
+        """Create the file in ``folder``. Defaults to the temporary directory (``TMPDIR``).
 
         Raises:
-            InvalidDataError: the disk has too little room; the message says how much is needed.
+            InvalidDataError: the disk has too little space. The message contains the size that is needed.
         """
         folder = folder or tempfile.gettempdir()
         _, nbytes = _layout(blocks, rows, forms)
         try:
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the spill closes it
-            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error here, not a fault at some write
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error here instead of a later SIGBUS
         except OSError as error:
             raise InvalidDataError(
                 f"The rows take {nbytes / 1e9:.2f} GB once they are decoded, and {folder} cannot hold them "
@@ -80,12 +80,12 @@ class DecodeCache:
         return spill
 
     def put(self, number: int, row: int, rows: Array) -> None:
-        """Write rows of ``arrays[number]``, from ``row`` on: in half the time of writing where they are mapped.
+        """Write rows into ``arrays[number]`` from index ``row`` on. This takes half the time of writes to the mapping.
 
         Args:
-            number: int. Which array.
-            row: int. Where.
-            rows: one after the other in memory, of that array's dtype.
+            number: int. Index of the array.
+            row: int. Index of the first row.
+            rows: the rows in C order, with the dtype of the array.
         """
         remaining = rows.reshape(-1).view(np.uint8).data
         at = self._places[number] + row * (rows.nbytes // max(len(rows), 1))
@@ -94,7 +94,7 @@ class DecodeCache:
             remaining, at = remaining[count:], at + count
 
     def close(self) -> None:
-        """Let the file go; arrays that are in use stay as they are."""
+        """Close the file. Arrays that are in use stay valid."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -102,18 +102,18 @@ class DecodeCache:
             self._owned.close()
 
     def __del__(self) -> None:
-        if os is not None:  # the interpreter ends: the kernel closes what is open
+        if os is not None:  # None while the interpreter exits; the kernel then closes the file
             self.close()
 
     def fill(self, blocks: Iterable[int], decode: Callable[[int], None]) -> None:
-        """Return when these blocks are there, decoded by as many threads as this process has cores.
+        """Decode the missing blocks in one thread for each core; return when all given blocks are valid.
 
         Args:
-            blocks: which; those that another process is at are left to it.
-            decode: writes one block's rows into ``arrays``.
+            blocks: indices of the blocks. If another process is decoding a block, its result is awaited.
+            decode: writes the rows of one block into ``arrays``.
 
         Raises:
-            CommTimeoutError: another process decodes a block for too long, as it or its disk hangs.
+            CommTimeoutError: another process has been decoding a block for more than 600 s.
         """
         cores = len(os.sched_getaffinity(0))
         with self._thread, ThreadPoolExecutor(cores, thread_name_prefix="choros-decode") as threads:
@@ -134,9 +134,9 @@ class DecodeCache:
 
     @contextmanager
     def _locked(self, block: int, wait: bool) -> Iterator[bool]:
-        """Hold a block's lock, which also orders the writes before it.
+        """Hold the lock of a block, and yield whether it was taken. It also orders the writes before it.
 
-        The lock is polled, since a wait inside of the kernel has no limit.
+        The lock is polled, since a wait in the kernel has no timeout.
         """
         limit, pause = time.monotonic() + _PATIENCE, 0.001
         while not (held := self._lock(block, fcntl.F_WRLCK)) and wait:
@@ -163,7 +163,7 @@ class DecodeCache:
 
 
 def _layout(blocks: int, rows: int, forms: Sequence[Form]) -> tuple[list[tuple[int, int]], int]:
-    """Return each array's (offset, bytes), and the file's length; the blocks' states come first."""
+    """Return (offset, size) of each array in bytes, and the length of the file. The states of the blocks come first."""
     places: list[tuple[int, int]] = []
     end = blocks
     for dtype, shape in forms:
@@ -175,7 +175,7 @@ def _layout(blocks: int, rows: int, forms: Sequence[Form]) -> tuple[list[tuple[i
 
 
 def form(array: Array) -> Form:
-    """Return dtype and shape of a row.
+    """Return the dtype of an array and the shape of a row.
 
     Example:
         >>> form(np.zeros((3, 2), "float32"))

@@ -1,4 +1,4 @@
-"""HDF5 files, read by h5py: a block is some megabytes of rows of every data set in the file."""
+"""HDF5 files, read by h5py. A block has about 4 MB of rows of all data sets in the file."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _BLOCK = 1 << 22  # bytes of a block
 
 
 class Hdf5Table(FileReader):
-    """HDF5 files whose data sets have one row for each sample; several files follow each other.
+    """HDF5 files whose data sets have one row for each sample. Several files are concatenated.
 
-    A data set in a group has its path for a name (``train/x``). Those with another number of rows than most are not
-    part of the table. Of each block: the number of its file, its first row there, and its rows.
+    The name of a data set in a group is its path (``train/x``). Data sets whose number of rows is not the most common
+    one are ignored. A block has the index of its file, the first row in it, and the number of rows.
     """
 
     kind, unit = "hdf5", " from row"
 
     def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None) -> None:
         super().__init__(files, blocks)
-        self._file_rows = Counter[int]()  # by file: its rows, summed once and not at every read
+        self._file_rows = Counter[int]()  # rows of each file, summed once instead of at every read
         for (number, *_), rows in zip(self.blocks, self.rows, strict=True):
             self._file_rows[number] += rows
 
     def look(self, file: str) -> Iterator[list[int]]:
-        """Yield stretches of rows."""
+        """Yield the blocks of a file as [first row, number of rows]."""
         rows, width, names = _look(file)
         self.names.append((file, names))
         step = max(1, _BLOCK // max(1, width))
@@ -43,7 +43,7 @@ class Hdf5Table(FileReader):
             yield [top, min(step, rows - top)]
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
-        """Yield a block."""
+        """Yield the rows of a block."""
         yield self._get(block, wanted)
 
     def peek(self) -> Columns:
@@ -59,7 +59,7 @@ class Hdf5Table(FileReader):
 
 
 def _look(path: str) -> tuple[int, int, list[str]]:
-    """Return how many rows a file has, the bytes of a row, and its columns."""
+    """Return the number of rows of a file, the bytes of a row, and the names of its columns."""
     try:
         with h5py.File(path, "r") as file:
             datasets = _sets(file, None)
@@ -75,7 +75,7 @@ def _look(path: str) -> tuple[int, int, list[str]]:
 
 
 def _sets(file: Any, rows: int | None) -> dict[str, Any]:
-    """Return the data sets of this many rows, by their paths."""
+    """Return the data sets with this number of rows, by their paths; None for any number."""
     datasets: dict[str, Any] = {}
 
     def visit(name: str, part: Any) -> None:

@@ -1,4 +1,4 @@
-"""Parquet, Arrow and CSV files, read by pyarrow: a block is a row group, a record batch, or some megabytes of text."""
+"""Parquet, Arrow and CSV files, read by pyarrow. A block is a row group, a record batch, or about 4 MB of text."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ except ImportError as error:
 
 _SourceT = TypeVar("_SourceT")
 _ReaderT = TypeVar("_ReaderT")
-_PART = 1 << 16  # rows that are decoded at once
-_TEXT = 1 << 22  # bytes of a block of CSV
+_PART = 1 << 16  # most rows of one part of a block
+_TEXT = 1 << 22  # bytes of a CSV block
 
 
 class _Gapped(FileReader):
-    """Files that tell which columns miss values, before their rows are read.
+    """Files whose metadata shows which columns have missing values.
 
     Args:
         files, blocks: as for ``FileReader``.
-        gaps: the columns that have missing values anywhere; such whole numbers become fractions everywhere.
+        gaps: names of the columns that have missing values in any block. Integers of these columns become floats in all
+            blocks.
     """
 
     def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
@@ -42,22 +43,22 @@ class _Gapped(FileReader):
         super().__init__(files, blocks)
 
     def spec(self) -> dict[str, Any]:
-        """Return also the gaps."""
+        """Return the description of ``FileReader.spec`` with the gaps."""
         return {**super().spec(), "gaps": sorted(self.gaps)}
 
 
 class ParquetTable(_Gapped):
-    """Parquet files; a block is a row group: the number of its file, its own there, its rows."""
+    """Parquet files. A block is a row group: the index of its file, its index in the file, its number of rows."""
 
     kind, unit = "parquet", ", row group"
 
     def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None, gaps: Sequence[str] = ()) -> None:
         self._open = threading.local()
-        self._footers: dict[int, Any] = {}  # by file; parsing one takes as long as the file has row groups
+        self._footers: dict[int, Any] = {}  # by file; the time to parse a footer grows with the number of row groups
         super().__init__(files, blocks, gaps)
 
     def look(self, file: str) -> Iterator[list[int]]:
-        """Yield the row groups, from the footer."""
+        """Yield the row groups of a file, from its footer."""
         table_file = _open(pyarrow.parquet.ParquetFile, file)
         self.names.append((file, table_file.schema_arrow.names))
         for i in range(table_file.metadata.num_row_groups):
@@ -66,7 +67,7 @@ class ParquetTable(_Gapped):
             yield [i, facts.num_rows]
 
     def _file(self, number: int) -> Any:
-        """One open file a thread, as a reader is not for several; all share the footers."""
+        """Return the file, opened once for each thread, as a reader is not thread-safe. Threads share the footers."""
         if getattr(self._open, "number", None) != number:
             footer = self._footers.get(number)
             opened = pyarrow.parquet.ParquetFile(self.files[number], metadata=footer, memory_map=True, pre_buffer=False)
@@ -76,7 +77,7 @@ class ParquetTable(_Gapped):
         return self._open.file
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
-        """Yield a row group in parts."""
+        """Yield the rows of a row group in parts."""
         number, group, _ = self.blocks[block]
         file = self._file(number)
         names = None if wanted is None else [name for name in wanted if name in self._open.names]
@@ -90,12 +91,12 @@ class ParquetTable(_Gapped):
 
 
 class ArrowTable(_Gapped):
-    """Arrow's own files (IPC, Feather), mapped; a block is a record batch: its file, its number there, its rows."""
+    """Arrow files (IPC, Feather), memory-mapped. A block is a record batch: its file, its index, its number of rows."""
 
     kind, unit = "arrow", ", record batch"
 
     def look(self, file: str) -> Iterator[list[int]]:
-        """Yield the record batches."""
+        """Yield the record batches of a file."""
         reader = _open(pa.ipc.open_file, _open(pa.memory_map, file))
         self.names.append((file, reader.schema.names))
         for i in range(reader.num_record_batches):
@@ -108,7 +109,7 @@ class ArrowTable(_Gapped):
         return pa.ipc.open_file(pa.memory_map(self.files[number])).get_batch(batch)
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
-        """Yield a record batch in parts."""
+        """Yield the rows of a record batch in parts."""
         batch = self._get(block)
         if wanted is not None:
             batch = batch.select([name for name in wanted if name in batch.schema.names])
@@ -121,16 +122,16 @@ class ArrowTable(_Gapped):
 
 
 class CsvTable(FileReader):
-    """CSV files with one line of names, one row a line; a block is 4 MB of lines, or a whole compressed file.
+    """CSV files with a header line and one row in each line. A block has 4 MB of lines, or is a whole compressed file.
 
-    A field that is quoted may hold commas but no ends of lines. Of each block: the number of its file, where it begins
-    and ends there in bytes (-1: the whole file), and its rows.
+    A quoted field may contain delimiters but no newlines. A block has the index of its file, its first and last byte
+    position in the file (end -1: the whole file), and the number of rows.
 
     Args:
         files, blocks: as for ``FileReader``.
-        delimiter: between fields.
-        kinds: by name, the type of columns, in pyarrow's words. Others are what the first file's first megabytes look
-            like.
+        delimiter: the delimiter of fields. Defaults to ",".
+        kinds: names of pyarrow types of columns, by column name. Types of other columns are inferred from the first
+            block.
     """
 
     kind, unit = "csv", " from byte"
@@ -148,12 +149,12 @@ class CsvTable(FileReader):
             self.kinds = self._guess(self.kinds)
 
     def look(self, file: str) -> Iterator[list[int]]:
-        """Yield the stretches of whole lines after the first one."""
+        """Yield the blocks of a file, and store the names of its header."""
         self.names.append((file, self._header(file)))
         return self._stretches(file)
 
     def _stretches(self, file: str) -> Iterator[list[int]]:
-        """Yield the stretches of whole lines of a file after its first one, and how many lines each has."""
+        """Yield the blocks of whole lines after the header: start and end in bytes, and the number of lines."""
         if file.endswith((".gz", ".bz2", ".zst", ".lz4", ".br")):
             with _open(pa.input_stream, file) as stream:
                 yield [0, -1, _lines(stream.read()) - 1]
@@ -177,7 +178,7 @@ class CsvTable(FileReader):
         return names
 
     def _guess(self, given: dict[str, str]) -> dict[str, str]:
-        """Return what the first stretch's values look like; a column without any is one of missing numbers."""
+        """Return the types of columns, inferred from the first block. A column without values has the type double."""
         columns_read = {field.name: str(field.type) for field in self._parse(0, given).schema}
         return {name: "double" if kind == "null" else kind for name, kind in columns_read.items()}
 
@@ -212,7 +213,7 @@ class CsvTable(FileReader):
         return table
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
-        """Yield a block in parts."""
+        """Yield the rows of a block in parts."""
         yield from map(columns, self._parse(block, self.kinds).to_batches(_PART))
 
     def peek(self) -> Columns:
@@ -220,18 +221,18 @@ class CsvTable(FileReader):
         return columns(self._parse(0, self.kinds).slice(0, 32))
 
     def spec(self) -> dict[str, Any]:
-        """Return also the delimiter and the columns' types."""
+        """Return the description of ``FileReader.spec`` with the delimiter and the types of columns."""
         return {**super().spec(), "delimiter": self.delimiter, "kinds": self.kinds}
 
 
 def columns(batch: ArrayTree, gaps: Container[str] = ()) -> dict[str, Array]:
-    """Return a pyarrow table's or batch's columns as numpy arrays.
+    """Return the columns of a pyarrow table or batch as numpy arrays.
 
-    Missing numbers become NaN, and whole numbers fractions in columns with ``gaps``; lists of one length become an
-    axis; text and bytes become objects.
+    Missing numbers become NaN. Integers in columns of ``gaps`` become float64. Lists of equal length become an axis.
+    Text and bytes become objects.
 
     Raises:
-        InvalidDataError: two columns have one name.
+        InvalidDataError: two columns have the same name.
     """
     names = batch.schema.names
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
@@ -241,7 +242,7 @@ def columns(batch: ArrayTree, gaps: Container[str] = ()) -> dict[str, Array]:
 
 
 def _gaps(group: Any) -> Iterator[str]:
-    """Yield the columns of a row group that miss values, as far as the file tells."""
+    """Yield the columns of a row group whose statistics show missing values."""
     for i in range(group.num_columns):
         column = group.column(i)
         if column.statistics is not None and column.statistics.null_count:
@@ -266,7 +267,7 @@ def _column(column: Any) -> Array:
 
 
 def _lists(column: Any) -> Array:
-    """Return lists as rows, where all are as long as the first; else as objects."""
+    """Return lists as an array with one more axis if all have equal length, else as objects."""
     values = _column(column.flatten())
     if len(column) and not column.null_count and values.dtype != object:
         fixed = pa.types.is_fixed_size_list(column.type)
@@ -287,7 +288,7 @@ def _open(opener: Callable[[_SourceT], _ReaderT], source: _SourceT) -> _ReaderT:
 
 
 def _lines(text: bytes) -> int:
-    """Return how many lines of a text are rows: empty ones are none, as for pyarrow."""
+    """Return the number of lines that are rows. Empty lines do not count, as in pyarrow."""
     if text.startswith((b"\n", b"\r\n")) or b"\n\n" in text or b"\n\r\n" in text:
         return sum(bool(line) for line in text.splitlines())
     return text.count(b"\n") + bool(text and not text.endswith(b"\n"))

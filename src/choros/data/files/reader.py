@@ -1,4 +1,4 @@
-"""The interface of a file reader: rows in blocks, each read by itself, as columns."""
+"""The interface of a file reader. Rows are in blocks, and each block is read separately as columns."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from choros.types import Array
 
 _T = TypeVar("_T")
 ColumnChoice = Any  # a column's name, or lists, tuples and dicts of names
-Columns = Mapping[str, Any]  # by name, arrays whose first axis is the rows; objects for text and bytes
+Columns = Mapping[str, Any]  # arrays by name, whose first axis is the rows; object arrays for text and bytes
 
 
 class FileReader(ABC):
-    """A data set in files: rows in blocks, each read by itself.
+    """A data set in files. Rows are in blocks, and each block is read separately.
 
     Args:
-        files: their paths.
-        blocks: of each block, the number of its file, where it begins there, what else its reader wants, and last its
-            rows; None looks into the files.
+        files: paths of the files.
+        blocks: for each block: the index of its file, its start in the file, other values of the reader, and last the
+            number of rows. By default they are read from the files.
 
     Attributes:
         files: list of str.
-        blocks: those that have rows.
-        rows: of each block, its rows.
-        names: each file that was looked into and its columns, where that can be told without reading the rows.
+        blocks: the blocks that have rows.
+        rows: number of rows of each block.
+        names: pairs of a file and its column names, for formats that provide names without reading rows.
     """
 
-    kind: ClassVar[str]  # what ``reopen`` knows it by
-    unit: ClassVar[str]  # between a file's name and where a block begins
+    kind: ClassVar[str]  # the name of the format in ``reopen``
+    unit: ClassVar[str]  # the text between a file's name and the start of a block in error messages
 
     def __init__(self, files: Sequence[str], blocks: list[list[int]] | None = None) -> None:
         self.files = list(files)
@@ -50,67 +50,67 @@ class FileReader(ABC):
 
     @property
     def name(self) -> str:
-        """The table's name in errors."""
+        """The name of the data set in error messages."""
         return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
 
     @abstractmethod
     def look(self, file: str) -> Iterator[list[int]]:
-        """Yield a file's blocks, without its number; note its columns in ``names``."""
+        """Yield a file's blocks without the index of the file; append its columns to ``names`` if they are known."""
 
     @abstractmethod
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
-        """Yield a block's rows in order, in parts; ``wanted=None`` is every column."""
+        """Yield the rows of a block in order, in parts. ``wanted=None`` selects every column."""
 
     @abstractmethod
     def peek(self) -> Columns:
-        """Return the first rows of all, 32 or fewer, with every column."""
+        """Return the first rows of the data set, 32 or fewer, with every column."""
 
     def where(self, block: int) -> str:
-        """Return in which file a block is and where, for errors."""
+        """Return the file and start of a block, for error messages."""
         number, begin, *_ = self.blocks[block]
         return f"{self.files[number]}{self.unit} {begin}"
 
     def spec(self) -> dict[str, Any]:
-        """Return in JSON's terms what ``reopen`` makes this table from again, without reading any file."""
+        """Return a description in JSON types. ``reopen`` creates the reader from it without reading a file."""
         return {"kind": self.kind, "files": self.files, "blocks": self.blocks}
 
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Have whatever a library raises while it reads be an error that names the file.
+    """Convert exceptions of a library that reads a file to an error that names the file.
 
     Args:
-        what: str. The file, or where in it.
+        what: str. The file, or a position in it.
 
     Raises:
-        InvalidDataError: it cannot be read.
+        InvalidDataError: the file cannot be read.
     """
     try:
         yield
     except ChorosError:
         raise
-    except Exception as error:  # a damaged file can have them raise anything
+    except Exception as error:  # for a damaged file a library may raise any exception
         raise InvalidDataError(f"{what} cannot be read, it may be damaged: {brief(error)}") from error
 
 
 def readable(parts: Iterable[_T], what: str) -> Iterator[_T]:
-    """Yield what a reader yields, ``naming`` what it reads."""
+    """Yield the items of a reader, with errors as in ``naming``."""
     with naming(what):
         yield from parts
 
 
 def find_files(where: Any) -> list[str]:
-    """Return the files that a path, a pattern, a directory or a list of them means, in a fixed order.
+    """Return the files of a path, a glob pattern, a directory or a list of them, in a fixed order.
 
     Args:
-        where: str, Path or a list of them. A directory means all files in it, but for those that begin with a dot or
-            an underscore.
+        where: str, Path or a list of them. For a directory, all files in it and its subdirectories are returned, except
+            files whose names begin with a dot or an underscore.
 
     Returns:
-        Absolute paths: those of a pattern or a directory sorted, those of a list in its own order.
+        Absolute paths. Those of a pattern or a directory are sorted; a list keeps its order.
 
     Raises:
-        InvalidDataError: nothing is there.
+        InvalidDataError: no file was found, or ``where`` has another type.
     """
     if isinstance(where, list | tuple):
         if not where:
@@ -138,10 +138,10 @@ def find_files(where: Any) -> list[str]:
 
 
 def stamp(path: str) -> list[int]:
-    """Return what changes when a file is written anew: its length and its time.
+    """Return the size and modification time of a file, which change when it is written again.
 
     Raises:
-        InvalidDataError: the file is gone.
+        InvalidDataError: the file cannot be read any more.
     """
     try:
         facts = os.stat(path)
@@ -151,14 +151,14 @@ def stamp(path: str) -> list[int]:
 
 
 def stack(value: Any, what: str) -> Array:
-    """Return a column as an array, one of lists or arrays of one length as an array with one more axis.
+    """Return a column as a numeric array. Rows that are lists or arrays of one shape are stacked.
 
     Args:
-        value: an array, or a sequence of equal arrays, as a user's function may return.
-        what: how to call it in an error.
+        value: an array, or a sequence of arrays of equal shape, as a user's function may return.
+        what: name of the column in error messages.
 
     Raises:
-        InvalidDataError: text, bytes, or rows of different shapes.
+        InvalidDataError: the column holds text or bytes, or rows of different shapes.
 
     Example:
         >>> stack([np.zeros(2), np.ones(2)], "a").shape

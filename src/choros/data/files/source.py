@@ -1,4 +1,4 @@
-"""Files as a source of batches: decoded block by block when they are needed, once for all workers and epochs."""
+"""Files as a source of batches. Each block is decoded when it is needed, once for all workers and epochs."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ Decode = Callable[[dict[str, Any]], Columns]
 
 
 class FileSource:
-    """Rows of files, gone through by permuted blocks and by permuted rows within pools of up to 64 of them.
+    """Rows of files. Blocks are permuted, then rows within pools of up to 64 blocks.
 
-    Made by ``choros.files``. Decoded rows are kept in a file without a name (``DecodeCache``), so memory holds only the
-    blocks that are being decoded.
+    ``choros.files`` creates this source. Decoded rows are stored in an anonymous temporary file (``DecodeCache``), so
+    memory holds only the blocks that are being decoded.
 
     Args:
         table: the reader.
-        x: a column, a list of columns (side by side) or a dict of those. None: all but y and sample_weight.
+        x: a column, a list of columns (concatenated) or a dict of those. Defaults to all except y and sample_weight.
         y, sample_weight: the same, or None.
-        decode: from the columns of some rows to other columns, where files hold text, bytes or images. It must give
-            each row the same result whichever rows come with it.
-        spill_dir: where decoded rows are kept. Defaults to the directory for temporary files.
-        floatx: what floating point numbers become; None is Keras' own setting.
-        spill: the path of what another process has made.
-        first: the first rows as ``(x, y, sample_weight)``, where they are known.
-        class_weight: from class number to weight, or None.
+        decode: a function from the columns of some rows to other columns, for text, bytes or images. The result for a
+            row must not depend on the other rows.
+        spill_dir: directory for decoded rows. Defaults to the directory for temporary files.
+        floatx: dtype to which floats are converted. Defaults to ``keras.config.floatx()``.
+        spill: path of a ``DecodeCache`` that another process has created.
+        first: the first rows as ``(x, y, sample_weight)``, if they are known.
+        class_weight: a dict from class index to weight, or None.
 
     Attributes:
         rows: int. Rows in a pass.
         first: the first rows, 32 or fewer, as ``(x, y, sample_weight)``.
 
     Raises:
-        InvalidDataError: there are no rows, or the columns are not what was asked for.
+        InvalidDataError: there are no rows, or a chosen column is missing or invalid.
     """
 
     rows: int
@@ -96,7 +96,7 @@ class FileSource:
             self.join(spill)
 
     def _look(self, x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> tuple[Any, Any]:
-        """Return which columns are x, and the first rows as ``(x, y, sample_weight)``."""
+        """Return the columns of x, and the first rows as ``(x, y, sample_weight)``."""
         wanted = self._wanted(x, y, sample_weight)
         self._check_names(wanted or ())
         with naming(self.table.files[0]):
@@ -120,69 +120,69 @@ class FileSource:
                 )
 
     def check(self) -> None:
-        """Refuse files that are no longer what they were.
+        """Refuse files that have changed since this source was created.
 
         Raises:
-            InvalidDataError: the message names the file.
+            InvalidDataError: a file has changed. The message contains its path.
         """
         for file, then in zip(self.table.files, self._stamps, strict=False):
             if stamp(file) != then:
                 raise InvalidDataError(f"{file} has changed since choros.files read it: call choros.files again.")
 
     def _wanted(self, *choices: ColumnChoice) -> list[str] | None:
-        """The columns to read: those that are used, where no function makes them and none is left open."""
+        """Return the names of the columns to read; None (all) with ``decode`` or without a choice for x."""
         return None if self.decode is not None or choices[0] is None else all_names(*choices)
 
     def _decoded(self, columns: Columns) -> Columns:
         return columns if self.decode is None else self.decode(dict(columns))
 
     def join(self, path: str) -> None:
-        """Read and write what another process of this machine has made: its ``spill.path``."""
+        """Use the decoded rows of another process of this machine: the ``path`` of its ``spill``."""
         self._spill = DecodeCache(path, len(self.table.rows), int(self.starts[-1]), self._forms)
 
     def spec(self, here: bool = True) -> dict[str, Any]:
-        """Return in JSON's terms what a worker makes this source from again; ``decode`` travels beside it.
+        """Return a description in JSON types from which a worker creates this source. ``decode`` is sent separately.
 
         Args:
-            here: whether the worker is on this machine, where it shares what is decoded.
+            here: whether the worker is on this machine; it then shares the decoded rows. Defaults to True.
         """
         spill = self.spill.path if here else None
         spec = {"table": self.table.spec(), "choice": self.choice, "floatx": self.floatx}
         return spec | {"spill": spill, "spill_dir": self.spill_dir}
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> FileSource:
-        """Return the same source with a weight for each class."""
+        """Return a copy of this source with a weight for each class."""
         check_class_weight(class_weight, self.choice[1])
         weighted = self._copy()
         weighted.class_weight = class_weight
         return weighted
 
     def _copy(self) -> FileSource:
-        self._spill = self.spill  # made before, it is the same for both
+        self._spill = self.spill  # created before the copy, so that both use the same file
         return copy.copy(self)
 
     @property
     def spill(self) -> DecodeCache:
-        """The decoded rows on disk, made when first asked for."""
+        """The decoded rows on disk, created at the first access."""
         if self._spill is None:
             self._spill = DecodeCache.create(len(self.table.rows), int(self.starts[-1]), self._forms, self.spill_dir)
         return self._spill
 
     def steps(self, batch_size: int) -> int:
-        """Global batches in a pass: ``ceil(rows / batch_size)``."""
+        """Return the number of global batches in a pass: ``ceil(rows / batch_size)``."""
         return -(-self.rows // batch_size)
 
     def sample(self, batch_size: int) -> Batch:
-        """The first rows, at most ``batch_size`` and 32."""
+        """Return the first rows, at most ``batch_size`` and at most 32."""
         x, y, weight = map_leaves(lambda a: a[:batch_size], self.first)
         rows = len(next(leaves(x))[1])
         return Batch(x, y, self._weighted(y, weight), rows=rows, total=rows)
 
     def part(self, rank: int, size: int, seed: int) -> FileSource:
-        """Every ``size``-th block of a permutation drawn from ``seed``: one of ``size`` disjoint shards.
+        """Return one of ``size`` disjoint shards: every ``size``-th block of a permutation from ``seed``.
 
         Raises:
-            InvalidDataError: there are fewer blocks than members.
+            InvalidDataError: there are fewer blocks than shards.
         """
         if len(self._blocks) < size:
             raise InvalidDataError(
@@ -206,7 +206,7 @@ class FileSource:
         shuffle: bool | str,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """One rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
+        """Yield one rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
         check_batch(batch_size)
         parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)
         ahead = Ahead(self, rank, size)
@@ -225,7 +225,7 @@ class FileSource:
                     weight = self._weighted(batch.y, batch.sample_weight)
                     yield Batch(batch.x, batch.y, weight, batch.rows, batch.total)
         finally:
-            if sys is not None and not sys.is_finalizing():  # else its threads are gone already
+            if sys is not None and not sys.is_finalizing():  # else the interpreter has ended the threads
                 ahead.close()
 
     def _weighted(self, y: ArrayTree, weight: ArrayTree) -> Any:
@@ -235,7 +235,7 @@ class FileSource:
         """Decode a block into the spill.
 
         Raises:
-            InvalidDataError: the rows are not of the form that the first ones had.
+            InvalidDataError: the rows differ in shape or dtype from the first ones, or their number has changed.
         """
         at, end = int(self.starts[block]), int(self.starts[block + 1])
         for columns in readable(self.table.read(block, self._wanted(*self.choice)), self.table.where(block)):
@@ -258,11 +258,11 @@ def _count(columns: Columns) -> int:
 
 
 class Ahead:
-    """Decodes the pool that is needed now, and in a thread the one after it.
+    """A decoder of the current pool of blocks, and of the next pool in a thread.
 
     Args:
         source: FileSource.
-        rank, size: each rank begins at another block, so that several decode a pool together.
+        rank, size: each rank starts at another block of a pool, so that the ranks divide the decoding.
     """
 
     def __init__(self, source: FileSource, rank: int, size: int) -> None:
@@ -271,7 +271,7 @@ class Ahead:
         self._next: Future[None] | None = None
 
     def enter(self, now: Rows, after: Rows) -> None:
-        """Return when the blocks ``now`` are there; begin with those ``after`` them."""
+        """Decode the blocks ``now``, then start to decode the blocks ``after`` in the thread."""
         if self._next is not None:
             self._next.result()
         self._fill(now)

@@ -1,7 +1,8 @@
-"""TFRecord files of tf.train.Example, read without TensorFlow: a block is some megabytes of records.
+"""TFRecord files of tf.train.Example, read without TensorFlow. A block has about 4 MB of records.
 
-A record is its length (8 bytes, little endian), a masked CRC32C of that (4), the bytes, and a masked CRC32C of them
-(TensorFlow, ``core/lib/io/record_writer.cc``); an Example is a protocol buffer (``core/example/feature.proto``).
+A record consists of the length of its data (8 bytes, little endian), a masked CRC32C of the length (4 bytes), the data,
+and a masked CRC32C of the data (4 bytes); see TensorFlow's ``core/lib/io/record_writer.cc``. An Example is a protocol
+buffer (``core/example/feature.proto``).
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 class RecordTable(FileReader):
-    """TFRecord files, plain or compressed (then a block is a whole file); several files follow each other.
+    """TFRecord files, plain or compressed. Several files are concatenated; a compressed file is one block.
 
-    A feature of one value a record is a column of numbers, of n values one of n numbers a row, of bytes one of bytes.
-    Of each block: the number of its file, where it begins and ends there in bytes (-1: the whole file), its records.
+    A feature with one number in each record is a column of shape (rows,). With n numbers, the shape is (rows, n). A
+    feature of bytes is a column of objects. A block has the index of its file, its start and end in bytes (end -1: the
+    whole file), and the number of records.
     """
 
     kind, unit = "tfrecord", " from byte"
 
     def look(self, file: str) -> Iterator[list[int]]:
-        """Yield the stretches; each record says for itself what it has."""
+        """Yield the blocks of a file. Column names are unknown, as each record has its set of features."""
         return _stretches(file)
 
     def read(self, block: int, wanted: Sequence[str] | None) -> Iterator[Columns]:
-        """Yield a block."""
+        """Yield the records of a block."""
         yield self._columns(block, None, wanted)
 
     def peek(self) -> Columns:
@@ -66,10 +68,10 @@ class RecordTable(FileReader):
 
 
 def records(text: bytes, path: str) -> Iterator[bytes]:
-    """Yield the records of whole ones one after the other.
+    """Yield the data of each record in a sequence of records.
 
     Raises:
-        InvalidDataError: a checksum is wrong, or the last one is cut off.
+        InvalidDataError: a checksum is wrong, or the last record is incomplete.
     """
     at = 0
     while at < len(text):
@@ -84,7 +86,7 @@ def records(text: bytes, path: str) -> Iterator[bytes]:
 
 
 def _length(head: bytes, path: str) -> int:
-    """Return how long the record with this head is."""
+    """Return the length of a record's data, from its 12-byte header."""
     if len(head) < _HEAD:
         raise InvalidDataError(_CUT.format(path))
     length, checksum = struct.unpack("<QI", head)
@@ -99,7 +101,7 @@ def _masked(text: bytes) -> int:
 
 
 def _stretches(path: str) -> Iterator[list[int]]:
-    """Yield where each block begins and ends, and its records, from the records' lengths alone."""
+    """Yield start, end and number of records of each block. Only the lengths of records are read."""
     with open(path, "rb") as file:
         first = file.read(2)
         if _is_packed(first):
@@ -118,7 +120,7 @@ def _stretches(path: str) -> Iterator[list[int]]:
 
 
 def _is_packed(first: bytes) -> bool:
-    """Tell by its first two bytes whether a file is compressed; read as a length they would be 20 KB or more."""
+    """Return whether the first two bytes are those of a compressed file; as a length they would be 20 KB or more."""
     return first == _GZIP or first in _ZLIB
 
 
@@ -131,7 +133,7 @@ def _unpacked(text: bytes, path: str) -> bytes:
 
 @cache
 def _example() -> Any:
-    """Return the class of ``tf.train.Example``, made from its definition, in a pool of its own."""
+    """Return a class for ``tf.train.Example``, created from its definition in a separate descriptor pool."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="choros/example.proto", package="choros.example", syntax="proto3")
 
@@ -181,7 +183,7 @@ def _values(feature: Any) -> Any:
 
 
 def _column(rows: list[Any], name: str, path: str) -> Any:
-    """Return a feature of all records: numbers where each has as many, else objects."""
+    """Return a feature of all records: a numeric array if all records have equally many numbers, else objects."""
     if any(row is None for row in rows):
         raise InvalidDataError(f"{path}: the feature {name!r} is not in every record.")
     lengths = {len(row) for row in rows}

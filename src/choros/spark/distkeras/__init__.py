@@ -1,12 +1,12 @@
-"""dist-keras' names on Choros: change the import, and a notebook of either of its generations runs.
+"""The API of dist-keras on Choros. Change the import, and a notebook for either generation of dist-keras runs.
 
     >>> import choros.spark.distkeras
     >>> "AEASGD" in choros.spark.distkeras.__all__
     True
 
-What differs, because dist-keras was wrong or is no more: batches are trained to the last row, the batch size is each
-worker's own as it was there, ports need not be named, and more workers than the cluster has task slots become as many
-as it has, with a warning. ``ADAG`` is what dist-keras shipped under that name, the paper's AGN.
+Differences from dist-keras: all rows are trained, also those of a last small batch. Ports need not be named. If there
+are more workers than task slots, the number of workers is reduced, with a warning. The batch size is that of each
+worker, as in dist-keras. ``ADAG`` is the rule that dist-keras shipped under this name, which is the paper's AGN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The common parts of dist-keras' trainers: argument names, their meanings, and Choros' training.
+"""The base classes of dist-keras' trainers: arguments with the meaning in dist-keras, and training by Choros.
 
-The batch size is each worker's own, as it was there. Optimizers named by a string have Keras 2's rates. Settings at
-which an algorithm may diverge warn, so that an old notebook runs.
+The batch size is that of each worker. Optimizers named by a string have the learning rates of Keras 2. Settings at
+which an algorithm may diverge only give a warning, so that old notebooks run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Trainer:
 
     @property
     def algorithm(self) -> Any:
-        """The algorithm of Choros that this trains by."""
+        """The Choros algorithm of this trainer."""
         return algorithms.Single()
 
     def __repr__(self) -> str:
@@ -75,17 +75,17 @@ class Trainer:
         )
 
     def train(self, dataframe: Any, shuffle: bool = False) -> Any:
-        """Train on a frame.
+        """Train on a DataFrame.
 
         Args:
             dataframe: DataFrame.
-            shuffle: bool. Whether rows are in another order in each epoch.
+            shuffle: bool. Whether the order of rows changes in each epoch. Defaults to False.
 
         Returns:
-            The trained keras.Model; of ``EnsembleTrainer`` a list of them.
+            The trained keras.Model; for ``EnsembleTrainer`` a list of models.
 
         Raises:
-            InvalidInputError: something that cannot work.
+            InvalidInputError: an argument or the data is invalid.
             WorkerFailedError: a worker failed.
         """
         check_frame(dataframe)
@@ -118,7 +118,7 @@ class Trainer:
         return members if isinstance(algorithm, algorithms.Ensemble) and members else trained
 
     def _workers(self, session: Any) -> int:
-        """As many as were asked for, or as the cluster can run at once: dist-keras ran the others one after another."""
+        """Return the requested number of workers, limited to the task slots. dist-keras ran further workers later."""
         refuse_dynamic(session)
         there, asked = slots(session)[0], int(self.num_workers)
         if asked > there >= 1:
@@ -154,15 +154,15 @@ class Trainer:
             )
 
     def record_training_start(self) -> None:
-        """Note when training began."""
+        """Record the time at which training started."""
         self._began = time.time()
 
     def record_training_end(self) -> None:
-        """Note when training ended."""
+        """Record the time at which training ended."""
         self._ended = time.time()
 
     def get_training_time(self) -> float:
-        """Return how many seconds the last training took."""
+        """Return the duration of the last training in seconds."""
         return self._ended - self._began
 
     def set_model(self, model: Any) -> None:
@@ -170,11 +170,11 @@ class Trainer:
         self.master_model = model
 
     def get_history(self) -> list[dict[str, Any]]:
-        """Return a record an epoch: ``history`` is the loss and the metrics of all rows, ``iteration`` counts."""
+        """Return one record for each epoch: ``history`` has the loss and metrics of all rows, ``iteration`` counts."""
         return self._records
 
     def has_history(self) -> bool:
-        """Tell whether there is any."""
+        """Return whether there are records."""
         return bool(self._records)
 
     def add_history(self, history: dict[str, Any]) -> None:
@@ -182,15 +182,15 @@ class Trainer:
         self._records.append(history)
 
     def get_averaged_history(self) -> Array:
-        """Return loss and metrics of each epoch, of shape (epochs, figures)."""
+        """Return the loss and metrics of each epoch, as an array of shape (epochs, values)."""
         return history_executors_average(self._records)
 
     def get_executor_history(self, executor_id: int) -> list[dict[str, Any]]:
-        """Return the records of one worker; all that Choros keeps are exact sums, told as worker 0's."""
+        """Return the records of one worker. Choros has only values over all workers, with the worker id 0."""
         return history_executor(self._records, executor_id)
 
     def set_max_prefetch(self, max_mini_batches: int) -> None:
-        """Nothing: rows lie on the worker's own disk."""
+        """Do nothing: rows are on the local disk of the worker."""
 
 
 class DistributedTrainer(Trainer):
@@ -198,10 +198,10 @@ class DistributedTrainer(Trainer):
 
     Args:
         keras_model, worker_optimizer, loss, metrics, loss_weights: see ``Trainer``.
-        num_workers: int; where the cluster has fewer task slots, as many as it has train, with a warning.
-        batch_size: int. Of each worker.
+        num_workers: int. If the cluster has fewer task slots, their number is used, with a warning. Defaults to 2.
+        batch_size: int. Batch size of each worker. Defaults to 32.
         features_col, label_col, num_epoch: see ``SingleTrainer``.
-        master_port: taken, and not used: ports are found.
+        master_port: not used.
         more: hyper-parameters of the algorithm.
     """
 
@@ -239,60 +239,60 @@ class DistributedTrainer(Trainer):
 
     @property
     def num_updates(self) -> int:
-        """The number of exchanges of the workers with the center in the last training."""
+        """The number of exchanges of the workers with the center variable in the last training."""
         return 0 if self.history is None else int(self.history.run.exchanges)
 
     def set_num_epoch(self, num_epoch: int) -> None:
-        """Set how often the rows are gone through."""
+        """Set the number of epochs."""
         self.num_epoch = num_epoch
 
     def get_num_epoch(self) -> int:
-        """Return how often the rows are gone through."""
+        """Return the number of epochs."""
         return self.num_epoch
 
     def set_num_workers(self, num_workers: int) -> None:
-        """Set how many workers train."""
+        """Set the number of workers."""
         self.num_workers = num_workers
 
     def get_num_workers(self) -> int:
-        """Return how many workers train."""
+        """Return the number of workers."""
         return self.num_workers
 
     def set_minibatch_size(self, size: int) -> None:
-        """Set each worker's batch size."""
+        """Set the batch size of each worker."""
         self.batch_size = size
 
     def get_minibatch_size(self) -> int:
-        """Return each worker's batch size."""
+        """Return the batch size of each worker."""
         return self.batch_size
 
     def get_features_column(self) -> Any:
-        """Return which columns are read."""
+        """Return the columns of features."""
         return self.features_column
 
     def get_label_column(self) -> Any:
-        """Return which column is learnt."""
+        """Return the column of labels."""
         return self.label_column
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the rate that the elastic force is made of; the workers' own is the optimizer's."""
+        """Set the learning rate of the elastic force. The workers use the rate of the optimizer."""
         self.learning_rate = learning_rate
 
     def get_learning_rate(self) -> float:
-        """Return the rate that the elastic force is made of."""
+        """Return the learning rate of the elastic force; 0 if there is none."""
         return float(getattr(self, "learning_rate", 0.0))
 
     def set_parallelism_factor(self, factor: int) -> None:
-        """Keep the number: rows are dealt out evenly whatever it is."""
+        """Store the number. It has no effect, as rows are distributed evenly."""
         self.parallelism_factor = factor
 
     def get_parallelism_factor(self) -> int:
-        """Return the number."""
+        """Return the stored number."""
         return self.parallelism_factor
 
 
 def _optimizer(given: Any) -> Any:
-    """Return an optimizer of its own; one named by a string has Keras 2's learning rate."""
+    """Return a new optimizer. An optimizer named by a string has the learning rate of Keras 2."""
     import keras
 
     if isinstance(given, str):

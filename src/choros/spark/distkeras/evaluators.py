@@ -1,4 +1,4 @@
-"""dist-keras' evaluators."""
+"""The evaluators of dist-keras."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choros.spark.distkeras.frames import column
 
 
 class Evaluator(ABC):
-    """The base class of what makes a figure of labels and predictions.
+    """The base class of evaluators, which compute a number from labels and predictions.
 
     Args:
         label_col, prediction_col: str.
@@ -22,17 +22,17 @@ class Evaluator(ABC):
 
     @abstractmethod
     def evaluate(self, dataframe: Any) -> float:
-        """Return the figure."""
+        """Return the number."""
 
 
 class AccuracyEvaluator(Evaluator):
-    """The share of the rows whose prediction is the label.
+    """The fraction of rows whose prediction equals the label.
 
     Args:
-        label_col, prediction_col: str. Columns of class numbers.
+        label_col, prediction_col: str. Columns of class indices.
     """
 
     def evaluate(self, dataframe: Any) -> float:
-        """Return the share, found in one job."""
+        """Return the fraction, computed in one Spark job; 0.0 without rows."""
         same = column(dataframe, self.label_column) == column(dataframe, self.prediction_column)
         return float(dataframe.agg(F.avg(same.cast("double"))).collect()[0][0] or 0.0)

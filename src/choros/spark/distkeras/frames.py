@@ -1,4 +1,4 @@
-"""Frames as dist-keras' users handle them: a bare ``toDF()`` is allowed, and vectors and arrays are one."""
+"""DataFrames with the behavior in dist-keras: ``toDF()`` without names works, and vectors may be arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from choros.spark.feature_columns import is_vector, quoted
 
 
 def legacy(frame: Any) -> Any:
-    """Return the frame, on which ``toDF()`` without names gives itself: dist-keras once returned RDDs."""
+    """Make ``toDF()`` without names return the frame itself, as old notebooks call it on RDDs; return the frame."""
     named = frame.toDF
 
     def toDF(*names: Any) -> Any:
@@ -27,7 +27,7 @@ def column(frame: Any, name: str) -> Any:
     """Return a column.
 
     Raises:
-        InvalidDataError: the frame has none of that name.
+        InvalidDataError: the frame has no column with this name.
     """
     if name not in frame.columns:
         raise InvalidDataError(f"The frame has no column {name!r}. It has {', '.join(frame.columns)}.")
@@ -38,7 +38,7 @@ def array(frame: Any, name: str) -> Any:
     """Return a column of vectors or arrays as arrays of doubles.
 
     Raises:
-        InvalidDataError: it is neither.
+        InvalidDataError: the column holds neither vectors nor arrays.
     """
     found, kind = column(frame, name), frame.schema[name].dataType
     if is_vector(kind):

@@ -1,4 +1,4 @@
-"""dist-keras' predictors: a vector of what the model gives, in batches instead of row by row."""
+"""dist-keras' predictors. They add a vector of the model's output, computed in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choros.spark.prediction_columns import outputs_of
 
 
 class Predictor(ABC):
-    """The base class of what adds predictions to a frame.
+    """The base class of predictors, which add predictions to a DataFrame.
 
     Args:
         keras_model: keras.Model.
@@ -26,12 +26,12 @@ class Predictor(ABC):
 
 
 class ModelPredictor(Predictor):
-    """Adds a vector of the model's first output.
+    """A predictor that adds a vector of the model's first output.
 
     Args:
         keras_model: keras.Model.
-        features_col: str, or a list of names, one for each input.
-        output_col: str. One of that name is written over.
+        features_col: str, or a list of names, one for each input. Defaults to "features".
+        output_col: str. An existing column with this name is replaced. Defaults to "prediction".
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ModelPredictor(Predictor):
         self.features_column, self.output_column = features_col, output_col
 
     def predict(self, dataframe: Any) -> Any:
-        """Return the frame with predictions; a bare ``toDF()`` on it gives itself."""
+        """Return the frame with predictions; ``toDF()`` without names returns the frame itself."""
         first = [name for name, _ in outputs_of(self.model) or [("", ())]][:1]
         stage = KerasModel(
             self.model,

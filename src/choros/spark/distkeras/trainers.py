@@ -1,4 +1,4 @@
-"""dist-keras' trainers, of both its generations; each is an algorithm of Choros, and its repr says which."""
+"""dist-keras' trainers of both generations. Each uses an algorithm of Choros, which its repr shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class SingleTrainer(Trainer):
-    """One worker: plain Keras.
+    """Training with one worker, as in plain Keras.
 
     Args:
         keras_model, worker_optimizer, loss, metrics, loss_weights: see ``Trainer``.
@@ -57,7 +57,7 @@ class SingleTrainer(Trainer):
 
 
 class AveragingTrainer(SingleTrainer):
-    """The mean of the workers' models after each epoch.
+    """Training with an average of the workers' models after each epoch.
 
     Args:
         keras_model, worker_optimizer, loss, metrics, features_col, label_col, num_epoch, batch_size, loss_weights: see
@@ -85,18 +85,18 @@ class AveragingTrainer(SingleTrainer):
 
     @property
     def algorithm(self) -> Any:
-        """The mean once an epoch."""
+        """The algorithm Averaging, which averages after each epoch."""
         return algorithms.Averaging()
 
 
 class EnsembleTrainer(SingleTrainer):
-    """Members that never meet; ``train`` returns them all.
+    """Members that train independently, without exchange; ``train`` returns all of them.
 
     Args:
         keras_model, worker_optimizer, loss, metrics, features_col, label_col, batch_size, loss_weights: see
             ``SingleTrainer``.
-        num_ensembles: int. How many members.
-        num_epoch: int.
+        num_ensembles: int. Number of members. Defaults to 2.
+        num_epoch: int. Defaults to 1.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class EnsembleTrainer(SingleTrainer):
 
     @property
     def algorithm(self) -> Any:
-        """Members on shards of their own."""
+        """The algorithm Ensemble, whose members train on disjoint shards."""
         return algorithms.Ensemble()
 
 
 class AsynchronousDistributedTrainer(DistributedTrainer):
-    """The base class of the trainers whose workers do not wait for each other."""
+    """The base class of asynchronous trainers, whose workers do not wait for each other."""
 
     communication_window: int
     rho: float
@@ -133,14 +133,14 @@ class AsynchronousDistributedTrainer(DistributedTrainer):
 
 
 class SynchronizedDistributedTrainer(DistributedTrainer):
-    """The base class of the trainers whose workers wait for each other."""
+    """The base class of synchronous trainers, whose workers wait for each other."""
 
     rho: float
     learning_rate: float
 
 
 class EASGD(SynchronizedDistributedTrainer):
-    """Elastic averaging, all together after every batch, by dist-keras' rule of the mean, with its signs mended.
+    """Synchronous elastic averaging after every batch, by dist-keras' rule of the mean with corrected signs.
 
     Further arguments: rho (5.0) and learning_rate (0.01), whose product is the elastic force.
     """
@@ -149,12 +149,12 @@ class EASGD(SynchronizedDistributedTrainer):
 
     @property
     def algorithm(self) -> Any:
-        """The mean rule, at every step."""
+        """The rule of the mean with an exchange in every step."""
         return MeanEASGD(window=1, alpha=self.rho * self.learning_rate)
 
 
 class AEASGD(AsynchronousDistributedTrainer):
-    """Elastic averaging, each worker in its own time.
+    """Asynchronous elastic averaging.
 
     Further arguments: communication_window (32), rho (5.0) and learning_rate (0.1), whose product is the elastic force.
     """
@@ -163,18 +163,18 @@ class AEASGD(AsynchronousDistributedTrainer):
 
     @property
     def algorithm(self) -> Any:
-        """The same of Choros."""
+        """The algorithm AEASGD of Choros."""
         return algorithms.AEASGD(window=self.communication_window, alpha=self.rho * self.learning_rate)
 
 
 class AsynchronousEASGD(AEASGD):
-    """``AEASGD`` by its first name: communication_window is 10 and learning_rate 0.01 where they are not given."""
+    """The earlier name of ``AEASGD``. The default of communication_window is 10, that of learning_rate 0.01."""
 
     own = (("communication_window", 10), ("rho", 5.0), ("learning_rate", 0.01))
 
 
 class EAMSGD(AEASGD):
-    """Elastic averaging with Nesterov momentum, each worker in its own time.
+    """Asynchronous elastic averaging with Nesterov momentum.
 
     Further arguments: those of ``AEASGD``, and momentum (0.9).
     """
@@ -183,30 +183,30 @@ class EAMSGD(AEASGD):
 
     @property
     def algorithm(self) -> Any:
-        """The same of Choros."""
+        """The algorithm EAMSGD of Choros."""
         force = self.rho * self.learning_rate
         return algorithms.EAMSGD(window=self.communication_window, alpha=force, momentum=self.momentum)
 
 
 class AsynchronousEAMSGD(EAMSGD):
-    """``EAMSGD`` by its first name: communication_window is 10 and learning_rate 0.01 where they are not given."""
+    """The earlier name of ``EAMSGD``. The default of communication_window is 10, that of learning_rate 0.01."""
 
     own = (*AsynchronousEASGD.own, ("momentum", 0.9))
 
 
 class DOWNPOUR(AsynchronousDistributedTrainer):
-    """DOWNPOUR: updates are added to the center. Further argument: communication_window (5)."""
+    """DOWNPOUR: updates are added to the center variable. Further argument: communication_window (5)."""
 
     own = (("communication_window", 5),)
 
     @property
     def algorithm(self) -> Any:
-        """The same of Choros."""
+        """The algorithm DOWNPOUR of Choros."""
         return algorithms.DOWNPOUR(window=self.communication_window)
 
 
 class ADAG(AsynchronousDistributedTrainer):
-    """The rule that dist-keras shipped as ADAG: updates divided by the worker's steps; the paper's AGN.
+    """The rule that dist-keras shipped as ADAG, which is the paper's AGN: updates are divided by the worker's steps.
 
     Further argument: communication_window (12).
     """
@@ -215,30 +215,30 @@ class ADAG(AsynchronousDistributedTrainer):
 
     @property
     def algorithm(self) -> Any:
-        """AGN."""
+        """The algorithm AGN of Choros."""
         return algorithms.AGN(window=self.communication_window)
 
 
 class DynSGD(AsynchronousDistributedTrainer):
-    """DynSGD: updates divided by their staleness. Further argument: communication_window (5)."""
+    """DynSGD: updates are divided according to their staleness. Further argument: communication_window (5)."""
 
     own = (("communication_window", 5),)
 
     @property
     def algorithm(self) -> Any:
-        """The same of Choros."""
+        """The algorithm DynSGD of Choros."""
         return algorithms.DynSGD(window=self.communication_window)
 
 
 class Experimental(AsynchronousDistributedTrainer):
-    """The thesis' ADAG, which dist-keras shipped under this name.
+    """The ADAG of the thesis, which dist-keras shipped under this name.
 
-    Further arguments: communication_window (5), learning_rate (1.0, taken and not used).
+    Further arguments: communication_window (5), learning_rate (1.0, not used).
     """
 
     own = (("communication_window", 5), ("learning_rate", 1.0))
 
     @property
     def algorithm(self) -> Any:
-        """ADAG."""
+        """The algorithm ADAG of Choros."""
         return algorithms.ADAG(window=self.communication_window)

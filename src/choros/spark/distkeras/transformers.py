@@ -1,4 +1,4 @@
-"""dist-keras' transformers, made of SQL functions: no Python runs for any row."""
+"""dist-keras' transformers, implemented with SQL functions: no Python code runs for a row."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from choros.spark.feature_columns import quoted
 
 
 class Transformer(ABC):
-    """The base class of what makes another frame of a frame."""
+    """The base class of transformers, which add columns to a DataFrame."""
 
     def transform(self, dataframe: Any) -> Any:
-        """Return the frame with another column; a bare ``toDF()`` on it gives itself."""
+        """Return the frame with new columns; ``toDF()`` without names returns the frame itself."""
         return legacy(self._transform(dataframe))
 
     @abstractmethod
     def _transform(self, frame: Any) -> Any:
-        """Return the frame with its column."""
+        """Return the frame with the new columns."""
 
 
 class MinMaxTransformer(Transformer):
-    """Brings values from one range to another one.
+    """A transformer that scales values linearly from one range to another.
 
     Args:
-        o_min, o_max: float. The range that they have.
-        n_min, n_max: float. The range that they get.
+        o_min, o_max: float. The old range.
+        n_min, n_max: float. The new range.
         input_col, output_col: str.
-        is_vector: bool. Whether the column holds vectors (or arrays), else numbers.
+        is_vector: bool. True for a column of vectors or arrays, False for numbers. Defaults to True.
+
+    Raises:
+        InvalidInputError: ``o_min`` equals ``o_max``.
     """
 
     def __init__(
@@ -64,11 +67,11 @@ class MinMaxTransformer(Transformer):
 
 
 class BinaryLabelTransformer(Transformer):
-    """Makes the vector [1, 0] of one label, and [0, 1] of all others.
+    """A transformer that converts one label to the vector [1, 0], and all others to [0, 1].
 
     Args:
         input_column, output_column: str.
-        label: the one.
+        label: the label for [1, 0].
     """
 
     def __init__(self, input_column: str, output_column: str, label: Any) -> None:
@@ -81,11 +84,11 @@ class BinaryLabelTransformer(Transformer):
 
 
 class StandardTransformer(Transformer):
-    """Subtracts the mean of columns of numbers and divides by their (population's) standard deviation.
+    """A transformer that subtracts the mean of each column, and divides by the population standard deviation.
 
     Args:
-        columns: names; one pass finds the figures of all.
-        suffix: str. Of the names of the new columns.
+        columns: names of columns of numbers. One Spark job computes the values of all.
+        suffix: str. The suffix of the new columns' names. Defaults to "_normalized".
     """
 
     def __init__(self, columns: Sequence[str], suffix: str = "_normalized") -> None:
@@ -102,7 +105,7 @@ class StandardTransformer(Transformer):
 
 
 class DenseTransformer(Transformer):
-    """Makes dense vectors of sparse ones.
+    """A transformer that converts sparse vectors to dense vectors.
 
     Args:
         input_col, output_col: str.
@@ -116,11 +119,14 @@ class DenseTransformer(Transformer):
 
 
 class ReshapeTransformer(Transformer):
-    """Makes nested arrays of vectors.
+    """A transformer that converts vectors to nested arrays.
 
     Args:
         input_col, output_col: str.
-        shape: of a row, for example (28, 28, 1).
+        shape: the shape of a row, for example (28, 28, 1).
+
+    Raises:
+        InvalidInputError: the shape is empty, or a size is below 1.
     """
 
     def __init__(self, input_col: str, output_col: str, shape: Sequence[int]) -> None:
@@ -137,7 +143,7 @@ class ReshapeTransformer(Transformer):
 
 
 def nested(values: Any, shape: Sequence[int]) -> Any:
-    """Return nested arrays of a flat one."""
+    """Return an expression for a flat array as nested arrays."""
     if len(shape) == 1:
         return values
     each = prod(shape[1:])
@@ -148,10 +154,10 @@ def nested(values: Any, shape: Sequence[int]) -> Any:
 
 
 class OneHotTransformer(Transformer):
-    """Makes a vector of zeros with a one of each class number.
+    """A transformer that converts class indices to one-hot vectors.
 
     Args:
-        output_dim: int. How many classes there are.
+        output_dim: int. Number of classes.
         input_col, output_col: str.
     """
 
@@ -169,11 +175,11 @@ class OneHotTransformer(Transformer):
 
 
 class LabelVectorTransformer(OneHotTransformer):
-    """``OneHotTransformer`` by its first name.
+    """The earlier name of ``OneHotTransformer``.
 
     Args:
-        output_dim: int. How many classes there are.
-        input_col, output_col: str.
+        output_dim: int. Number of classes.
+        input_col, output_col: str. Defaults to "label" and "label_vectorized".
     """
 
     def __init__(self, output_dim: int, input_col: str = "label", output_col: str = "label_vectorized") -> None:
@@ -184,15 +190,17 @@ LabelVectorTransformerUDF = LabelVectorTransformer
 
 
 class LabelIndexTransformer(Transformer):
-    """Makes a class number of a vector: the first that reaches a threshold, else that of the largest value.
+    """A transformer that converts a vector to a class index.
+
+    The index is that of the first value that reaches a threshold, else that of the largest value.
 
     Args:
-        output_dim: int. How many classes there are.
-        input_col: str.
-        output_col: str. By default both ``prediction_index`` and ``predicted_index``, which dist-keras' two generations
-            have.
-        default_index: int. For vectors without any.
-        activation_threshold: float.
+        output_dim: int. Number of classes.
+        input_col: str. Defaults to "prediction".
+        output_col: str. Defaults to both ``prediction_index`` and ``predicted_index``, the names in the two
+            generations of dist-keras.
+        default_index: int. The index for vectors without values. Defaults to 0.
+        activation_threshold: float. Defaults to 0.55.
     """
 
     def __init__(
@@ -210,7 +218,7 @@ class LabelIndexTransformer(Transformer):
     def _transform(self, frame: Any) -> Any:
         values = array(frame, self.input_column)
         above = F.transform(values, lambda one: one >= self.activation_threshold)
-        # by name: Spark 3.5's array_position takes no column for what is looked for
+        # called by name, as array_position of pyspark 3.5 does not accept a column as the value to find
         reached = F.call_function("array_position", above, F.lit(True))
         largest = F.call_function("array_position", values, F.array_max(values))
         index = F.when(reached > 0, reached - 1).when(largest > 0, largest - 1).otherwise(self.default_index)

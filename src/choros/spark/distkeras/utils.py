@@ -1,4 +1,4 @@
-"""dist-keras' helpers."""
+"""The helper functions of dist-keras."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def shuffle(dataset: Any, seed: int | None = None) -> Any:
 
     Args:
         dataset: DataFrame.
-        seed: int, or None, which draws one.
+        seed: int, or None for a random seed.
     """
     return legacy(dataset.orderBy(F.rand() if seed is None else F.rand(seed)))
 
 
 def precache(df: Any, num_workers: int) -> Any:
-    """Return the frame in as many parts as there are workers, in the cluster's memory.
+    """Return the frame with one partition for each worker, cached on the cluster.
 
     Args:
         df: DataFrame.
-        num_workers: int.
+        num_workers: int. Number of partitions.
     """
     made = df.repartition(num_workers).cache()
     made.count()
@@ -35,7 +35,7 @@ def precache(df: Any, num_workers: int) -> Any:
 
 
 def history_executor(history: Sequence[dict[str, Any]], id: int) -> list[dict[str, Any]]:
-    """Return the records of one worker, in their order.
+    """Return the records of one worker, sorted by iteration.
 
     Example:
         >>> history_executor([{"worker_id": 0, "iteration": 1, "history": [0.5]}], 0)
@@ -45,7 +45,7 @@ def history_executor(history: Sequence[dict[str, Any]], id: int) -> list[dict[st
 
 
 def history_executors_average(history: Sequence[dict[str, Any]]) -> Array:
-    """Return the mean over the workers of each iteration's figures, loss first.
+    """Return the means over the workers of the values of each iteration, as an array of shape (iterations, values).
 
     Example:
         >>> history_executors_average([{"worker_id": w, "iteration": 1, "history": [float(w)]} for w in (1, 2)])

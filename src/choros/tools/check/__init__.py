@@ -1,4 +1,4 @@
-"""``choros.check``: a user's model with 1, 2 and 3 workers and after a resume, compared with plain Keras ``fit``."""
+"""``choros.check``: compare a model trained with 1, 2 and 3 workers, and after a resume, with Keras' ``fit``."""
 
 from __future__ import annotations
 
@@ -40,35 +40,36 @@ def check(  # noqa: D417 - those of fit are named together
 ) -> CheckReport:
     """Train a model in one process and with several workers, and compare weights, optimizer slots and metrics.
 
-    The reference is plain ``model.fit`` on the same global batches in the same order. AllReduce must equal it. Other
-    algorithms train otherwise by design, so of them only finite results and a resumed run are asked for. Random layers
-    and batch normalisation cannot be equal by bits with several workers: they are switched off in a copy of the model
-    where all are Keras' own, else the results must lie within the spread of one process with other seeds. The model
-    ends as it was given.
+    The reference is ``model.fit`` on the same global batches in the same order. AllReduce must equal it. Other
+    algorithms give other results by design; for them, results must be finite, and the synchronous ones must give equal
+    results after a resume. Random layers and batch normalization cannot give equal bits with several workers. They are
+    switched off in a copy of the model if all of them are Keras' own. Otherwise the results must be within the spread
+    of one process with other seeds. The model's state is restored.
 
     Args:
         model: a compiled ``keras.Model``.
         x, y, sample_weight: arrays or nested arrays, or ``x`` a ``keras.utils.PyDataset`` of global batches. Without
-            ``x``, rows are drawn by the shapes of the model's inputs and outputs.
+            ``x``, random rows are drawn with the shapes of the model's inputs and outputs.
         algorithm: as in ``choros.Trainer``. Defaults to "allreduce".
         workers: numbers of workers. Defaults to 1, 2 and 3.
-        resume: whether a run of the second number of workers is also cut in two by a checkpoint. Defaults to True.
-        batch_size: int. The global batch. Defaults to 16, or half of the rows where there are fewer than 32.
+        resume: whether to interrupt a run by a checkpoint and resume it, with the first number of workers above 1.
+            Defaults to True.
+        batch_size: int. Size of a global batch. Defaults to 16, or half of the rows if there are fewer than 32.
         epochs: int, 2 or more with ``resume``. Defaults to 2.
-        rows: int. Rows used of those given, spread over all. Defaults to four batches and two rows.
-        seed: int. Of the order of the rows and of random layers. Defaults to 1.
-        tolerance: float. Largest difference that passes, divided by 1 + the reference's size. Ten times what another
-            order of the rows inside the batches changes passes too (rounding). Defaults to 1e-5; 2e-2 of a model that
+        rows: int. Number of given rows that are used, spread evenly. Defaults to four batches and two rows.
+        seed: int. Seed of the order of rows and of random layers. Defaults to 1.
+        tolerance: float. Largest difference that passes, divided by 1 + the size of the reference. Ten times the effect
+            of another order of rows in the batches (rounding) also passes. Defaults to 1e-5; 2e-2 for a model that
             computes in 16 bits.
-        pool: WorkerPool of as many workers as the largest number. Defaults to one for this check.
-        options: ``class_weight``, ``validation_data`` and such of ``fit``, given to both.
+        pool: WorkerPool with the largest number of workers. Defaults to a pool for this check.
+        options: further arguments of ``fit``, such as ``class_weight`` or ``validation_data``, for all runs.
 
     Returns:
-        The report. ``report.passed``, ``report.exit_code`` and ``print(report)`` tell the verdict.
+        The report. ``report.passed``, ``report.exit_code`` and ``print(report)`` show the verdict.
 
     Raises:
-        InvalidInputError: arguments that cannot work. A model that a Trainer refuses is a verdict, not an error.
-        Exception: what plain ``model.fit`` raises, unchanged.
+        InvalidInputError: an argument is invalid. If a Trainer refuses the model, this is a verdict and no error.
+        Exception: an error of ``model.fit``, unchanged.
 
     Example:
         >>> import choros, keras, numpy as np

@@ -1,4 +1,4 @@
-"""A user's ``model.py``, and rows for a model without data."""
+"""Loading of a user's model file, and random rows for a model without data."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ROWS = 66
 def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
     """Run a Python file and return its model and its data.
 
-    The file defines ``model``, compiled, or a function ``build()`` or ``make_model()`` that returns one; and, where
-    rows should not be drawn, ``x`` and ``y`` (``sample_weight``) or a function ``data()`` that returns them.
+    The file defines a compiled ``model``, or a function ``build()``, ``make_model()`` or ``build_model()`` that returns
+    one. It may also define data: ``x`` and ``y`` (``sample_weight``), or a function ``data()`` that returns them.
 
     Returns:
-        The model, and (x, y, sample_weight) or fewer, empty where the file has no data.
+        The model, and a tuple (x, y, sample_weight) or a shorter one; empty if the file has no data.
 
     Raises:
         InvalidInputError: there is no such file, or no model in it.
-        Exception: what the file raises.
+        Exception: an exception that the file raises.
     """
     if not Path(path).is_file():
         raise InvalidInputError(f"There is no file {path}: give a Python file that defines `model` or `build()`.")
@@ -47,27 +47,27 @@ def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
 
 
 def made_rows(model: Any, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
-    """Draw inputs and targets by the shapes and types of a model's inputs and outputs.
+    """Draw random inputs and targets with the shapes and dtypes of a model's inputs and outputs.
 
-    Unknown lengths are 8. Integers are drawn below the rows of the smallest Embedding; targets are class numbers where
-    the loss takes these, else numbers from 0 to 1 (of one-hot vectors for a categorical loss).
+    Unknown lengths are 8. Integers are below the number of rows of the smallest Embedding. Targets are class indices,
+    one-hot vectors or 0 and 1, as the loss requires, else numbers from 0 to 1.
 
     Args:
         model: a compiled functional or sequential model.
-        rows: int. How many. Defaults to 66.
+        rows: int. Number of rows. Defaults to 66.
         seed: int. Defaults to 0.
 
     Returns:
-        (x, y), nested as the model's inputs and outputs.
+        (x, y), nested like the model's inputs and outputs.
 
     Raises:
-        InvalidInputError: the model has no symbolic inputs and outputs, as a subclassed one.
+        InvalidInputError: the model has no symbolic inputs and outputs, such as a subclassed model.
     """
     import keras
 
     from choros.backends.driver_model import pairs
 
-    if isinstance(model, keras.Sequential):  # which has no .input before its first call
+    if isinstance(model, keras.Sequential):  # has no .input before the first call
         inputs, outputs = (tensors[0] if tensors else None for tensors in (model.inputs, model.outputs))
     else:
         inputs, outputs = getattr(model, "input", None), getattr(model, "output", None)

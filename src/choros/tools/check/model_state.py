@@ -1,4 +1,4 @@
-"""State of a model between runs: variables, optimizers, random layers."""
+"""The state of a model between runs: variables, optimizers, random layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RATES = ("rate", "stddev", "dropout", "recurrent_dropout", "_dropout")
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """Return the model's optimizers by the name of the attribute that holds each."""
+    """Return the model's optimizers by the names of their attributes."""
     import keras
 
     named = {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
@@ -25,7 +25,7 @@ def optimizers_of(model: Any) -> dict[str, Any]:
 
 
 class Snapshot:
-    """A copy of all that training changes in a model; ``restore`` puts it back.
+    """A copy of all state that training changes in a model; ``restore`` sets it again.
 
     Args:
         model: a built ``keras.Model``.
@@ -66,13 +66,13 @@ def assign(variables: list[Any], arrays: list[Array]) -> None:
 
 
 def fold_seeds(model: Any, seed: int) -> None:
-    """Seed the random layers as a Trainer's rank 0 does for ``fit(seed=)``."""
+    """Seed the random layers as rank 0 of a Trainer does for ``fit(seed=)``."""
     for index, state in enumerate(seed_state.find(model)):
         state.assign(seed_state.mix(values([state])[0], index, 0, seed))
 
 
 def random_layers(model: Any) -> list[Any]:
-    """Return the layers that draw random numbers of their own while training."""
+    """Return the layers that draw random numbers in training, without layers that only contain such layers."""
     drawing = []
     for layer in model._flatten_layers():
         inner = {id(v) for sub in layer._flatten_layers(include_self=False) for v in seed_state.find(sub)}
@@ -82,7 +82,7 @@ def random_layers(model: Any) -> list[Any]:
 
 
 def batch_statistics(model: Any) -> list[Any]:
-    """Return the layers that normalise by the mean and variance of their worker's share of a batch."""
+    """Return the layers that normalize with the statistics of their worker's share of a batch."""
     import keras
 
     layers = model._flatten_layers()
@@ -90,12 +90,12 @@ def batch_statistics(model: Any) -> list[Any]:
 
 
 def switched_off(model: Any) -> Any:
-    """Return a copy without random layers and batch statistics, or None where that cannot be made.
+    """Return a copy without random layers and batch statistics; None if some cannot be switched off.
 
-    Rates of Keras' own random layers are 0 in the copy, and batch normalisation is frozen. The model is unchanged.
+    In the copy, the rates of Keras' random layers are 0, and batch normalization is frozen. The model is unchanged.
 
     Raises:
-        NotSerializableError: the model cannot travel to a worker.
+        NotSerializableError: the model cannot be sent to a worker.
     """
     copy = copy_model(model)
     for layer in copy._flatten_layers():
@@ -103,13 +103,13 @@ def switched_off(model: Any) -> Any:
             for name in _RATES:
                 if isinstance(vars(layer).get(name), float):
                     setattr(layer, name, 0.0)
-    if not copy.optimizer.built:  # else its slots would no longer fit
+    if not copy.optimizer.built:  # the slots of a built optimizer would not fit fewer trainable weights
         for layer in batch_statistics(copy):
             layer.trainable = False
     return None if random_layers(copy) or batch_statistics(copy) else copy
 
 
 def _is_off(layer: Any) -> bool:
-    """Tell whether a layer of Keras has a seed and rates of zero."""
+    """Return whether a layer belongs to Keras, has rates, and all rates are zero."""
     rates = [vars(layer)[name] for name in _RATES if isinstance(vars(layer).get(name), (int, float))]
     return str(type(layer).__module__).startswith("keras.") and bool(rates) and not any(rates)

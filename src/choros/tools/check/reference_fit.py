@@ -1,4 +1,4 @@
-"""Reference run: plain Keras ``fit`` on the global batches of a Trainer, in the same order."""
+"""The reference run: Keras' ``fit`` on the global batches of a Trainer, in the same order."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from choros.tools.check.model_state import fold_seeds, optimizers_of, values
 from choros.tools.check.report import Difference
 from choros.types import Array
 
-LOOSE = 1e-4  # of a metric that counts by thresholds, such as AUC
+LOOSE = 1e-4  # least tolerance of a metric with thresholds, such as AUC
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The part that all runs of a check have in common.
+    """The settings that all runs of a check share.
 
     Attributes:
         data: (x, y, sample_weight), as for ``Trainer.fit``.
         batch_size, epochs, seed: int. As for ``Trainer.fit``.
         tolerance: float. Largest difference that passes.
-        algorithm: of the workers.
+        algorithm: Algorithm. The algorithm of the workers.
         options: dict. Further arguments of ``fit``.
     """
 
@@ -45,13 +45,13 @@ Result = tuple[dict[tuple[str, str], Array], Figures]
 def global_batches(
     source: Source, setting: Setting, seed: int, order: int | None = None
 ) -> list[list[tuple[Any, ...]]]:
-    """Return the global batches of each epoch, as ``Trainer.fit(seed=)`` makes them.
+    """Return the global batches of each epoch, as in ``Trainer.fit(seed=)``.
 
     Args:
         source: the data.
         setting: batch size and epochs.
-        seed: of the order of rows.
-        order: None, or the seed of a permutation of the rows inside each batch.
+        seed: seed of the order of rows.
+        order: seed of a permutation of the rows in each batch. Defaults to no permutation.
     """
     import keras
 
@@ -73,14 +73,14 @@ def global_batches(
 
 
 def _tuples(part: Any) -> Any:
-    """Make tuples of lists, which a PyDataset may not yield on TensorFlow."""
+    """Convert lists to tuples: on TensorFlow a PyDataset must not yield lists."""
     if isinstance(part, dict):
         return {name: _tuples(value) for name, value in part.items()}
     return tuple(map(_tuples, part)) if isinstance(part, (list, tuple)) else part
 
 
 def plain_fit(model: Any, source: Source, setting: Setting, seed: int, order: int | None = None) -> Result:
-    """Train by ``model.fit`` in this process.
+    """Train with ``model.fit`` in this process.
 
     Returns:
         Copies of all variables by kind and path, and Keras' history.
@@ -110,7 +110,7 @@ def plain_fit(model: Any, source: Source, setting: Setting, seed: int, order: in
         shuffle=False,
         verbose=0,
         callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=begin)],
-        **{name: value for name, value in setting.options.items() if name != "class_weight"},  # the source has it
+        **{name: value for name, value in setting.options.items() if name != "class_weight"},  # in the source
     )
     return collect(model), history.history
 
@@ -130,7 +130,7 @@ def _weights(model: Any) -> list[Any]:
 
 
 def _named(variables: list[Any]) -> list[tuple[str, Array]]:
-    """Pair each array with the variable's path, numbered where two have the same."""
+    """Return pairs of a variable's path and its value. A number is appended to a repeated path."""
     named: dict[str, Array] = {}
     for variable, array in zip(variables, values(variables), strict=True):
         path, count = variable.path, 2
@@ -144,10 +144,10 @@ def differences(expected: Result, found: Result, tolerance: float, noise: dict[A
     """Compare two runs by variable and metric.
 
     Args:
-        expected: what ``plain_fit`` returned, or the same of a Trainer.
-        found: the same of another run.
+        expected: the result of ``plain_fit``, or the same of a run with workers.
+        found: the result of another run.
         tolerance: the largest difference that passes, divided by 1 + the expected size.
-        noise: by kind and name, what rounding alone was seen to do; ten times that passes too.
+        noise: the measured effect of rounding by kind and name; ten times this also passes.
     """
     result = []
     for key, array in expected[0].items():
@@ -159,7 +159,7 @@ def differences(expected: Result, found: Result, tolerance: float, noise: dict[A
         given = found[1].get(name)
         other = None if given is None else np.asarray(given, np.float64)
         array = np.asarray(figures, np.float64)
-        if other is not None and len(other) < len(array):  # a resumed run has the epochs trained after the resume
+        if other is not None and len(other) < len(array):  # a resumed run has only the epochs after the resume
             array = array[-len(other) :]
         result.append(_difference(*key, array, other, max(least, 10 * noise.get(key, 0.0)), len(figures) - len(array)))
     extra = [name for name in found[1] if name not in expected[1]]
@@ -178,7 +178,7 @@ def _difference(
     if not expected.size:
         return Difference(kind, name, 0.0, tolerance, "[]", 0.0, 0.0)
     a, b = (array.astype(np.float64) for array in (expected, found))
-    both = (np.isnan(a) & np.isnan(b)) | (a == b)  # also the same infinity
+    both = (np.isnan(a) & np.isnan(b)) | (a == b)  # also equal infinities
     with np.errstate(invalid="ignore"):
         apart = np.where(both, 0.0, np.abs(a - b) / (1 + np.abs(a)))
     apart = np.where(np.isnan(apart), np.inf, apart)

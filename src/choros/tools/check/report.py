@@ -1,4 +1,4 @@
-"""Result of ``choros.check``: one comparison a run, with differences by variable and metric."""
+"""The result of ``choros.check``: one comparison for each run, with differences by variable and metric."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_LISTED = 20  # differences printed of each run
+_LISTED = 20  # most differences that are printed for each run
 PASSED = ("equal", "inexact", "trained")
 MEANING = {
     "equal": "all weights and metrics agree within the tolerance",
@@ -20,15 +20,16 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Difference:
-    """One variable's or metric's largest difference from the reference.
+    """The largest difference of one variable or metric from the reference.
 
     Attributes:
         kind: str. "weight", "optimizer" or "metric".
         name: str. The variable's path, or the metric's name.
-        largest: float. Largest difference, divided by 1 + the reference's size; not finite where one side is not.
+        largest: float. Largest difference, divided by 1 + the size of the reference; infinite if only one value is
+            finite.
         tolerance: float. Largest difference that passes; 0 or more.
         where: str. The element with the largest difference, such as "[3, 0]", or "epoch 2" for a metric.
-        expected, found: float. The two values there.
+        expected, found: float. The two values of this element.
     """
 
     kind: str
@@ -41,7 +42,7 @@ class Difference:
 
     @property
     def passed(self) -> bool:
-        """True where the difference is within the tolerance."""
+        """True if the difference is within the tolerance."""
         return self.largest <= self.tolerance
 
 
@@ -51,11 +52,12 @@ class Comparison:
 
     Attributes:
         run: str. "1 worker", "3 workers", "2 workers, resumed".
-        reference: str. What the run is compared with: "plain fit" or "2 workers".
+        reference: str. The reference of the comparison: "plain fit" or "2 workers".
         verdict: str. "equal", "inexact", "trained", "differs", "refused" or "failed".
-        differences: tuple of Difference. One a variable and metric; empty where nothing was trained.
+        differences: tuple of Difference. One for each variable and metric; empty if the run failed or was refused. If
+            equality is not required, only values that are not finite.
         error: str. Class of the error that ended the run, or "".
-        message: str. The error's text, with rank, host and remedy; or the reason of an inexact verdict.
+        message: str. The text of the error, with rank, host and remedy; or the reason for an inexact verdict.
         seconds: float. Wall-clock time of the run.
     """
 
@@ -69,12 +71,12 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """True where the verdict is "equal", "inexact" or "trained"."""
+        """True if the verdict is "equal", "inexact" or "trained"."""
         return self.verdict in PASSED
 
     @property
     def worst(self) -> Difference | None:
-        """The difference that is largest in units of its tolerance, or None."""
+        """The difference that is largest relative to its tolerance, or None."""
         return max(self.differences, key=_excess, default=None)
 
 
@@ -84,10 +86,10 @@ class CheckReport:
 
     Attributes:
         model, backend, algorithm: str. Names.
-        rows, batch_size, epochs: int. What was trained; ``batch_size`` is the global batch. 0 where a data set brings
-            batches of its own.
-        comparisons: tuple of Comparison. One a run.
-        notes: tuple of str. What limits the check, such as random layers that were switched off.
+        rows, batch_size, epochs: int. Number of rows, size of a global batch, number of epochs. ``batch_size`` is 0 if
+            the data set determines the batches.
+        comparisons: tuple of Comparison. One for each run.
+        notes: tuple of str. Limits of the check, such as random layers that were switched off.
         seconds: float. Wall-clock time of the whole check.
     """
 
@@ -103,31 +105,32 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """True where each comparison passed."""
+        """True if all comparisons passed."""
         return all(comparison.passed for comparison in self.comparisons)
 
     @property
     def verdict(self) -> str:
-        """The worst verdict of all comparisons."""
+        """The worst verdict of all comparisons; "equal" if there are none."""
         order = ("failed", "differs", "refused", "inexact", "trained", "equal")
         return min((comparison.verdict for comparison in self.comparisons), key=order.index, default="equal")
 
     @property
     def exit_code(self) -> int:
-        """0 where all passed, 3 where a run was refused and nothing else is wrong, else 1."""
+        """0 if all passed; 3 if runs were refused and all others passed; else 1."""
         if self.passed:
             return 0
         return 3 if all(each.passed or each.verdict == "refused" for each in self.comparisons) else 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON holds them, with ``verdict`` and ``passed``."""
+        """Return all fields in JSON types, with ``verdict`` and ``passed``."""
         return {**asdict(self), "verdict": self.verdict, "passed": self.passed}
 
     def table(self, variables: bool = False) -> str:
         """Return the report as text for a terminal.
 
         Args:
-            variables: list each variable and metric of each run, not only those that differ. Defaults to False.
+            variables: True to list all variables and metrics of each run; False for those that differ. Defaults to
+                False.
         """
         batches = f"global batches of {self.batch_size}" if self.batch_size else "batches of the data set"
         rows = f"{self.rows} rows, " if self.rows else ""
@@ -148,7 +151,7 @@ class CheckReport:
                 lines += ["", f"{each.run}: {_agreement(each.differences)} agree with {each.reference}"]
                 listed = sorted(each.differences, key=_excess, reverse=True)
                 lines += [_line(difference) for difference in (listed if variables else listed[: min(wrong, _LISTED)])]
-        messages: dict[str, list[str]] = {}  # runs by message: a model is refused with the same words in each
+        messages: dict[str, list[str]] = {}  # runs by message, as a refusal may have the same text in each run
         for each in self.comparisons:
             if each.message:
                 message = f"{each.error + ': ' if each.error else ''}{each.message}"
@@ -164,7 +167,7 @@ class CheckReport:
 
 
 def _agreement(differences: Sequence[Difference]) -> str:
-    """Count the variables and metrics that agree, by kind: "4 of 4 weights, 9 of 9 optimizer variables"."""
+    """Return the numbers of equal variables and metrics by kind: "4 of 4 weights, 9 of 9 optimizer variables"."""
     parts = []
     for kind, name in (("weight", "weights"), ("optimizer", "optimizer variables"), ("metric", "metrics")):
         of_kind = [difference.passed for difference in differences if difference.kind == kind]

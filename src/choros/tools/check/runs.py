@@ -1,4 +1,4 @@
-"""The runs of a check: one process, workers, and workers after a resume."""
+"""The runs of a check: in one process, with workers, and with workers after a resume."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from choros.training.executors.worker_pool import WorkerPool
 
 __all__ = ["Runs", "Setting", "few_rows"]
 
-_CHAOS = 1e-4  # of rounding in metrics: above it, two runs of one process differ for another reason
-_SPREAD, _SEEDS = 3.0, 3  # times the largest difference among so many runs of one process with other seeds
-_NARROW = 2e-2  # the tolerance of a model that computes in 16 bits
-_BITS = 1e-7  # of a resumed run, which should have the same bits
+_CHAOS = 1e-4  # largest effect of rounding on metrics; larger differences between runs have another cause
+_SPREAD, _SEEDS = 3.0, 3  # factor of the largest difference between runs with other seeds, and number of these runs
+_NARROW = 2e-2  # least tolerance of a model that computes in 16 bits
+_BITS = 1e-7  # tolerance of a resumed run, which should have equal bits
 
 
 class Runs:
-    """Trains one model several times from the same state.
+    """The runs of one model from the same state.
 
     Args:
-        model: compiled. It is built here, and put back into its first state after each run.
+        model: a compiled model. It is built here, and its state is restored before each run and at the end.
         source: the rows, for the reference.
         setting: the rows and arguments, for workers.
         pool: the workers.
-        notes: a list for what limits the check.
+        notes: a list to which limits of the check are appended.
 
     Raises:
         InvalidInputError: the model cannot take the data.
@@ -63,7 +63,7 @@ class Runs:
         self.state = Snapshot(self.model)
 
     def compare(self, numbers: Sequence[int], resume: bool) -> list[Comparison]:
-        """Run all; return one comparison for each number of workers, and one for the resume."""
+        """Run everything; return one comparison for each number of workers, and one for the resume."""
         try:
             return self._compare(numbers, resume)
         finally:
@@ -90,7 +90,7 @@ class Runs:
         return comparisons
 
     def _without_randomness(self, model: Any) -> None:
-        """Take a copy whose runs can be equal, or remember why this model's cannot."""
+        """Use a copy of the model without randomness, or store the reason why runs of the model cannot be equal."""
         drawing = [layer.name for layer in random_layers(model)]
         normalising = [layer.name for layer in batch_statistics(model)]
         if not drawing and not normalising:
@@ -99,7 +99,7 @@ class Runs:
         parts += [f"batch statistics of each worker's rows ({', '.join(normalising)})"] if normalising else []
         try:
             copy = switched_off(model)
-        except (InvalidInputError, TypeError, ValueError):  # cannot be constructed again; the workers report it
+        except (InvalidInputError, TypeError, ValueError):  # the model cannot be copied; the workers report this
             copy = None
         if copy is not None:
             self.model = copy
@@ -112,12 +112,12 @@ class Runs:
         return plain_fit(self.model, self.source, self.setting, seed, order)
 
     def _measure(self, reference: Result) -> None:
-        """Find what rounding does to each variable, and what other seeds do where that is no rounding."""
+        """Measure the effect of rounding on each variable. If the differences have another cause, vary the seed."""
         self.measured = True
         if not self.reason:
             noise = _distances(reference, self._plain(self.setting.seed, order=7))
             moved = max((value for (kind, _), value in noise.items() if kind == "metric"), default=0.0)
-            if moved <= max(_CHAOS, self.setting.tolerance):  # weights may go far where only rounding moves them
+            if moved <= max(_CHAOS, self.setting.tolerance):  # metrics decide, as rounding alone may move weights far
                 self.noise = noise
                 return
             again = _distances(reference, self._plain(self.setting.seed))
@@ -155,7 +155,7 @@ class Runs:
         return judge
 
     def _attempt(self, run: str, reference: str, train: Callable[[], Result], judge: Any) -> tuple[Comparison, Any]:
-        """Train; say what was refused and which rank failed."""
+        """Train, and return the comparison and the result. An error gives the verdict "refused" or "failed"."""
         begun = time.perf_counter()
         self.state.restore()
         try:
@@ -190,14 +190,14 @@ class Runs:
         with tempfile.TemporaryDirectory(prefix="choros-check-") as folder:
             self._workers(number, epochs=self.setting.epochs - 1, checkpoint=folder)
             self.state.restore()
-            with contextlib.redirect_stderr(io.StringIO()):  # names a folder that is gone when the user reads it
+            with contextlib.redirect_stderr(io.StringIO()):  # the output names a folder that is deleted afterwards
                 return self._workers(number, checkpoint=folder, resume=True)
 
 
 def few_rows(
     x: Any, y: Any, sample_weight: Any, batch_size: int | None, rows: int | None
 ) -> tuple[int, tuple[Any, Any, Any]]:
-    """Return a batch size and so many rows, spread over those given.
+    """Return the batch size, and a selection of ``rows`` rows, spread evenly.
 
     Raises:
         InvalidDataError: the arrays do not fit together.

@@ -1,5 +1,5 @@
-"""The comparison behind ``choros demo``: one network, one data set, every algorithm.
+"""The comparison of ``choros demo``: one network, one data set, every algorithm.
 
-``plan`` says what is compared and prepares the process, ``network`` is the model, ``running`` trains and scores it,
-``display`` shows how far it is. The report is made by ``choros.tools.demo.report``.
+``plan`` defines the comparison and prepares the process. ``network`` has the model. ``comparison`` trains and scores
+it. ``progress`` shows the progress. ``choros.tools.demo.report`` writes the report.
 """

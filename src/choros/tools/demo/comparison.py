@@ -1,4 +1,4 @@
-"""Trains the network by each algorithm and scores it on the rows held back."""
+"""Training of the network by each algorithm, and scores on the test rows."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _PACKAGES = {"jax": ("jax",), "torch": ("torch",), "tensorflow": ("tensorflow", 
 
 
 class Shows(Protocol):
-    """The receiver of a comparison's progress."""
+    """The receiver of the progress of a comparison."""
 
     def begin(self, name: str, run: int) -> None:
-        """A run begins."""
+        """Show the start of a run."""
 
     def epoch(self, epoch: int, loss: float) -> None:
-        """An epoch has ended."""
+        """Show the end of an epoch."""
 
     def end(self, result: Result) -> None:
-        """An algorithm is done."""
+        """Show the result of an algorithm."""
 
     def stop(self) -> None:
-        """The user interrupted."""
+        """Handle an interrupt by the user."""
 
 
 def compare(
@@ -44,16 +44,17 @@ def compare(
 ) -> Report:
     """Train by each algorithm from each seed.
 
-    An algorithm that fails has its error in its result, and the others go on. An interrupt ends the comparison; what
-    was measured until then is kept.
+    If an algorithm fails, its result contains the error, and the comparison continues. An interrupt ends the
+    comparison; the measurements before it are kept.
 
     Args:
         plan: Plan.
         setting: Setting. The head of the report.
-        train: from an algorithm, a seed and a function that is told each epoch's loss, to the run's figures and the
-            algorithm with all its settings filled in.
-        display: what shows the progress.
-        told_to_stop: whether the user has interrupted. What is compiled may make another exception of an interrupt.
+        train: a function of an algorithm, a seed and a function that receives the loss of each epoch. It returns the
+            measurements and the algorithm with all settings.
+        display: shows the progress.
+        told_to_stop: returns whether the user has interrupted. Compiled code may convert an interrupt to another
+            exception. By default it returns False.
 
     Returns:
         The report.
@@ -86,12 +87,12 @@ def compare(
 
 
 def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
-    """Return what trains and scores the network with the workers of a pool.
+    """Return a function that trains and scores the network with the workers of a pool.
 
     Args:
         plan: Plan.
         data: Dataset.
-        pool: ``choros.WorkerPool``, which every training uses.
+        pool: ``choros.WorkerPool`` for all runs.
     """
 
     def train(algorithm: Algorithm, seed: int, progress: Progress) -> tuple[Run, Algorithm]:
@@ -136,11 +137,11 @@ def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
 
 
 def score(truth: Array, probabilities: Array) -> tuple[float, float]:
-    """Return weighted F1 and accuracy of the likeliest classes.
+    """Return weighted F1 and accuracy of the most probable classes.
 
     Args:
-        truth: (rows,), class numbers.
-        probabilities: (rows, classes).
+        truth: class indices, shape (rows,).
+        probabilities: shape (rows, classes).
 
     Example:
         >>> import numpy as np
@@ -154,13 +155,13 @@ def score(truth: Array, probabilities: Array) -> tuple[float, float]:
 
 
 def setting(plan: Plan, data: Dataset, dataset: str, classes: tuple[str, ...]) -> Setting:
-    """Return the head of the report: what is trained on what, where and when.
+    """Return the head of the report: model, data, machine, versions and date.
 
     Args:
         plan: Plan.
         data: Dataset.
-        dataset: str. What the data is called in the report.
-        classes: tuple of str. What its classes are called.
+        dataset: str. Name of the data in the report.
+        classes: tuple of str. Names of its classes.
     """
     cores = len(usable_cores())
     threads = f"{plan.threads} thread{'s' * (plan.threads != 1)}" if plan.threads else "the threads of its environment"
@@ -193,7 +194,7 @@ def setting(plan: Plan, data: Dataset, dataset: str, classes: tuple[str, ...]) -
 
 
 def describe(s: Setting) -> str:
-    """Return the setting in two lines, for the terminal."""
+    """Return the setting as two lines of text for the terminal."""
     return (
         f"{s.dataset}: {s.train_rows:,} rows to train on, {s.test_rows:,} held back, {s.features} features, "
         f"{len(s.classes)} classes\n"

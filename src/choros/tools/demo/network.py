@@ -1,4 +1,4 @@
-"""The network of dist-keras' own notebooks, which every algorithm of the demo trains."""
+"""The network of dist-keras' notebooks, which every algorithm of the demo trains."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ OPTIMIZER = "Adam, learning rate 0.001"
 
 
 def build(features: int, classes: int, seed: int) -> Any:
-    """Return the compiled network, its initial weights drawn from the seed.
+    """Return the compiled network with initial weights drawn from the seed.
 
-    Kernels are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16, Keras' default),
-    biases 0; drawn by numpy, so that they are the same on every backend.
+    Kernels are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16, Keras' default). Biases
+    are 0. numpy draws the weights, so that they are equal on every backend.
 
     Args:
-        features: int. Columns of the data.
-        classes: int. How many there are.
+        features: int. Number of features.
+        classes: int. Number of classes.
         seed: int. The same seed gives the same weights.
 
     Returns:
-        A ``keras.Model`` that takes (rows, features) and class numbers.
+        A ``keras.Model`` for inputs of shape (rows, features) and class indices.
     """
     import keras
 

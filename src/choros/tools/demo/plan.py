@@ -1,4 +1,4 @@
-"""The plan of a demo's comparison, and what must be set before Keras is imported."""
+"""The plan of a comparison, and settings that are required before Keras is imported."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Plan:
         algorithms: tuple of ``Algorithm``, in the order in which they run.
         backend: str. Keras' backend.
         workers, epochs, batch_size: int. ``batch_size`` is the global batch.
-        seeds: tuple of int. Each algorithm is trained once from each.
-        threads: int. Of each worker; None leaves it to the environment.
+        seeds: tuple of int. Each algorithm trains once from each seed.
+        threads: int. Threads of each worker; None for the number from the environment.
     """
 
     algorithms: tuple[algorithms.Algorithm, ...]
@@ -38,16 +38,16 @@ class Plan:
 
 
 def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
-    """Return the algorithms of a comma-separated list, all of them when there is none.
+    """Return the algorithms of a comma-separated list; all algorithms for None.
 
     Args:
-        names: "aeasgd,all-reduce"; case and hyphens do not matter, a name that comes twice counts once.
+        names: such as "aeasgd,all-reduce". Case and hyphens do not matter. Repeated names count once.
 
     Returns:
-        Objects with the settings that Choros ships.
+        Algorithms with their default settings.
 
     Raises:
-        UnknownAlgorithmError: no algorithm has that name; the message gives the nearest one.
+        UnknownAlgorithmError: no algorithm has this name. The message contains the nearest name.
         InvalidInputError: the list is empty.
 
     Example:
@@ -63,10 +63,10 @@ def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
 
 
 def choose_backend(asked: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the backend that was asked for, else that of ``KERAS_BACKEND``, else the first that is installed.
+    """Return the requested backend, else that of ``KERAS_BACKEND``, else the first installed one.
 
     Raises:
-        InvalidInputError: it is not installed; the message names the extra that brings it.
+        InvalidInputError: the backend is unknown or not installed. The message names the extra that installs it.
 
     Example:
         >>> choose_backend(None, {"KERAS_BACKEND": "jax"})
@@ -83,10 +83,10 @@ def choose_backend(asked: str | None, environment: Mapping[str, str] = os.enviro
 
 
 def check_installed(modules: Iterable[str] = _NEEDED) -> None:
-    """Refuse to begin what could not be finished.
+    """Refuse to start without the packages that scores and figures need.
 
     Raises:
-        InvalidInputError: scikit-learn or matplotlib is missing; the message names the extra that brings them.
+        InvalidInputError: scikit-learn or matplotlib is missing. The message names the extra that installs them.
     """
     missing = [_NEEDED.get(module, module) for module in modules if not _installed(module)]
     if missing:
@@ -96,16 +96,16 @@ def check_installed(modules: Iterable[str] = _NEEDED) -> None:
 
 
 def prepare(backend: str, workers: int) -> int | None:
-    """Set Keras' backend, and hold this process to one thread, so that the workers have the cores to themselves.
+    """Set Keras' backend, and limit this process to one thread, so that the workers can use all cores.
 
-    To be called before Keras is imported. Thread variables that the user has set stay as they are, also for workers.
+    Call this before Keras is imported. Thread variables that the user has set are kept, also for workers.
 
     Args:
         backend: str. Keras' backend.
-        workers: int. How many share the cores.
+        workers: int. Number of workers that share the cores.
 
     Returns:
-        The threads of each worker, None where the user's own variables say it.
+        The number of threads of each worker; None if the user has set thread variables.
 
     Raises:
         InvalidInputError: Keras was already imported in this process with another backend.
@@ -117,7 +117,7 @@ def prepare(backend: str, workers: int) -> int | None:
         )
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if backend != "tensorflow":  # Keras imports it where it is installed, and it would print into the progress
+    if backend != "tensorflow":  # if installed, Keras imports TensorFlow, whose messages would disturb the progress
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     chosen = any(name in os.environ for name in variables(1))
     os.environ.update(variables(1, keep=os.environ))

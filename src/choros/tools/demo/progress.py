@@ -13,12 +13,12 @@ _CLEAR = "\r\x1b[K"
 
 
 class Display:
-    """Writes one line for each algorithm; on a terminal it is rewritten at each epoch until it is done.
+    """A display with one line for each algorithm. On a terminal the line is rewritten after each epoch.
 
     Args:
         names: list of str. The algorithms, in their order.
-        seeds, epochs: int. How many there are of each.
-        stream: where to write. Defaults to standard output.
+        seeds, epochs: int. Numbers of seeds and of epochs.
+        stream: text stream for the output. Defaults to standard output.
         live: bool. Whether lines are rewritten. Defaults to whether the stream is a terminal.
     """
 
@@ -32,7 +32,7 @@ class Display:
         self._before = ""
 
     def begin(self, name: str, run: int) -> None:
-        """An algorithm's run from its seed number ``run`` (0-based) begins."""
+        """Show the start of an algorithm's run; ``run`` is the index of the seed, from 0."""
         place = f"[{self._names.index(name) + 1:>{len(str(len(self._names)))}}/{len(self._names)}]"
         self._before = f"{place} {name.ljust(self._width)}  "
         self._rewrite((f"seed {run + 1}/{self._seeds}, " if self._seeds > 1 else "") + "starting")
@@ -40,11 +40,11 @@ class Display:
             self._before += f"seed {run + 1}/{self._seeds}, "
 
     def epoch(self, epoch: int, loss: float) -> None:
-        """An epoch (0-based) has ended."""
+        """Show the end of an epoch, counted from 0."""
         self._rewrite(f"epoch {epoch + 1:>{len(str(self._epochs))}}/{self._epochs}, loss {decimal(loss, 4)}")
 
     def end(self, result: Result) -> None:
-        """An algorithm is done."""
+        """Show the result of an algorithm."""
         words = [f"failed: {summary(result.error)}"] if result.failed else []
         if result.runs:
             rate = decimal(result.mean("samples_per_second"), 0)
@@ -55,7 +55,7 @@ class Display:
         self._stream.flush()
 
     def stop(self) -> None:
-        """Interrupted in the middle of a line: leave the cursor on one of its own."""
+        """Start a new line after an interrupt within a line."""
         if self._live and self._before:
             self._stream.write("\n")
             self._stream.flush()

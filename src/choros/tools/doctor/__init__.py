@@ -1,5 +1,6 @@
-"""``choros doctor``: what every rank of a job finds out, measures and tries; and in words what to change.
+"""``choros doctor``: facts, measurements and a small training on every rank of a job, with advice on problems.
 
-``facts.py`` looks, ``measures.py`` and ``smoke.py`` try, ``findings.py`` and ``rules/`` judge and touch nothing,
-``report.py`` writes, ``visit.py`` puts it together on a rank and ``ward.py`` starts the ranks.
+``facts.py`` collects facts. ``measurements.py``, ``link_bandwidth.py`` and ``smoke_processes.py`` measure and try.
+``findings.py`` and ``rules/`` derive problems from the results. ``report.py`` writes the report. ``rank_check.py`` runs
+all steps on one rank, and ``launch_checks.py`` starts the ranks.
 """

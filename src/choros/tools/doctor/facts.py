@@ -1,4 +1,4 @@
-"""Facts that one rank finds about itself with the standard library alone, so that it works where nothing else does."""
+"""Facts about one rank, collected with the standard library, so that they are available if other packages fail."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from choros.comm.bootstrap.select import MPI, SHARED, choose
 from choros.errors import InvalidInputError
 from choros.tools.doctor import limits, network_facts
 
-# What one rank says of itself, as JSON holds it.
+# The facts about one rank, in JSON types.
 Facts = dict[str, Any]
 
 LIBRARIES = ("choros", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "mpi4py")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-SUBMITTED = "CHOROS_SUBMIT_CPU"  # what the processor of the machine that submitted the job can do
+SUBMITTED = "CHOROS_SUBMIT_CPU"  # the CPU features of the machine that submitted the job
 _UNDERLYING = ("SLURM_JOB_ID", "SLURM_NTASKS", "PBS_JOBID", "PBS_NODEFILE", "LSB_JOBID", "LSB_DJOB_NUMPROC")
 _NODES = Path("/sys/devices/system/node")
 _MOST_NAMES = 64
-# Launchers whose own process beside the rank has what the job was given; that of srun has the whole machine.
+# Launchers whose process, the rank's parent, has the cores of the allocation; that of srun has the whole machine.
 _TELLING = ("choros", "openmpi", "mpich", "mvapich", "torchrun")
 
 
 def look(place: Place) -> Facts:
-    """Everything that a rank can say of itself without meeting the others.
+    """Return all facts about this rank that need no communication.
 
     Args:
-        place: this process's.
+        place: the place of this process.
 
     Returns:
-        What JSON can hold.
+        A dict in JSON types.
 
     Example:
         >>> found = look(Place())
@@ -53,7 +53,7 @@ def look(place: Place) -> Facts:
         "group": group,
         "engine": engine,
         "host": host,
-        "machine": host,  # until the ranks meet
+        "machine": host,  # replaced once the ranks communicate
         "scheduler": {name: os.environ[name] for name in _UNDERLYING if os.environ.get(name)},
         "cores": _cores(place),
         "threads": {name: os.environ[name] for name in NAMES if os.environ.get(name)},
@@ -65,7 +65,7 @@ def look(place: Place) -> Facts:
         "features": list(cpu_features()),
         "submitted": os.environ.get(SUBMITTED, "").split(),
         "devices": {name: os.environ[name] for name in DEVICES if name in os.environ},
-        "gpus": max(count_gpus(), len(list(Path("/dev").glob("nvidia[0-9]*")))),  # also where no driver answers
+        "gpus": max(count_gpus(), len(list(Path("/dev").glob("nvidia[0-9]*")))),  # also without a driver
         "directory": _directory(),
         "interfaces": interfaces(),
         "fabrics": network_facts.fabrics(),
@@ -75,7 +75,7 @@ def look(place: Place) -> Facts:
 
 
 def _group(place: Place) -> tuple[str, str]:
-    """In what the ranks meet, in words and as the name of an engine."""
+    """Return the way in which ranks communicate: a description, and the name of an engine."""
     if place.size == 1:
         return "none needed: one rank", ""
     try:
@@ -86,7 +86,7 @@ def _group(place: Place) -> tuple[str, str]:
 
 
 def _cores(place: Place) -> dict[str, Any]:
-    """The cores that this rank may use, and what there is beside them."""
+    """Return facts about the cores that this rank may use, and those of the machine."""
     allotted: list[int] = []
     if place.launcher in _TELLING and hasattr(os, "sched_getaffinity"):
         try:
@@ -104,7 +104,7 @@ def _cores(place: Place) -> dict[str, Any]:
 
 
 def _numa(nodes: Path = _NODES) -> list[list[int]]:
-    """The cores of each NUMA node that has some."""
+    """Return the cores of each NUMA node that has cores."""
     found = []
     for folder in sorted(nodes.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         try:
@@ -121,6 +121,6 @@ def _directory() -> dict[str, Any]:
     try:
         path = os.getcwd()
         found = os.stat(path)
-    except OSError as error:  # it was removed
+    except OSError as error:  # the directory was removed
         return {"path": f"gone ({error.strerror})", "inode": 0}
     return {"path": path, "inode": found.st_ino}

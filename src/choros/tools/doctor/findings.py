@@ -1,4 +1,4 @@
-"""The input and the result of the rules: everything that was seen, and a list of findings."""
+"""The input and the output of the rules: observations of a job, and findings."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from choros.tools.doctor.facts import Facts
 
 ERROR, WARNING = "error", "warning"
-NEED = 1_000_000_000  # bytes: about what a rank takes with a backend and a small model
+NEED = 1_000_000_000  # approximate bytes of a rank with a backend and a small model
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem of a job.
 
     Attributes:
-        kind: str. ``"error"``: the job would fail, train wrongly or be many times slower; ``"warning"``: else.
-        name: str. The fault, for programs.
-        what: str. What is wrong, with its ranks and hosts.
-        remedy: str. What to do.
-        ranks: tuple of int. Where.
-        hosts: tuple of str. Where.
+        kind: str. ``"error"`` if the job would fail, train wrongly or be many times slower, else ``"warning"``.
+        name: str. A name of the problem, for programs.
+        what: str. A description with ranks and hosts.
+        remedy: str. Advice.
+        ranks: tuple of int. The affected ranks.
+        hosts: tuple of str. The affected hosts.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Finding:
     hosts: tuple[str, ...] = ()
 
     def said(self) -> dict[str, Any]:
-        """As JSON holds it.
+        """Return all fields in JSON types.
 
         Example:
             >>> Finding("error", "clock", "Late.", "Set it.", (1,)).said()["ranks"]
@@ -44,15 +44,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Observations:
-    """Everything that is known of a job.
+    """All observations of a job.
 
     Attributes:
-        size: int. How many ranks it has.
-        ranks: sequence of facts, in the order of the ranks; of those only that told theirs.
-        measures: mapping, as ``measures.measure`` gave it; empty where it did not come to that.
-        smoke: mapping from a rank to how its trainings ended; empty where they were left out.
-        troubles: sequence. What went wrong meanwhile: ``rank``, ``host``, ``kind`` (``"place"``, ``"probe"``,
-            ``"meeting"``, ``"lost"``, ``"died"``), ``text``, and for a process that ended ``signal`` and ``exit``.
+        size: int. Number of ranks.
+        ranks: sequence of facts in the order of the ranks; only of ranks that reported them.
+        measures: mapping, a result of ``measurements.measure``; empty if there were no measurements.
+        smoke: mapping from a rank to the results of its trainings; empty without trainings.
+        troubles: sequence of failures of the diagnosis: ``rank``, ``host``, ``kind`` (``"place"``, ``"probe"``,
+            ``"meeting"``, ``"lost"``, ``"died"``), ``text``; and for a process that ended, ``signal`` and ``exit``.
     """
 
     size: int
@@ -62,7 +62,7 @@ class Observations:
     troubles: Sequence[Mapping[str, Any]] = ()
 
     def machines(self) -> list[list[Facts]]:
-        """The ranks of each machine."""
+        """Return the ranks of each machine."""
         found: dict[str, list[Facts]] = {}
         for each in self.ranks:
             found.setdefault(each["machine"], []).append(each)
@@ -73,7 +73,7 @@ Rule = Callable[[Observations], Iterable[Finding]]
 
 
 def spell(ranks: Iterable[int]) -> str:
-    """Ranks in words.
+    """Return ranks as text.
 
     Example:
         >>> spell([1]), spell([0, 1, 2, 5])
@@ -90,7 +90,7 @@ def spell(ranks: Iterable[int]) -> str:
 
 
 def at(some: Iterable[Facts]) -> str:
-    """Ranks and their hosts in words.
+    """Return ranks and their hosts as text.
 
     Example:
         >>> at([{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}])
@@ -108,14 +108,14 @@ def _listed(some: list[Facts]) -> str:
 
 
 def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) -> Finding:
-    """A finding about some ranks.
+    """Return a finding about some ranks.
 
     Args:
         kind: as in ``Finding``.
         name: as in ``Finding``.
         some: the facts of the ranks.
-        what: what is wrong; ``{at}`` stands for the ranks and hosts.
-        remedy: what to do.
+        what: the description, in which ``{at}`` is replaced by the ranks and hosts.
+        remedy: advice.
 
     Example:
         >>> made(ERROR, "clock", [{"rank": 1, "host": "b"}], "{at}: late.", "Set it.").what
@@ -128,10 +128,10 @@ def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) ->
 
 
 def together(findings: Iterable[Finding], ranks: Iterable[Facts]) -> list[Finding]:
-    """Findings that differ by nothing but their ranks and hosts, as one.
+    """Merge findings that differ only in their ranks and hosts.
 
     Args:
-        findings: each as ``made`` made it.
+        findings: findings that ``made`` returned.
         ranks: the facts of all ranks.
 
     Example:
@@ -155,7 +155,7 @@ def together(findings: Iterable[Finding], ranks: Iterable[Facts]) -> list[Findin
 
 
 def alike(ranks: Iterable[Facts], key: Callable[[Facts], Any]) -> Iterator[tuple[Any, list[Facts]]]:
-    """Ranks by what they have in common, the most first.
+    """Yield each value of a key and the ranks that have it, the most frequent value first.
 
     Example:
         >>> [(value, len(some)) for value, some in alike([{"a": 1}, {"a": 2}, {"a": 2}], lambda each: each["a"])]
@@ -168,13 +168,14 @@ def alike(ranks: Iterable[Facts], key: Callable[[Facts], Any]) -> Iterator[tuple
 
 
 def room(some: Sequence[Facts]) -> int:
-    """Bytes of memory that each of a machine's ranks may take.
+    """Return the bytes of memory that are available to each rank of a machine.
 
     Args:
         some: the facts of all ranks of one machine.
 
     Returns:
-        The least of its part of what the machine and their control group have left, and of its own address space.
+        The minimum of three: a rank's share of the machine's available memory, its share of the memory left in the
+        control group, and an eighth of the limit of its address space.
     """
     found = []
     for each in some:
@@ -182,5 +183,5 @@ def room(some: Sequence[Facts]) -> int:
         both = (memory["available"], memory["limit"] and memory["limit"] - memory["used"])
         found += [left // len(some) for left in both if left is not None]
         if memory["address_space"] is not None:
-            found.append(memory["address_space"] // 8)  # the libraries reserve far more than they take
+            found.append(memory["address_space"] // 8)  # the libraries reserve far more than they use
     return min(found, default=1 << 33)

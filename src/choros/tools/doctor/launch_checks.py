@@ -1,4 +1,4 @@
-"""``choros doctor -n 4``: starts the ranks itself, and puts together what is left of them where they cannot."""
+"""``choros doctor -n 4``: start the ranks, and build the report from their partial results if ranks fail."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from choros.tools.doctor.report import summary
 
 
 def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
-    """Start ranks of ``choros doctor`` on this machine, as ``choros run`` would.
+    """Start ranks of ``choros doctor`` on this machine, as ``choros run`` does.
 
     Args:
-        size: how many.
-        options: of ``choros doctor``, for each of them.
+        size: number of ranks.
+        options: options of ``choros doctor`` for each rank.
 
     Returns:
-        The report: that of rank 0, else what can be said from what each rank left.
+        The report of rank 0, else a report from the partial results of the ranks.
 
     Raises:
-        InvalidInputError: this process is a rank itself.
+        InvalidInputError: this process is a rank.
     """
     check_outside("run choros doctor without -n there")
     memories: list[int] = []
@@ -43,7 +43,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
             announce=False,
         )
         if outcome.signal:
-            signal.raise_signal(outcome.signal)  # now that the ranks have ended, what it does to this process
+            signal.raise_signal(outcome.signal)  # the ranks have ended: now the signal takes effect on this process
             raise KeyboardInterrupt
         return _put_together(size, outcome, [_read(fd) for fd in memories])
     finally:
@@ -52,7 +52,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
 
 
 def _put_together(size: int, outcome: JobResult, left: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Rank 0's report, if it has one and nobody died; else one of what the ranks left."""
+    """Return the report of rank 0 if there is one and no rank died; else a report from the ranks' partial results."""
     whole = left[0].get("report")
     died = [
         {
@@ -76,7 +76,7 @@ def _put_together(size: int, outcome: JobResult, left: Sequence[dict[str, Any]])
 
 
 def _read(fd: int) -> dict[str, Any]:
-    """Return what a rank wrote; nothing if it wrote none, or died while it wrote."""
+    """Return the results that a rank wrote; an empty dict if it wrote none or died while it wrote them."""
     text = os.pread(fd, os.fstat(fd).st_size, 0)
     try:
         found: dict[str, Any] = json.loads(text)

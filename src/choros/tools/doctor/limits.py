@@ -1,4 +1,4 @@
-"""Limits of this process: memory, processor time, open files, shared memory; control groups of both versions."""
+"""Limits of this process: memory, CPU time, open files, shared memory; with control groups of versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 CONTROL, PROC = Path("/sys/fs/cgroup"), Path("/proc")
-_NONE = 1 << 60  # the first version of control groups says "no limit" by a number as large as this
+_NONE = 1 << 60  # in version 1 of control groups, a number as large as this means "no limit"
 
 
 def memory(control: Path = CONTROL, proc: Path = PROC) -> dict[str, Any]:
-    """The memory of this machine and what this process may take of it, in bytes.
+    """Return the memory of this machine and the limits of this process, in bytes.
 
     Args:
-        control: where control groups are mounted.
-        proc: where processes are described.
+        control: mount point of control groups.
+        proc: mount point of ``/proc``.
 
     Returns:
-        ``total`` and ``available`` of the machine; ``limit``, the least of the control groups, and ``used`` of it,
-        without the files that the kernel would give up; ``address_space``. None where there is none.
+        ``total`` and ``available`` of the machine. ``limit`` and ``used`` of the control group with the least free
+        memory; ``used`` excludes inactive page cache. ``address_space``, the limit of addresses. None for no limit.
 
     Example:
         >>> found = memory()
@@ -48,11 +48,11 @@ def memory(control: Path = CONTROL, proc: Path = PROC) -> dict[str, Any]:
 
 
 def quota(control: Path = CONTROL, proc: Path = PROC) -> float | None:
-    """Return how many cores' time control groups allow, which affinity does not show; None for no limit.
+    """Return the CPU time that control groups allow, in cores; None for no limit. The affinity mask does not show it.
 
     Args:
-        control: where control groups are mounted.
-        proc: where processes are described.
+        control: mount point of control groups.
+        proc: mount point of ``/proc``.
 
     Example:
         >>> quota() is None or quota() > 0
@@ -69,10 +69,10 @@ def quota(control: Path = CONTROL, proc: Path = PROC) -> float | None:
 
 
 def shared_memory(path: str = "/dev/shm") -> dict[str, int] | None:
-    """The size and the free bytes of ``/dev/shm``; None where there is none.
+    """Return the size and the free bytes of ``/dev/shm``; None if it does not exist.
 
     Args:
-        path: where it is mounted.
+        path: the mount point.
 
     Example:
         >>> shared_memory("/no/such/folder") is None
@@ -86,7 +86,7 @@ def shared_memory(path: str = "/dev/shm") -> dict[str, int] | None:
 
 
 def open_files() -> dict[str, int]:
-    """The limits of this process's open files; -1 for none.
+    """Return the soft and hard limits of open files of this process; -1 for no limit.
 
     Example:
         >>> sorted(open_files())
@@ -97,7 +97,7 @@ def open_files() -> dict[str, int]:
 
 
 def _groups(control: Path, proc: Path, controller: str) -> Iterator[Path]:
-    """The folders of the control groups that this process is in, from its own upwards, for one controller."""
+    """Yield the directories of this process's control groups for one controller, from the innermost to the root."""
     for line in _text(proc / "self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
@@ -105,7 +105,7 @@ def _groups(control: Path, proc: Path, controller: str) -> Iterator[Path]:
         roots = [control] if not names else [control / controller, control / names]
         for root in roots:
             folder = root / path.strip("/")
-            while True:  # a container may see its own group as the root, under a path that is not there
+            while True:  # in a container, the path may not exist, as the group is mounted as the root
                 if folder.is_dir():
                     yield folder
                 if folder == root:

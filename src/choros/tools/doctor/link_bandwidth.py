@@ -1,4 +1,4 @@
-"""The network between hosts, two of them at a time: so it is known which host has the slow one."""
+"""The bandwidth between pairs of hosts, which shows the host with a slow network."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from choros.comm.group import Group
 from choros.tools.doctor.measurements import tell
 
 _SIZES = (1_000_000, 16_000_000)  # bytes
-_LONGEST = 0.25  # seconds that the smaller may take, for the larger to be tried
+_LONGEST = 0.25  # most seconds of the smaller size for which the larger one is tried
 
 
 def links(group: Group, leaders: list[int], room: int) -> dict[str, float]:
-    """The bandwidth of each host to its neighbours, all pairs that have nothing in common at the same time.
+    """Measure the bandwidth of each host to its neighbors. Disjoint pairs are measured at the same time.
 
     Args:
         group: all ranks.
         leaders: one rank of each host.
-        room: bytes of memory that each may take.
+        room: bytes of memory that each rank may use.
 
     Returns:
-        By leader the bytes a second that it sends while it receives as many, to the better of its two neighbours; none
-        where there is one host, or the group makes no smaller ones.
+        For each leader, the bytes per second that it sends while it receives as many, for the faster of its two
+        neighbors. Empty if there is one host, or if the group cannot be divided.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
@@ -45,7 +45,10 @@ def links(group: Group, leaders: list[int], room: int) -> dict[str, float]:
 
 
 def _rate(pair: Group, room: int) -> float:
-    """The bytes a second of a sum of two: each sends half of it, gets half, and the same again for the result."""
+    """Return the bytes per second of an all-reduce of two ranks.
+
+    Each rank sends and receives half of the array, and then half of the result.
+    """
     rate, took = 0.0, 0.0
     for size in _SIZES:
         if took > _LONGEST or 5 * size > room:

@@ -1,7 +1,7 @@
-"""Measurements that the ranks make together: memory and group bandwidth, latency, clocks, and slow ranks.
+"""Collective measurements of the ranks: memory and group bandwidth, latency, clocks, and slow ranks.
 
-Every rank makes the same calls in the same order; what it decides on (how much, how often, once more) is the same on
-all, because it is taken from what all have gathered.
+Every rank makes the same calls in the same order. Decisions, such as a repetition, are based on gathered values, so
+they are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import numpy as np
 from choros.comm.group import Group
 from choros.tools.doctor.rules.speed import ATTEMPTS, MISSES, SLOW_CPU, SLOW_WALL, slowest
 
-# What all ranks measured, as JSON holds it.
+# The measurements of all ranks, in JSON types.
 Measures = dict[str, Any]
 
-SIZES = (1_000, 4_000_000, 100_000_000)  # bytes that are summed
-_PAUSE = 0.6  # seconds before ranks of which one looks slow compute again: what only passes by is not told
-_ROUNDS, _REPEATS = 10, 1000  # some 10 ms a round
-_LONGEST = 5.0  # seconds that one sum may take, by what the smaller one took
+SIZES = (1_000, 4_000_000, 100_000_000)  # bytes of the arrays that are summed
+_PAUSE = 0.6  # seconds before a repetition after a slow rank was seen, so that short disturbances end
+_ROUNDS, _REPEATS = 10, 1000  # about 10 ms for a round
+_LONGEST = 5.0  # most seconds of one sum, estimated from the smaller one
 
 
 def measure(group: Group, room: int, engines: dict[str, Group]) -> Measures:
-    """Measure everything that does not need a framework.
+    """Run all measurements that need no framework.
 
     Args:
         group: all ranks.
-        room: bytes of memory that each rank may take.
-        engines: in what the ranks meet, by name; none where there is one rank.
+        room: bytes of memory that each rank may use.
+        engines: the groups by which ranks communicate, by name; empty for one rank.
 
     Returns:
-        ``work`` (a list of attempts: seconds by the clock and of the processor, of each rank), ``memory`` (GB/s of each
-        rank, all at once), ``clock`` (between how many seconds each rank's clock is ahead of rank 0's), ``engines``
-        (for each ``gather``, seconds, and ``sum``, seconds by bytes), ``wrong`` (the ranks with a wrong sum).
+        ``work``: a list of attempts, with wall-clock and CPU seconds of each rank. ``memory``: GB/s of each rank, all
+        at the same time. ``clock``: bounds in seconds by which each rank's clock is ahead of rank 0's. ``engines``: for
+        each engine the seconds of ``gather``, and of ``sum`` by bytes. ``wrong``: the ranks with a wrong sum.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
@@ -56,7 +56,7 @@ def measure(group: Group, room: int, engines: dict[str, Group]) -> Measures:
 
 
 def tell(group: Group, what: Any) -> list[Any]:
-    """Return what every rank sends, in the order of the ranks, as JSON.
+    """All-gather a value in JSON types; return the values of all ranks by rank.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
@@ -66,12 +66,12 @@ def tell(group: Group, what: Any) -> list[Any]:
     return [json.loads(text) for text in group.gather(json.dumps(what).encode())]
 
 
-# -- the processor
+# -- CPU and memory
 def work() -> tuple[float, float]:
-    """The same computation on every rank, in short rounds.
+    """Run a fixed computation in short rounds.
 
     Returns:
-        The medians of the rounds' seconds by the clock, and of this thread's processor.
+        The medians over the rounds of wall-clock seconds, and of CPU seconds of this thread.
     """
     x = np.linspace(1.0, 2.0, 1 << 15, dtype="float32")
     y = np.empty_like(x)
@@ -86,13 +86,13 @@ def work() -> tuple[float, float]:
 
 
 def attempts(group: Group) -> list[dict[str, list[float]]]:
-    """Let all ranks compute at the same time; again, up to ``ATTEMPTS`` times in all, where one looks slow.
+    """Run the computation on all ranks at the same time; repeat it up to ``ATTEMPTS`` times if a rank seems slow.
 
     Args:
         group: all ranks.
 
     Returns:
-        For each attempt the seconds of every rank, by the clock (``wall``) and of the processor (``cpu``).
+        For each attempt the seconds of every rank: wall-clock time (``wall``) and CPU time (``cpu``).
     """
     made: list[dict[str, list[float]]] = []
     good = 0
@@ -109,13 +109,13 @@ def attempts(group: Group) -> list[dict[str, list[float]]]:
 
 
 def memory_bandwidth(room: int) -> float:
-    """Copy within memory.
+    """Measure the bandwidth of a copy in memory.
 
     Args:
-        room: bytes that may be taken.
+        room: bytes of memory that may be used.
 
     Returns:
-        GB/s, read and written.
+        GB/s, as the sum of bytes read and written.
     """
     size = min(max(room // 2, 1 << 20), 1 << 25)
     x, y = np.ones(size, np.uint8), np.ones(size, np.uint8)
@@ -125,14 +125,14 @@ def memory_bandwidth(room: int) -> float:
 
 # -- the clocks
 def clocks(group: Group, rounds: int = 24) -> list[list[float]]:
-    """Return by how much each rank's clock is ahead of rank 0's: at least, and at most.
+    """Return lower and upper bounds by which each rank's clock is ahead of rank 0's.
 
-    Whatever a rank saw before a barrier was before whatever another saw after it. So a slow rank makes the bounds wide,
-    and never wrong.
+    The time of a rank before a barrier precedes the time of another rank after it. A slow rank therefore widens the
+    bounds, but does not make them wrong.
 
     Args:
         group: all ranks.
-        rounds: how often they meet.
+        rounds: number of barriers. Defaults to 24.
 
     Returns:
         Two numbers of seconds for each rank.
@@ -157,14 +157,15 @@ def clocks(group: Group, rounds: int = 24) -> list[list[float]]:
 
 # -- the group
 def collectives(group: Group, room: int) -> tuple[dict[str, Any], list[int]]:
-    """The latency and the bandwidth of a group, the sums being checked.
+    """Measure the latency and the bandwidth of a group, and check its sums.
 
     Args:
-        group: two ranks or more.
-        room: bytes of the largest sum.
+        group: a group of two ranks or more.
+        room: most bytes of a sum.
 
     Returns:
-        Seconds of a ``gather`` of 8 bytes and of a ``sum`` by its bytes, the slowest rank's; ranks with a wrong sum.
+        The seconds of a ``gather`` of 8 bytes, and of a ``sum`` by its bytes, on the slowest rank; and the ranks with a
+        wrong sum.
     """
     group.barrier()
     gather = statistics.median(_timed(lambda: group.gather(b"8 bytes!")) for _ in range(50))
@@ -178,7 +179,7 @@ def collectives(group: Group, room: int) -> tuple[dict[str, Any], list[int]]:
             break
         x = np.full(size // 4, group.rank + 1, np.float32)
         group.barrier()
-        times, right = [], bool((group.sum(x) == expected).all())  # the first one takes the memory
+        times, right = [], bool((group.sum(x) == expected).all())  # not timed: the first sum allocates memory
         for _ in range(20 if size == SIZES[0] else 3):
             begun = time.perf_counter()
             total = group.sum(x)

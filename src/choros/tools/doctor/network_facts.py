@@ -1,4 +1,4 @@
-"""The network as this host has it: fabrics, variables, and which names it can look up. Contacts nobody."""
+"""Facts about the network of this host: fabrics, variables, and names that it can resolve. No host is contacted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NAMED = re.compile(r"^(CHOROS_NETWORK|(NCCL|GLOO|UCX|FI|CCL|OMPI_MCA_btl|RCCL|MA
 
 
 def fabrics(folder: Path = Path("/sys/class/infiniband")) -> list[str]:
-    """The devices of InfiniBand and what speaks as it, such as ``mlx5_0``.
+    """Return the InfiniBand devices and compatible devices, such as ``mlx5_0``.
 
     Args:
-        folder: where the kernel lists them.
+        folder: the directory in which the kernel lists them.
 
     Example:
         >>> fabrics(Path("/no/such/folder"))
@@ -27,7 +27,7 @@ def fabrics(folder: Path = Path("/sys/class/infiniband")) -> list[str]:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment's settings of networks: the libraries' variables, and ``CHOROS_NETWORK``.
+    """Return the environment variables that configure networks: those of libraries, and ``CHOROS_NETWORK``.
 
     Example:
         >>> all(NAMED.match(name) for name in variables())
@@ -37,14 +37,14 @@ def variables() -> dict[str, str]:
 
 
 def look_up(names: Iterable[str], seconds: float = 5.0) -> dict[str, list[str]]:
-    """The addresses of hosts, as this host finds them.
+    """Resolve the names of hosts on this host.
 
     Args:
-        names: of hosts.
-        seconds: to wait for all of them.
+        names: names of hosts.
+        seconds: time limit for all names. Defaults to 5.
 
     Returns:
-        For each its addresses; none where it is not found, or not in time.
+        The addresses of each name; empty if the name cannot be resolved in time.
 
     Example:
         >>> look_up(["localhost"])["localhost"] != []

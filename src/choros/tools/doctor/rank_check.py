@@ -1,4 +1,4 @@
-"""One rank of ``choros doctor``: look, meet, measure, train; and let rank 0 have what all found."""
+"""The steps of one rank of ``choros doctor``: collect facts, connect, measure, train, and share the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from choros.tools.doctor.findings import NEED, Observations, room
 if TYPE_CHECKING:
     from choros.comm.group import Group
 
-HAND = "CHOROS_DOCTOR"  # the descriptor of memory in which whoever started this rank reads what it found
+HAND = "CHOROS_DOCTOR"  # the descriptor of memory from which the starter of this rank reads its results
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class CheckOptions:
     """The options of one diagnosis.
 
     Attributes:
-        train: bool. Train on the backends.
-        backends: tuple of str. On which; empty for all that every rank has.
-        timeout: float. Seconds that ranks wait for each other.
-        smoke_timeout: float. Seconds that one training may take.
+        train: bool. Whether to train on the backends. Defaults to True.
+        backends: tuple of str. The backends to train on. Defaults to all that every rank has installed.
+        timeout: float. Seconds that ranks wait for each other. Defaults to 60.
+        smoke_timeout: float. Time limit of one training in seconds. Defaults to 180.
     """
 
     train: bool = True
@@ -39,15 +39,15 @@ class CheckOptions:
 
 
 class RankCheck:
-    """The facts that one rank knows so far; ``seen`` is valid at any time.
+    """The diagnosis by one rank. ``seen`` is valid at any time.
 
     Args:
         wish: CheckOptions.
 
     Attributes:
-        rank: int. Which this is; 0 where that is unknown.
-        seen: Observations. What is known: of this rank alone until the ranks have met.
-        broken: bool. Whether the ranks did not meet, or not to the end.
+        rank: int. This rank; 0 if it is unknown.
+        seen: Observations. The observations so far; before the ranks communicate, only those of this rank.
+        broken: bool. Whether there were failures, such as ranks that could not connect.
     """
 
     def __init__(self, wish: CheckOptions) -> None:
@@ -60,14 +60,14 @@ class RankCheck:
 
     @property
     def seen(self) -> Observations:
-        """Everything that is known here."""
+        """All observations so far."""
         return Observations(self.size, self._ranks, self._measures, self._smoke, self._troubles)
 
     def run(self) -> Observations:
-        """Do it all, and end it where something does not work.
+        """Run all steps, and stop at the first failure.
 
         Returns:
-            What is known then.
+            The observations.
 
         Example:
             >>> RankCheck(CheckOptions(train=False)).run().size >= 1
@@ -83,7 +83,7 @@ class RankCheck:
         self._ranks = [own]
         self.hand()
         for name, end in smoke_processes.probe(["numpy", *(["mpi4py"] if own["engine"] == "MPI" else [])]).items():
-            if name == "numpy" or end["signal"]:  # of the others the group says what to install
+            if name == "numpy" or end["signal"]:  # for other errors of mpi4py, the group's error has the advice
                 self._trouble(
                     "probe", f"Rank {self.rank} on {own['host']} cannot load {name}: a process that tried", **end
                 )
@@ -93,10 +93,10 @@ class RankCheck:
         return self.seen
 
     def hand(self, report: Mapping[str, Any] | None = None) -> None:
-        """Leave what is known to whoever started this rank, if it asked for it.
+        """Write the results for the process that started this rank, if it requested them.
 
         Args:
-            report: the whole job's, which rank 0 has at the end.
+            report: the report of the whole job, which rank 0 has at the end. Defaults to None.
         """
         fd = os.environ.get(HAND)
         if fd:
@@ -110,7 +110,7 @@ class RankCheck:
         self._troubles.append({"rank": self.rank, "host": platform.node(), "kind": kind, "text": text, **more})
 
     def _together(self, own: Facts) -> None:
-        """Everything for which the ranks meet."""
+        """Run the steps that need communication between ranks."""
         from choros.comm.host_identity import machine
         from choros.comm.single_rank_group import SingleRankGroup
 
@@ -147,10 +147,10 @@ class RankCheck:
         group.doing = ""
         if self.wish.train and left >= NEED // 2:
             self._train(group)
-        group.barrier()  # no rank leaves while another still looks at it
+        group.barrier()  # no rank exits while another one still needs it
 
     def _engines(self, group: Group) -> dict[str, Group]:
-        """In what the ranks meet, and could meet, by name."""
+        """Return the groups by which the ranks communicate, or could communicate, by name."""
         if group.size == 1:
             return {}
         from choros.comm.group import kind_of
@@ -163,7 +163,7 @@ class RankCheck:
         return found
 
     def _train(self, group: Group) -> None:
-        """Train on each backend in processes beside the ranks, those of each machine together."""
+        """Train on each backend in helper processes; those of one machine form a job."""
         from choros.comm.bootstrap.init import part
         from choros.tools.doctor.measurements import tell
 
@@ -182,7 +182,7 @@ class RankCheck:
         group.doing = ""
 
     def backends(self) -> tuple[str, ...]:
-        """On which backends is trained: those asked for, else those that every rank has."""
+        """Return the backends to train on: the requested ones, else those that every rank has installed."""
         if self.wish.backends:
             return self.wish.backends
         return tuple(

@@ -1,4 +1,4 @@
-"""The report: as a dictionary, and as text for people."""
+"""The report, as a dict and as text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WIDTH = 12
 
 
 def summary(seen: Observations) -> dict[str, Any]:
-    """Everything that was seen and found, as JSON holds it.
+    """Return all observations and findings in JSON types.
 
     Args:
-        seen: what is known of the job.
+        seen: the observations of the job.
 
     Returns:
         ``size``, ``healthy`` (no findings), ``findings``, ``ranks``, ``measures``, ``smoke``, ``troubles``.
@@ -40,7 +40,7 @@ def summary(seen: Observations) -> dict[str, Any]:
 
 
 def code_of(report: dict[str, Any]) -> int:
-    """The exit code: 1 where there is an error, else 0.
+    """Return the exit code: 1 if there is an error, else 0.
 
     Example:
         >>> code_of({"findings": [{"kind": "warning"}]})
@@ -50,13 +50,13 @@ def code_of(report: dict[str, Any]) -> int:
 
 
 def text(report: dict[str, Any]) -> str:
-    """The report for people.
+    """Return the report as text.
 
     Args:
-        report: as ``summary`` made it.
+        report: a result of ``summary``.
 
     Returns:
-        Lines: facts, measures, findings.
+        Lines with facts, measurements and findings.
 
     Example:
         >>> text(summary(Observations(1, []))).splitlines()[-1]
@@ -94,7 +94,7 @@ def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
 
 
 def _row(name: str, ranks: Sequence[Facts], say: Callable[[Facts], str]) -> Iterator[str]:
-    """One line where all ranks say the same, else one for each that differs."""
+    """Yield one line if all ranks have the same value, else one line for each value."""
     found = list(alike(ranks, say))
     for said, some in found:
         who = f"  ({spell(each['rank'] for each in some)})" if len(found) > 1 else ""
@@ -175,7 +175,7 @@ def _pairs(found: dict[str, str]) -> str:
 
 
 def brief(findings: Sequence[Finding]) -> str:
-    """Findings in lines, for a rank that could not meet the others.
+    """Return findings as lines, for a rank that could not connect to the others.
 
     Example:
         >>> brief([Finding("error", "clock", "Late.", "Set it.")])

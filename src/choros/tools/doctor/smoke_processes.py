@@ -1,4 +1,4 @@
-"""Processes beside a rank that may die in its place: one that loads libraries, one that trains on a backend."""
+"""Helper processes of a rank, which may die without the rank: one imports libraries, one trains on a backend."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from choros.launch.process import exec_stub
 from choros.launch.process.child_process import Child, python_variables
 
 BACKENDS = ("jax", "torch", "tensorflow")
-SECONDS = 180.0  # for one backend
+SECONDS = 180.0  # time limit for one backend
 EXACT = (
-    5e-3  # the most that a weight may differ from numpy's: what a GPU's short floats make of it, and far below a fault
+    5e-3  # largest difference of a weight from numpy's: above the effect of a GPU's reduced precision, below a fault
 )
-_TAIL = 1500  # bytes of what a process printed last
+_TAIL = 1500  # most bytes of the last output of a process
 _PROBES = {
     "numpy": "import numpy; x = numpy.ones((64, 64), 'float32'); assert (x @ x).sum() == 64 ** 3",
     "mpi4py": "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI",
 }
-# Ranks may share a GPU here.
+# Ranks may share a GPU in these trainings.
 _SPARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
 _OUT = ("HOROVOD_TIMELINE", "CHOROS_COMM", "CHOROS_CALL", "CHOROS_DOCTOR")
 
-# How a process beside a rank ended, as JSON holds it.
+# The outcome of a helper process, in JSON types.
 End = dict[str, Any]
 
 
 def beside(argv: Sequence[str], environment: Mapping[str, str], seconds: float, fds: Sequence[int] = ()) -> End:
-    """Run a process that ends with this one, and tell how it ended.
+    """Run a process that ends with this one, and return its outcome.
 
     Args:
         argv: the command.
-        environment: all of it.
-        seconds: after which it is killed.
-        fds: descriptors that it inherits.
+        environment: the complete environment.
+        seconds: time limit, after which the process is killed.
+        fds: file descriptors that the process inherits.
 
     Returns:
-        ``signal`` (a name, or ``""``), ``exit``, ``late`` (it was killed), ``peak`` (bytes), ``said`` (its last line on
-        stdout) and ``tail`` (the last lines on stderr).
+        ``signal`` (a name, or ``""``), ``exit``, ``late`` (killed at the time limit), ``peak`` (bytes of memory),
+        ``said`` (its last line on stdout) and ``tail`` (its last output on stderr).
 
     Example:
         >>> beside([sys.executable, "-c", "print(7)"], os.environ, 60.0)["said"]
@@ -75,14 +75,14 @@ def beside(argv: Sequence[str], environment: Mapping[str, str], seconds: float, 
 
 
 def probe(libraries: Sequence[str], seconds: float = 60.0) -> dict[str, End]:
-    """Load what this process itself is going to need, elsewhere first.
+    """Import libraries in helper processes, before this process imports them.
 
     Args:
         libraries: ``numpy``, ``mpi4py``.
-        seconds: for each.
+        seconds: time limit for each library. Defaults to 60.
 
     Returns:
-        Of those with which something is wrong, how the process ended.
+        The outcomes of the libraries that failed.
 
     Example:
         >>> probe(["numpy"])
@@ -97,18 +97,18 @@ def probe(libraries: Sequence[str], seconds: float = 60.0) -> dict[str, End]:
 
 
 def train(backend: str, rank: int, size: int, fd: int | None, seconds: float = SECONDS) -> End:
-    """Train on one backend in a process beside this rank, together with those beside the other ranks of this machine.
+    """Train on one backend in a helper process, with the helper processes of the other ranks of this machine.
 
     Args:
-        backend: Keras' name.
-        rank: among this machine's ranks.
-        size: how many they are.
-        fd: the descriptor of the segment in which they meet; None where there is one.
-        seconds: after which it is killed.
+        backend: Keras' name of the backend.
+        rank: the local rank on this machine.
+        size: number of local ranks.
+        fd: the descriptor of their shared memory; None for one rank.
+        seconds: time limit, after which the process is killed. Defaults to 180.
 
     Returns:
-        As ``beside``, with ``backend``, and ``difference`` (from numpy's weights) and ``gpus`` (that the backend sees),
-        each None where it did not come to that.
+        The outcome as for ``beside``, with ``backend``, ``difference`` (from numpy's weights) and ``gpus`` (their
+        number on the backend). The last two are None if the training failed.
     """
     place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
     environment = {name: value for name, value in os.environ.items() if name not in _OUT}

@@ -1,7 +1,7 @@
-"""A small training that must give what numpy gives: ``python -m choros.tools.doctor.smoke_train``.
+"""A small training whose result must equal that of numpy: ``python -m choros.tools.doctor.smoke_train``.
 
-It is a process beside each rank. Its place is that of a job of this machine's ranks alone, which meet in shared memory,
-as under ``choros run``.
+It runs in a helper process of each rank. The helper processes of one machine form a job that communicates by shared
+memory, as under ``choros run``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RATE, _EPOCHS, _ROWS = 0.1, 3, 24
 
 
 def data() -> tuple[Array, Array]:
-    """The rows that are trained on: the same on every rank.
+    """Return the rows for training: x of shape (24, 3) and y of shape (24, 1), float32, equal on every rank.
 
     Example:
         >>> data()[0].shape
@@ -30,7 +30,7 @@ def data() -> tuple[Array, Array]:
 
 
 def by_numpy() -> Array:
-    """The weights and the bias after the training, computed here.
+    """Return the weights and the bias after the training, computed by numpy.
 
     Example:
         >>> by_numpy().shape
@@ -45,10 +45,10 @@ def by_numpy() -> Array:
 
 
 def by_keras(rows: int = _ROWS) -> Array:
-    """The same by Keras and all ranks of the job, each of which has its part of the rows.
+    """Return the same, computed by Keras on all ranks of the job, each with its share of the rows.
 
     Args:
-        rows: of a global batch.
+        rows: number of rows of a global batch. Defaults to 24.
     """
     import keras
 
@@ -64,7 +64,7 @@ def by_keras(rows: int = _ROWS) -> Array:
 
 
 def main() -> int:
-    """Train, and print by how much the weights differ, what memory it took, and how many GPUs the backend sees.
+    """Train, and print the difference of the weights, the peak memory, and the number of GPUs of the backend.
 
     Returns:
         0.

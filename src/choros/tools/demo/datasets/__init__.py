@@ -1,1 +1,1 @@
-"""Data sets of the demo."""
+"""The data sets of the demo."""

@@ -1,4 +1,4 @@
-"""The common parts of the demo's data sets: the type, the fixed split, and standardised features."""
+"""Common parts of the demo's data sets: the type, the fixed split, and standardized features."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from choros.types import Array
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classification task, divided once and for all into a part to train on and a part left untouched.
+    """A classification task with a fixed split into a training and a test part.
 
     Attributes:
-        name: str. What to call it.
-        x_train, x_test: float32, (rows, features), standardised on the training part.
-        y_train, y_test: int32, (rows,), class numbers.
-        classes: int. How many classes there are.
-        features: tuple of str. The names of the columns.
+        name: str. Name of the data.
+        x_train, x_test: float32, shape (rows, features), standardized with the statistics of the training part.
+        y_train, y_test: int32, shape (rows,), class indices.
+        classes: int. Number of classes.
+        features: tuple of str. Names of the columns.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Dataset:
 
 
 def one_hot(y: Array, classes: int) -> npt.NDArray[np.float32]:
-    """Class numbers as rows with a single 1.
+    """Return class indices as one-hot rows: float32, shape (rows, classes).
 
     Example:
         >>> one_hot(np.array([0, 2]), 3).tolist()
@@ -46,7 +46,7 @@ def one_hot(y: Array, classes: int) -> npt.NDArray[np.float32]:
 
 
 def stratified(y: Array, fraction: float, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Two lists of rows, in rising order: ``round(fraction * n)`` of each class's n rows, and the others.
+    """Return two sorted arrays of row indices: ``round(fraction * n)`` of the n rows of each class, and the others.
 
     Example:
         >>> train, test = stratified(np.array([0, 1] * 5), 0.8, seed=0)
@@ -61,10 +61,10 @@ def stratified(y: Array, fraction: float, seed: int) -> tuple[npt.NDArray[np.int
 
 
 def standardise(train: Array, test: Array) -> None:
-    """Give each column of ``train`` mean 0 and deviation 1, in place, and ``test`` the same change.
+    """Scale each column of ``train`` in place to mean 0 and deviation 1, and ``test`` with the same numbers.
 
-    ``x <- (x - mean) / deviation``, both over the training values that are not NaN; then NaN, a missing value,
-    becomes 0, which is the mean. A column of one value becomes 0.
+    ``x <- (x - mean) / deviation``, with mean and deviation of the training values that are not NaN. Then NaN, a
+    missing value, becomes 0, which is the mean. A constant column becomes 0.
 
     Example:
         >>> train, test = np.array([[1.0], [3.0], [np.nan]]), np.array([[5.0]])
@@ -83,18 +83,18 @@ def standardise(train: Array, test: Array) -> None:
 
 
 def divide(name: str, x: Array, y: Array, classes: int, features: tuple[str, ...], seed: int) -> Dataset:
-    """70 % of each class to train on, 30 % untouched; float32 features, int32 classes.
+    """Split rows into 70 % of each class for training and 30 % for testing; float32 features, int32 classes.
 
     Args:
-        name: What to call the data.
-        x: (rows, features); NaN is a missing value.
-        y: (rows,), class numbers.
-        classes: How many there are.
-        features: The columns' names.
-        seed: Of the split.
+        name: Name of the data.
+        x: Shape (rows, features). NaN is a missing value.
+        y: Class indices, shape (rows,).
+        classes: Number of classes.
+        features: Names of the columns.
+        seed: Seed of the split.
 
     Raises:
-        InvalidDataError: There are too few rows to leave some of them untouched.
+        InvalidDataError: There are too few rows for both parts.
     """
     train, test = stratified(y, 0.7, seed)
     if not len(test) or not len(train):

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: real, small and offline."""
+"""The handwritten digits of scikit-learn, a small real data set that needs no download."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from choros.tools.demo.datasets.common import Dataset, divide
 
 
 def load_digits(seed: int = 0) -> Dataset:
-    """1,797 digits of 8 x 8 pixels: scaled to 0..1, standardised on the training part, 70 % to train on.
+    """Return 1,797 digits of 8 x 8 pixels, standardized with the training part; 70 % are for training.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
 
     Args:
-        seed: Of the split.
+        seed: Seed of the split. Defaults to 0.
 
     Returns:
         The data, with 64 features and 10 classes.
 
     Raises:
-        InvalidDataError: scikit-learn is not installed; the message names the extra that brings it.
+        InvalidDataError: scikit-learn is not installed. The message names the extra that installs it.
 
     Example:
         >>> digits = load_digits()

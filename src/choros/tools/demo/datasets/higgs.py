@@ -1,7 +1,8 @@
 """Reader for the ATLAS Higgs Challenge 2014 (CERN Open Data record 328, doi:10.7483/OPENDATA.ATLAS.ZBP2.M5T8).
 
-A CSV, plain or gzip, of 818,238 simulated events. Of its 35 columns 30 are features; ``EventId``, ``Weight``,
-``KaggleSet`` and ``KaggleWeight`` are not, ``Label`` is s (signal) or b (background), and -999.0 is a missing value.
+The file is a CSV, plain or gzip, of 818,238 simulated events. Of its 35 columns 30 are features. ``EventId``,
+``Weight``, ``KaggleSet`` and ``KaggleWeight`` are not used. ``Label`` is s (signal) or b (background). The value -999.0
+is a missing value.
 """
 
 from __future__ import annotations
@@ -37,19 +38,18 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def load_higgs(path: str | os.PathLike[str], seed: int = 0) -> Dataset:
-    """Read the file: 30 features standardised on the training part (a missing value is then 0, the mean).
+    """Read the file. The features are standardized with the training part, so a missing value is 0, the mean.
 
     Args:
-        path: The CSV, plain or gzip (told by its content, not its name).
-        seed: Of the split, 70 % of each class to train on.
+        path: The CSV, plain or gzip. The format is detected from the content.
+        seed: Seed of the split; 70 % of each class are for training. Defaults to 0.
 
     Returns:
-        The data, with 30 features and 2 classes: 1 is signal.
+        The data, with 30 features and 2 classes; class 1 is signal.
 
     Raises:
-        InvalidDataError: The file is missing, truncated, empty or no CSV, a column is missing, a number column holds
-            text
-            (row and column named), or a label is neither s nor b.
+        InvalidDataError: The file is missing, truncated, empty or no CSV; a column is missing; a value is no number; or
+            a label is neither s nor b. The message contains the row and column of an invalid value.
     """
     header, taken = _header(path)
     columns = [header.index(name) for name in (*FEATURES, "Label")]
@@ -88,7 +88,7 @@ def _label(text: str) -> float:
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """The file as text, whichever way it is stored; what goes wrong in reading it is said in one sentence."""
+    """Open the file as text, plain or gzip; convert errors of reading to InvalidDataError."""
     try:
         with open(path, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
@@ -110,7 +110,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
 
 
 def _header(path: str | os.PathLike[str]) -> tuple[list[str], int]:
-    """The columns' names, and how many lines they took."""
+    """Return the names of the columns, and the number of lines of the header."""
     with _opened(path) as lines:
         reader = csv.reader(lines)
         header = [name.strip() for name in next(reader, [])]
@@ -127,16 +127,16 @@ def _header(path: str | os.PathLike[str]) -> tuple[list[str], int]:
 
 
 def _some(names: list[str], most: int = 8) -> str:
-    """The first names, each cut short, and how many more there are."""
+    """Return a text with the first names, shortened, and the number of further names."""
     shown = ", ".join(name[:40] for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]) -> None:
-    """Find the first row that is wrong and raise what is wrong with it: slow, and only for files that failed.
+    """Find the first invalid row and raise an error for it. This is slow, so it runs only for invalid files.
 
     Raises:
-        InvalidDataError: The row's number (the first after the header is 1), its line and its column.
+        InvalidDataError: A row is invalid. The message contains its number (1 after the header), line and column.
     """
     with _opened(path) as lines:
         reader = csv.reader(lines)
@@ -159,7 +159,7 @@ def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]
 
 
 def _numbers(texts: Iterable[str]) -> bool:
-    """Return whether all are finite numbers, also as float32."""
+    """Return whether all texts are finite numbers, also as float32."""
     try:
         values = [float(text) for text in texts]
     except ValueError:

@@ -1,7 +1,7 @@
 """Reports of measurements: JSON, a table, figures and one self-contained HTML page.
 
-Knows nothing of training: everything here is made from a ``Report``, which is plain numbers and text and comes back
-from its JSON file unchanged. Standard library only; matplotlib is imported when a figure is drawn.
+The package is independent of training. Its input is a ``Report`` of numbers and text, which a JSON file stores without
+loss. It needs only the standard library; matplotlib is imported when a figure is drawn.
 
 Example:
     >>> from choros.tools.demo.report import Report, Result, Run, Setting

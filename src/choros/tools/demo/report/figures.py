@@ -1,7 +1,7 @@
 """The charts of a comparison: F1 and time by algorithm, and loss against wall time; as PNG and as inline SVG.
 
-Matplotlib is imported when a figure is drawn, without pyplot: nothing global is changed and no display is needed.
-Colours are Okabe and Ito's, which the colour-blind can tell apart; each line also has its own dashes and marker.
+Matplotlib is imported when a figure is drawn, without pyplot. It changes no global state and needs no display. The
+colors are those of Okabe and Ito, which color-blind readers can distinguish. Lines also differ in markers and dashes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: the stem of its file, what it shows, and what draws it."""
+    """A chart: the stem of its file name, title, caption, and the function that draws it."""
 
     name: str
     title: str
@@ -36,13 +36,13 @@ class Figure:
     draw: Callable[[Report], Any]
 
     def png(self, report: Report, path: str | os.PathLike[str]) -> None:
-        """Write the chart as a PNG file on white."""
+        """Write the chart as a PNG file with a white background."""
         self.draw(report).savefig(Path(path), format="png", dpi=160, facecolor="white")
 
     def svg(self, report: Report) -> str:
-        """Return the chart as an ``<svg>`` element whose ink takes the page's text colour.
+        """Return the chart as an ``<svg>`` element with the text color of the page.
 
-        Its ids begin with the figure's name, so that several charts can stand in one page.
+        Its ids begin with the figure's name, so that one page can contain several charts.
         """
         import matplotlib
 
@@ -53,13 +53,13 @@ class Figure:
 
 
 def available(report: Report) -> list[Figure]:
-    """Return the charts that the report has numbers for."""
+    """Return the charts for which the report has data."""
     measured = [r for r in report.results if math.isfinite(r.f1)]
     return [figure for figure in FIGURES if measured and (_curves(report) or figure.draw in (draw_f1, draw_time))]
 
 
 def draw_f1(report: Report) -> Any:
-    """Draw weighted F1 by algorithm, and beside it the difference from Single in points."""
+    """Draw weighted F1 by algorithm, and the difference from Single in points."""
     results = [r for r in report.ranked() if math.isfinite(r.f1)]
     single = next((r.f1 for r in results if r.algorithm == "Single"), None)
     compare = single is not None and len(results) > 1
@@ -87,7 +87,7 @@ def draw_f1(report: Report) -> Any:
 
 
 def draw_time(report: Report) -> Any:
-    """Draw seconds to train by algorithm, without start-up, with the part spent exchanging."""
+    """Draw the training time by algorithm, without start-up, with the part spent in exchanges."""
     results = sorted((r for r in report.results if math.isfinite(r.seconds)), key=lambda r: r.seconds)
     figure = _figure(9.2, 1.5 + 0.34 * len(results))
     axes = figure.subplots()
@@ -103,7 +103,7 @@ def draw_time(report: Report) -> Any:
 
 
 def draw_loss(report: Report) -> Any:
-    """Draw training loss against wall time, all algorithms in one pair of axes."""
+    """Draw training loss against wall time for all algorithms in one plot."""
     curves = _curves(report)
     figure = _figure(9.2, 5.0)
     axes = figure.subplots()
@@ -119,7 +119,7 @@ def draw_loss(report: Report) -> Any:
 
 
 def draw_each(report: Report) -> Any:
-    """Draw training loss against wall time, one panel an algorithm, the others behind it in grey."""
+    """Draw training loss against wall time in one panel for each algorithm, with the others in gray."""
     curves = _curves(report)
     columns = len(curves) if len(curves) < 5 else min((5, 4), key=lambda c: -len(curves) % c)
     rows = math.ceil(len(curves) / columns)
@@ -173,7 +173,7 @@ def _tidy(axes: Any, grid: str) -> None:
 def _bars(
     axes: Any, results: list[Result], values: list[float], labels: list[str], spreads: list[Any] | None = None
 ) -> None:
-    """Draw horizontal bars from the top down, each with its number just outside its end."""
+    """Draw horizontal bars from top to bottom, each with a label at its end."""
     places = range(len(results))
     axes.barh(places, values, height=0.64, color=[MODES.get(r.mode, PALE) for r in results])
     ends = list(values)
@@ -200,7 +200,7 @@ def _bars(
 
 
 def _key(figure: Any, results: list[Result], hatched: bool = False) -> None:
-    """Draw what the bars' colours mean, above the axes."""
+    """Draw a legend of the bars' colors above the axes."""
     from matplotlib.patches import Patch
 
     present = [mode for mode in MODES if any(result.mode == mode for result in results)]
@@ -212,7 +212,7 @@ def _key(figure: Any, results: list[Result], hatched: bool = False) -> None:
 
 
 def _curves(report: Report) -> list[tuple[Result, list[float], list[float]]]:
-    """Return each algorithm's times and losses of its first seed, the least last loss first."""
+    """Return times and losses of each algorithm for its first seed, sorted by the last loss."""
     curves = []
     for result in report.results:
         points = [(t, loss) for t, _, loss in result.runs[0].losses] if result.runs else []
@@ -242,7 +242,7 @@ def _style(i: int) -> dict[str, Any]:
 
 
 def _inline(text: str, name: str, title: str) -> str:
-    """Make matplotlib's file an element: own ids, the page's ink and font, a name for screen readers."""
+    """Convert matplotlib's file to an element with unique ids, the page's color and font, and a label."""
     element = text[text.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>\s*", "", element, flags=re.DOTALL)
     element = re.sub(r'\bid="', f'id="{name}-', element)

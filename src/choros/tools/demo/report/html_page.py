@@ -1,4 +1,4 @@
-"""The report as one HTML page: nothing is fetched, no script runs, and every text from outside is escaped."""
+"""The report as one HTML page. It loads no resources and has no scripts, and all external text is escaped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
 
     Args:
         report: Report.
-        folder: Where to; made if it is not there. Charts of an older report that this one lacks are removed.
+        folder: The directory, which is created if needed. Old charts that this report does not have are removed.
 
     Returns:
         The path of the page.
@@ -60,7 +60,7 @@ def render(report: Report) -> str:
         report: Report.
 
     Returns:
-        A whole HTML document, its charts as inline SVG.
+        A complete HTML document with the charts as inline SVG.
     """
     title = f"{len(report.results)} algorithm{'s' * (len(report.results) != 1)} on {report.setting.dataset}"
     charts = [
@@ -86,7 +86,7 @@ def render(report: Report) -> str:
 
 
 def _lead(report: Report) -> str:
-    """The outcome in a sentence or two."""
+    """Return the result in one or two sentences."""
     by_name = {result.algorithm: result for result in report.results}
     says = []
     if report.best:

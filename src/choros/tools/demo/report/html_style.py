@@ -1,4 +1,4 @@
-"""The look of the page: light and dark by the reader's own setting, and fit to print."""
+"""The style sheet of the page: light or dark by the reader's setting, with rules for printing."""
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --soft: #59636e; --rule: #d5dade; --card: #f6f7f9;

@@ -20,18 +20,18 @@ class Run:
     """One training of one algorithm from one seed.
 
     Attributes:
-        seed: int. What drew the initial weights and the order of rows.
-        f1: float. F1 on the rows held back, each class weighted by its rows; in [0, 1].
-        accuracy: float. Share of those rows that were classified rightly.
-        seconds: float. Training without start-up.
-        startup: float. Seconds from the call until the first step had ended on every worker.
-        samples_per_second: float. Rows trained a second, all workers together.
-        exchanges: int. Meetings, summed over the workers.
-        staleness: float. Merges by others since a sender last saw the centre, mean over the exchanges.
-        exchanging: float. Share of the time spent exchanging; in [0, 1].
-        waiting: float. Share of the time spent waiting for data; in [0, 1].
-        losses: tuple of (seconds since training began, epoch, loss), one an epoch.
-        workers: tuple of dicts. What each worker counted: names to numbers.
+        seed: int. Seed of the initial weights and of the order of rows.
+        f1: float. F1 on the test rows, each class weighted by its rows; in [0, 1].
+        accuracy: float. Fraction of the test rows that were classified correctly.
+        seconds: float. Training time without start-up.
+        startup: float. Seconds from the call until the end of the first step on every worker.
+        samples_per_second: float. Rows trained in a second by all workers.
+        exchanges: int. Number of exchanges, summed over the workers.
+        staleness: float. Merges of other workers since a worker last read the center variable; mean over the exchanges.
+        exchanging: float. Fraction of the time spent in exchanges; in [0, 1].
+        waiting: float. Fraction of the time spent waiting for data; in [0, 1].
+        losses: tuple of (seconds since the start of training, epoch, loss), one for each epoch.
+        workers: tuple of dicts. Counters of each worker by name.
     """
 
     seed: int
@@ -49,7 +49,7 @@ class Run:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the run that ``dataclasses.asdict`` wrote; ``None`` is a number that was not finite."""
+        """Return the run that ``dataclasses.asdict`` wrote; ``None`` is read as NaN."""
         known = _known(cls, data)
         figures = ("f1", "accuracy", "seconds", "startup", "samples_per_second", "staleness", "exchanging", "waiting")
         for name in known.keys() & figures:
@@ -61,17 +61,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one algorithm: its runs, one for each seed, or the error that ended it.
+    """The result of one algorithm: one run for each seed, or the error that ended it.
 
-    The figures of a result (``f1``, ``seconds``, ...) are the means over its runs; NaN where there is none.
+    The values of a result (``f1``, ``seconds``, ...) are the means over its runs; NaN without runs.
 
     Attributes:
-        algorithm: str. Its name.
-        mode: "sync", "async" or None. As of the algorithm.
-        about: str. What it is, in a line.
+        algorithm: str. Name of the algorithm.
+        mode: "sync", "async" or None. The mode of the algorithm.
+        about: str. A description in one line.
         settings: dict. Its hyper-parameters as text.
         runs: tuple of ``Run``.
-        error: str. Why it failed, ``""`` where it did not.
+        error: str. The error, or ``""``.
 
     Example:
         >>> result = Result("EASGD", "sync", runs=(Run(0, f1=0.5), Run(1, f1=0.75)))
@@ -88,25 +88,25 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """True if an error ended it."""
+        """True if the algorithm failed."""
         return bool(self.error)
 
     @property
     def f1(self) -> float:
-        """Weighted F1, mean over the seeds."""
+        """The weighted F1, as a mean over the seeds."""
         return self.mean("f1")
 
     @property
     def seconds(self) -> float:
-        """Seconds to train without start-up, mean over the seeds."""
+        """The training time in seconds without start-up, as a mean over the seeds."""
         return self.mean("seconds")
 
     def mean(self, name: str) -> float:
-        """Return the mean of a figure of ``Run`` over the runs."""
+        """Return the mean of a field of ``Run`` over the runs; NaN without runs."""
         return fmean(getattr(run, name) for run in self.runs) if self.runs else math.nan
 
     def spread(self, name: str) -> tuple[float, float]:
-        """Return the least and the greatest of a figure over the runs."""
+        """Return the minimum and the maximum of a field of ``Run`` over the runs."""
         values = [getattr(run, name) for run in self.runs] or [math.nan]
         return min(values), max(values)
 
@@ -119,7 +119,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """The model, data and settings of a comparison: the head of the report. Empty text and zeros are left out."""
+    """The head of the report: model, data and settings of a comparison. Empty text and zeros are not shown."""
 
     dataset: str
     train_rows: int = 0
@@ -149,12 +149,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Report:
-    """A comparison: the setting and one result an algorithm, in the order in which they ran.
+    """A comparison: the setting, and one result for each algorithm in the order of the runs.
 
     Attributes:
         setting: Setting.
         results: tuple of ``Result``.
-        interrupted: bool. True where the user ended it before all had run.
+        interrupted: bool. True if the user interrupted the comparison. Defaults to False.
     """
 
     setting: Setting
@@ -163,22 +163,22 @@ class Report:
 
     @property
     def best(self) -> str:
-        """The algorithm of the highest F1, ``""`` where nothing was measured."""
+        """The algorithm with the highest F1; ``""`` without measurements."""
         measured = [r for r in self.results if math.isfinite(r.f1)]
         return max(measured, key=lambda r: r.f1).algorithm if measured else ""
 
     @property
     def fastest(self) -> str:
-        """The algorithm that trained in the least time, ``""`` where nothing was measured."""
+        """The algorithm with the shortest training time; ``""`` without measurements."""
         measured = [r for r in self.results if math.isfinite(r.seconds)]
         return min(measured, key=lambda r: r.seconds).algorithm if measured else ""
 
     def ranked(self) -> list[Result]:
-        """Return the results, the highest F1 first, those without one last."""
+        """Return the results sorted by F1, the highest first; results without F1 are last."""
         return sorted(self.results, key=lambda r: (not math.isfinite(r.f1), -r.f1 if math.isfinite(r.f1) else 0.0))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain JSON values; numbers that are not finite become ``None``."""
+        """Return the report in JSON types. Numbers that are not finite become ``None``."""
         body = {"schema": SCHEMA, "version": VERSION, "best": self.best, "fastest": self.fastest, **asdict(self)}
         plain: dict[str, Any] = _plain(body)
         return plain
@@ -188,7 +188,7 @@ class Report:
         """Return the report that ``to_dict`` wrote.
 
         Raises:
-            ValueError: The dictionary is no report, or one of a version that this Choros does not know.
+            ValueError: The dictionary is no report, or a report of an unknown version.
         """
         if data.get("schema") != SCHEMA:
             raise ValueError(f"This is no Choros report: its schema is {data.get('schema')!r}, not {SCHEMA!r}.")
@@ -202,11 +202,11 @@ class Report:
 
 
 def save(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write a report as JSON, whole or not at all.
+    """Write a report as JSON, atomically.
 
     Args:
         report: Report.
-        path: Where to write; a file that is there is replaced.
+        path: The file. An existing file is replaced.
     """
     target = Path(path)
     text = json.dumps(report.to_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
@@ -225,10 +225,10 @@ def load(path: str | os.PathLike[str]) -> Report:
         path: The JSON file.
 
     Returns:
-        The report, equal to the one that was saved.
+        The report, equal to the saved one.
 
     Raises:
-        ValueError: The file is not JSON, no report, or of another version.
+        ValueError: The file is not JSON, no report, or has another version.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The table of a comparison: its columns are named once, here, for the terminal and for the page."""
+"""The table of a comparison. The terminal and the HTML page share its columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from choros.tools.demo.report.results import Report, Result
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, how wide it is at least, what a result shows in it, and what it means."""
+    """A column: its title, minimum width, a function that formats its cells, and its meaning."""
 
     title: str
     width: int
@@ -20,7 +20,7 @@ class Column:
 
 
 def decimal(value: float, places: int) -> str:
-    """Format a number, or a dash where there is none.
+    """Format a number; return a dash if it is not finite.
 
     Example:
         >>> decimal(1234.5, 1), decimal(float("nan"), 1)
@@ -30,7 +30,7 @@ def decimal(value: float, places: int) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share of one as a percentage.
+    """Format a fraction as a percentage; return a dash if it is not finite.
 
     Example:
         >>> percent(0.0123), percent(0)
@@ -60,7 +60,7 @@ def marks(report: Report, result: Result) -> str:
 
 
 def summary(error: str, limit: int = 160) -> str:
-    r"""Return the first line of an error, cut where it is too long for a table.
+    r"""Return the first line of an error, cut to ``limit`` characters.
 
     Example:
         >>> summary("WorkerFailedError: rank 1 was killed.\nIts output: ...")
@@ -71,13 +71,13 @@ def summary(error: str, limit: int = 160) -> str:
 
 
 def text_table(report: Report) -> str:
-    """Return the comparison as text for a terminal, the highest F1 first.
+    """Return the comparison as text for a terminal, sorted by F1, the highest first.
 
     Args:
         report: Report.
 
     Returns:
-        Lines without a last newline. An algorithm that failed has its error in place of its figures.
+        Text without a final newline. A failed algorithm has a line with its error.
 
     Example:
         >>> from choros.tools.demo.report.results import Run, Setting

@@ -1,4 +1,4 @@
-"""The rules: each is a function from everything that was seen to findings. A new fault is one more function."""
+"""The rules. Each is a function from observations to findings. A new problem is one more function."""
 
 from choros.tools.doctor.findings import Finding, Observations, together
 from choros.tools.doctor.rules import agreement, cores, exits, limits, network, speed
@@ -7,10 +7,10 @@ RULES = (*exits.RULES, *agreement.RULES, *cores.RULES, *limits.RULES, *network.R
 
 
 def judge(seen: Observations) -> list[Finding]:
-    """Everything that is wrong, errors first, each once with all its ranks.
+    """Return all findings, errors first. Equal findings of several ranks are merged.
 
     Args:
-        seen: what is known of the job.
+        seen: the observations of the job.
 
     Example:
         >>> judge(Observations(1, []))

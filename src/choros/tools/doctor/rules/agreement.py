@@ -1,4 +1,4 @@
-"""Rules about what must be the same on all ranks: versions, backend, working directory, processor features."""
+"""Rules about values that must be equal on all ranks: versions, backend, working directory, CPU features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 8
 
 
 def versions(seen: Observations) -> Iterator[Finding]:
-    """Libraries of different versions."""
+    """Find libraries with different versions."""
     for name in dict.fromkeys(name for each in seen.ranks for name in each["versions"]):
         (usual, _), *others = alike(seen.ranks, partial(_version, name))
         for value, some in others:
@@ -28,7 +28,7 @@ def versions(seen: Observations) -> Iterator[Finding]:
 
 
 def backends(seen: Observations) -> Iterator[Finding]:
-    """Different backends, or one that is not installed."""
+    """Find different backends, and backends that are not installed."""
     if not seen.ranks:
         return
     (usual, _), *others = alike(seen.ranks, _backend)
@@ -55,7 +55,7 @@ def backends(seen: Observations) -> Iterator[Finding]:
 
 
 def directories(seen: Observations) -> Iterator[Finding]:
-    """Other working directories, or the same name for different ones."""
+    """Find different working directories, and different directories with the same name."""
     if not seen.ranks:
         return
     (usual, same), *others = alike(seen.ranks, lambda each: each["directory"]["path"])
@@ -79,7 +79,7 @@ def directories(seen: Observations) -> Iterator[Finding]:
 
 
 def processors(seen: Observations) -> Iterator[Finding]:
-    """A processor that can do less than that of the machine that submitted the job, or than the other hosts'."""
+    """Find processors that lack features of the submitting machine or of the other hosts."""
     cause, remedy = signalled("SIGILL")
     lacking = [each for each in seen.ranks if each["features"] and _lacks(each)]
     for missing, some in alike(lacking, _lacks):
@@ -115,7 +115,7 @@ def _backend(each: Facts) -> str:
 
 
 def _lacks(each: Facts) -> tuple[str, ...]:
-    """Return the processor features that the submitting machine has and this one lacks."""
+    """Return the CPU features that the submitting machine has and this machine lacks."""
     return tuple(sorted(set(each["submitted"]) - set(each["features"])))
 
 

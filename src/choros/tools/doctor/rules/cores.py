@@ -1,4 +1,4 @@
-"""Cores and threads: ranks that share cores, threads that outnumber them, cores that nobody uses."""
+"""Rules about cores and threads: ranks that share cores, too many threads, unused cores."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
 
-_MANY = 4  # cores of a rank from which one thread is too few
+_MANY = 4  # cores for each thread of a rank from which there are too few threads
 _OMP = "OMP_NUM_THREADS"
 
 
 def threads_of(each: Facts) -> int:
-    """Return the number of threads that a rank's library runs: the one set, else one for each core.
+    """Return the number of threads of a rank: that of ``OMP_NUM_THREADS``, else one for each core.
 
     Example:
         >>> threads_of({"threads": {"OMP_NUM_THREADS": "8"}, "cores": {"usable": [0, 1]}})
@@ -27,7 +27,7 @@ def _number(text: str | None) -> int:
 
 
 def crowded(seen: Observations) -> Iterator[Finding]:
-    """More ranks than cores, on a whole machine or on the cores that they are bound to."""
+    """Find more ranks than cores, on a whole machine or on the cores to which the ranks are bound."""
     for some in seen.machines():
         named: set[int] = set()
         for cores in sorted({tuple(each["cores"]["usable"]) for each in some}, key=len):
@@ -58,7 +58,7 @@ def crowded(seen: Observations) -> Iterator[Finding]:
 
 
 def together(some: list[Facts]) -> list[list[Facts]]:
-    """The ranks of a machine that have cores in common, directly or through others."""
+    """Group the ranks of a machine that share cores, directly or through other ranks."""
     found: list[tuple[set[int], list[Facts]]] = []
     for each in some:
         cores, members = set(each["cores"]["usable"]), [each]
@@ -70,12 +70,12 @@ def together(some: list[Facts]) -> list[list[Facts]]:
 
 
 def union(some: list[Facts]) -> set[int]:
-    """The cores that any of the ranks may use."""
+    """Return the cores that any of the ranks may use."""
     return {core for each in some for core in each["cores"]["usable"]}
 
 
 def threads(seen: Observations) -> Iterator[Finding]:
-    """More threads than cores."""
+    """Find more threads than cores."""
     told: set[int] = set()
     for (name, value, count), some in alike(
         [{"name": name, "each": each} for each in seen.ranks for name in each["threads"]],
@@ -108,7 +108,7 @@ def threads(seen: Observations) -> Iterator[Finding]:
 
 
 def idle(seen: Observations) -> Iterator[Finding]:
-    """One thread, as torchrun sets it, where a rank has many cores; or ranks bound to few of those they were given."""
+    """Find ranks with few threads on many cores (torchrun sets one), and ranks bound to few cores of the allocation."""
     for some in (part for machine in seen.machines() for part in together(machine)):
         share = len(union(some)) // len(some)
         few = [each for each in some if each["threads"].get(_OMP) and threads_of(each) * _MANY <= share]
@@ -135,7 +135,7 @@ def idle(seen: Observations) -> Iterator[Finding]:
 
 
 def numa(seen: Observations) -> Iterator[Finding]:
-    """Ranks that are bound across NUMA nodes though they would fit into one."""
+    """Find ranks that are bound to several NUMA nodes although one has enough cores."""
     across = []
     for each in seen.ranks:
         cores, nodes = set(each["cores"]["usable"]), [set(node) for node in each["cores"]["numa"]]
@@ -154,7 +154,7 @@ def numa(seen: Observations) -> Iterator[Finding]:
 
 
 def quota(seen: Observations) -> Iterator[Finding]:
-    """A control group that allows less processor time than threads would take; the affinity does not show it."""
+    """Find a control group that allows less CPU time than the threads need; the affinity mask does not show it."""
     for some in seen.machines():
         allowed = min((each["cores"]["quota"] for each in some if each["cores"]["quota"]), default=0.0)
         run = sum(map(threads_of, some))

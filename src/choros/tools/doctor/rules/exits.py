@@ -1,4 +1,4 @@
-"""Rules about what has ended or has not started: ranks, the processes beside them, and their trainings."""
+"""Rules about processes that failed: ranks, their helper processes, and trainings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from choros.launch.process.failure_report import signalled
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, made, spell
 from choros.tools.doctor.smoke_processes import EXACT
 
-_SECOND = ("PeerLostError", "CommTimeoutError", "Broken pipe")  # what only follows from another rank's end
+_SECOND = ("PeerLostError", "CommTimeoutError", "Broken pipe")  # errors that follow from another rank's failure
 _MEET = "Start the job with choros run, or with the mpiexec or srun of the MPI that mpi4py uses, on enough memory."
 _MISSING = "See what it printed last, and whether its host can be reached. A longer time to come is --timeout."
 
 
 def _ended(end: Mapping[str, Any]) -> tuple[str, str]:
-    """Return how a process ended, and what to do."""
+    """Return a description of the end of a process, and advice."""
     name = str(end.get("signal", ""))
     if name:
         cause, remedy = signalled(name)
@@ -29,7 +29,7 @@ def _name(end: Mapping[str, Any], otherwise: str) -> str:
 
 
 def troubles(seen: Observations) -> Iterator[Finding]:
-    """Ranks without a place, that cannot load what they need, that do not meet, or that died."""
+    """Find ranks without a place, ranks that cannot import a library or cannot connect, and ranks that died."""
     died = [one for one in seen.troubles if one["kind"] in ("died", "probe")]
     met: dict[str, list[Mapping[str, Any]]] = {}
     for one in seen.troubles:
@@ -56,7 +56,7 @@ def troubles(seen: Observations) -> Iterator[Finding]:
 
 
 def trainings(seen: Observations) -> Iterator[Finding]:
-    """Trainings that died, failed, took too long or gave other weights than numpy."""
+    """Find trainings that died, failed, took too long or gave wrong weights."""
     bad: dict[tuple[str, str], list[tuple[int, Mapping[str, Any]]]] = {}
     for rank, ends in seen.smoke.items():
         for end in ends:
@@ -97,7 +97,7 @@ def _fault(end: Mapping[str, Any]) -> str:
 
 
 def sums(seen: Observations) -> Iterator[Finding]:
-    """Sums of the group that are wrong."""
+    """Find wrong sums of the group."""
     wrong = [each for each in seen.ranks if each["rank"] in seen.measures.get("wrong", ())]
     if wrong:
         yield made(
@@ -110,7 +110,7 @@ def sums(seen: Observations) -> Iterator[Finding]:
 
 
 def alone(seen: Observations) -> Iterator[Finding]:
-    """One process in an allocation for several."""
+    """Find a single process in an allocation for several."""
     for each in seen.ranks:
         under = each["scheduler"]
         many = next((under[name] for name in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC") if name in under), "1")

@@ -1,4 +1,4 @@
-"""Rules about limits of a rank: memory, shared memory, open files; and devices that several ranks were given."""
+"""Rules about limits of a rank: memory, shared memory, open files; and about GPUs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from choros.launch.process.failure_report import amount
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, NEED, WARNING, Finding, Observations, Rule, made, room
 
-_SPACE = 16_000_000_000  # bytes of addresses: the libraries reserve far more than they take
-_SHM = 128_000_000  # bytes for each rank in /dev/shm: a container has 64 MB unless told otherwise
+_SPACE = 16_000_000_000  # least bytes of address space: the libraries reserve far more than they use
+_SHM = 128_000_000  # least bytes of /dev/shm for each rank; the default of a container is 64 MB
 _FILES, _FILES_A_RANK = 256, 8
 
 
 def memory(seen: Observations) -> Iterator[Finding]:
-    """Less memory for each rank than a training takes."""
+    """Find less memory for each rank than a training needs."""
     peaks = [int(end["peak"]) for ends in seen.smoke.values() for end in ends]
     need = max([NEED // 2 if peaks else NEED, *peaks])
     for some in seen.machines():
@@ -43,7 +43,7 @@ def memory(seen: Observations) -> Iterator[Finding]:
 
 
 def _least(some: list[Facts]) -> tuple[str, str]:
-    """Return the smallest limit of memory, and what to do."""
+    """Return a description of the smallest limit of memory, and advice."""
     found = some[0]["memory"]
     if found["limit"] is not None and found["limit"] - found["used"] < (found["available"] or 0):
         return (
@@ -57,7 +57,7 @@ def _least(some: list[Facts]) -> tuple[str, str]:
 
 
 def shared_memory(seen: Observations) -> Iterator[Finding]:
-    """A small /dev/shm: MPI libraries, NCCL and PyTorch's loaders die of SIGBUS when it is full."""
+    """Find a small /dev/shm. If it is full, MPI libraries, NCCL and PyTorch's DataLoader end with SIGBUS."""
     for some in seen.machines():
         small = [each for each in some if each["shm"] is not None and each["shm"]["free"] < _SHM * len(some)]
         if small:
@@ -75,7 +75,7 @@ def shared_memory(seen: Observations) -> Iterator[Finding]:
 
 
 def open_files(seen: Observations) -> Iterator[Finding]:
-    """Too few open files for a job of this size."""
+    """Find limits of open files that are too low for the number of ranks."""
     need = _FILES + _FILES_A_RANK * seen.size
     few = [each for each in seen.ranks if 0 <= each["files"]["soft"] < need]
     if few:
@@ -92,7 +92,7 @@ def open_files(seen: Observations) -> Iterator[Finding]:
 
 
 def devices(seen: Observations) -> Iterator[Finding]:
-    """Several ranks of a machine that were given the same GPU."""
+    """Find a GPU that is assigned to several ranks of a machine."""
     for some in seen.machines():
         for name in dict.fromkeys(name for each in some for name in each["devices"]):
             owners: dict[str, list[Facts]] = {}
@@ -105,7 +105,7 @@ def devices(seen: Observations) -> Iterator[Finding]:
             ranks: dict[int, Any] = {each["rank"]: each for given in shared.values() for each in given}
             lists = {each["devices"].get(name, "") for each in some}
             if len(lists) == 1 and len(owners) >= len(some):
-                continue  # each rank chooses the one of its local rank (choros.device_choice)
+                continue  # each rank selects the GPU of its local rank (choros.device_choice)
             yield made(
                 WARNING if len(owners) >= len(some) else ERROR,
                 "devices",
@@ -118,7 +118,7 @@ def devices(seen: Observations) -> Iterator[Finding]:
 
 
 def unseen(seen: Observations) -> Iterator[Finding]:
-    """GPUs of a host that the backend in use does not see, as it was installed for processors alone."""
+    """Find GPUs that the backend does not see, for example because its build supports only CPUs."""
     blind = []
     for each in seen.ranks:
         using = str(each["backend"]).partition(" ")[0]

@@ -1,4 +1,4 @@
-"""The network: variables that name no interface or the wrong one, names that cannot be looked up, a slow network."""
+"""Rules about the network: variables that name a wrong interface, names that cannot be resolved, a slow network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
 
-# Variables that hold names of interfaces; those of NCCL and RCCL hold the beginnings of names.
+# Variables with names of interfaces; those of NCCL and RCCL have prefixes of names.
 _BEGINNINGS = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")
 _NAMES = (
     *_BEGINNINGS,
@@ -23,20 +23,20 @@ _NAMES = (
     "FI_SOCKETS_IFACE",
     "OMPI_MCA_btl_tcp_if_include",
 )
-_LINK = 4.0  # times slower than the others: by chance it is not
-_SHARE = 0.02  # of the fastest interface's speed: far below what any library reaches on it
+_LINK = 4.0  # factor to the usual bandwidth from which a link is slow
+_SHARE = 0.02  # fraction of the fastest interface's speed that every library should reach
 
 
 def named(variable: str, value: str, each: Facts) -> list[dict[str, Any]] | None:
-    """The interfaces that a variable means on a rank's host.
+    """Return the interfaces that a variable selects on a rank's host.
 
     Args:
-        variable: its name.
-        value: what it holds: names, or networks such as ``10.0.0.0/8``, with commas between.
+        variable: the name of the variable.
+        value: its value: names, or networks such as ``10.0.0.0/8``, separated by commas.
         each: the rank's facts.
 
     Returns:
-        The interfaces; None where it names devices of another kind, or all but some.
+        The interfaces; None if the value names devices of another kind, excludes interfaces, or selects all.
 
     Example:
         >>> host = {"interfaces": [{"name": "eth0", "addresses": ["10.0.0.1"]}], "fabrics": []}
@@ -66,7 +66,7 @@ def _within(word: str, addresses: list[str]) -> bool:
 
 
 def interfaces(seen: Observations) -> Iterator[Finding]:
-    """Variables that name an interface that is not there, is down, or leads nowhere."""
+    """Find variables that name an interface that does not exist, is down, or is the loopback."""
     several = len(seen.machines()) > 1
     for variable in _NAMES:
         having = [each for each in seen.ranks if each["network"].get(variable)]
@@ -83,7 +83,7 @@ def interfaces(seen: Observations) -> Iterator[Finding]:
 
 
 def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
-    """Return a variable's value, and what is wrong with it."""
+    """Return a variable's value, and a description of its error; "" if there is none."""
     value = each["network"][variable]
     found = named(variable, value, each)
     if found is None:
@@ -97,7 +97,7 @@ def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
 
 
 def names(seen: Observations) -> Iterator[Finding]:
-    """Names of hosts that cannot be looked up, or lead back to where one is."""
+    """Find names of hosts that cannot be resolved, or that resolve to the loopback."""
     several = len(seen.machines()) > 1
     for each in (some[0] for some in seen.machines()):
         unknown = [name for name, addresses in each["names"].items() if not addresses]
@@ -125,16 +125,16 @@ def names(seen: Observations) -> Iterator[Finding]:
 
 
 def _back(each: Facts) -> list[str]:
-    """The addresses of a host's own name, where all are its loopback's and the backend may look it up."""
+    """Return the addresses of a host's name if all are loopback addresses and the backend may resolve the name."""
     own: list[str] = each["names"].get(each["host"], [])
     named = any(each["network"].get(variable) for variable in ("CHOROS_NETWORK", "GLOO_SOCKET_IFNAME"))
-    if named and not each["backend"].startswith("jax"):  # JAX asks no variable
+    if named and not each["backend"].startswith("jax"):  # JAX reads no such variable
         return []
     return own if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in own) else []
 
 
 def rate(seen: Observations) -> Iterator[Finding]:
-    """Hosts that meet by a network far below what their interfaces could do, all of them."""
+    """Find a network that is far slower than the interfaces of all hosts."""
     speeds = [_fastest(each) for each in seen.ranks]
     found = seen.measures.get("links", {})
     if not found or not all(speeds):
@@ -153,10 +153,10 @@ def rate(seen: Observations) -> Iterator[Finding]:
 
 
 def links(seen: Observations) -> Iterator[Finding]:
-    """A host whose network is far slower than that of most others."""
+    """Find hosts whose network is far slower than that of most others."""
     found: dict[int, float] = {int(rank): rate for rank, rate in seen.measures.get("links", {}).items()}
     if len(found) < 3:
-        return  # of two nobody can say whose it is
+        return  # with two hosts, the slow one is unknown
     usual = statistics.median(found.values())
     slow = [each for each in seen.ranks if each["rank"] in found and found[each["rank"]] * _LINK < usual]
     if slow:

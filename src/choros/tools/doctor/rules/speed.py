@@ -1,4 +1,4 @@
-"""Rules about slow ranks and wrong clocks: only what was seen each time, and is far outside of chance."""
+"""Rules about slow ranks and wrong clocks. Only large and repeated deviations are reported."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, made
 from choros.tools.doctor.rules.cores import crowded
 
-SLOW_WALL, SLOW_CPU = 1.8, 1.6  # times the others: from here on a rank is looked at again,
-ATTEMPTS, MISSES = 5, 1  # so often in all, and told where it was slow each time but one
-_MUCH = 2.5  # times the others: an error
-_SKEW = 0.1  # seconds
+SLOW_WALL, SLOW_CPU = 1.8, 1.6  # factors to the median from which a rank is measured again
+ATTEMPTS, MISSES = 5, 1  # most measurements, and number of those in which a reported rank may be fast
+_MUCH = 2.5  # factor to the median from which a slow rank is an error
+_SKEW = 0.1  # seconds of clock difference that are permitted
 
 
 def slowest(seconds: Sequence[float]) -> tuple[int, float]:
-    """Return the slowest rank, and its time divided by the median; of two ranks the faster one is the median.
+    """Return the slowest rank, and its time divided by the median. With two ranks, the median is the faster one.
 
     Example:
         >>> slowest([1.0, 5.0]), slowest([2.0])
@@ -26,7 +26,7 @@ def slowest(seconds: Sequence[float]) -> tuple[int, float]:
 
 
 def slow(seen: Observations) -> Iterator[Finding]:
-    """A rank for which all others wait."""
+    """Find a rank that is slower than the others, so that these wait."""
     attempts = seen.measures.get("work", [])
     busy = {rank for finding in crowded(seen) for rank in finding.ranks}
     if len(attempts) < ATTEMPTS:
@@ -60,7 +60,7 @@ def slow(seen: Observations) -> Iterator[Finding]:
 
 
 def clock(seen: Observations) -> Iterator[Finding]:
-    """Clocks that differ by more than anything that measures them."""
+    """Find clocks whose difference from rank 0's clock exceeds 0.1 s with certainty."""
     bounds = seen.measures.get("clock", [])
     for each in seen.ranks:
         least, most = bounds[each["rank"]] if each["rank"] < len(bounds) else (0.0, 0.0)
