@@ -37,11 +37,8 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
     if not foreign or sample.rows < 2:
         return []
-    half = sample.rows // 2
     try:
-        parts = [np.arange(half), np.arange(half, sample.rows)]
-        whole, first, second = (_state(model, sample, rows) for rows in (np.arange(sample.rows), *parts))
-        doubled = [_state(model, sample, np.tile(rows, 2)) for rows in parts]
+        whole, expected = _states(model, sample)
     except Exception as error:  # a model that can be trained may have no test step
         model.reset_metrics()
         if type(model).call is not keras.Model.call:  # without call() a model has no test step
@@ -56,9 +53,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     for metric in foreign:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]
         tried = any(whole[i].any() for i in indices)
-        adds = tried and all(_near(first[i] + second[i], whole[i]) for i in indices)
-        for once, twice in zip((first, second), doubled, strict=True):  # true of a maximum only if it is 0
-            adds = adds and all(_near(2 * once[i], twice[i]) for i in indices)
+        adds = tried and all(_near(value[i], sums[i]) for value, sums in expected for i in indices)
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
         found += indices
@@ -124,6 +119,21 @@ def single_metrics(metric: Any) -> list[Any]:
     """
     children = getattr(metric, "metrics", None)
     return [m for child in children for m in single_metrics(child)] if children else [metric]
+
+
+def _states(model: Any, sample: Batch) -> tuple[list[Array], list[tuple[list[Array], list[Array]]]]:
+    """Return the metric state after the whole sample, and pairs of states that are equal if all metrics add up.
+
+    The pairs are: the whole sample and the sum of its halves; each half with its rows given twice and twice the half,
+    which is equal for a maximum only if it is 0.
+    """
+    half = sample.rows // 2
+    parts = [np.arange(half), np.arange(half, sample.rows)]
+    whole, first, second = (_state(model, sample, rows) for rows in (np.arange(sample.rows), *parts))
+    pairs = [(whole, [one + other for one, other in zip(first, second, strict=True)])]
+    for rows, state in zip(parts, (first, second), strict=True):
+        pairs.append((_state(model, sample, np.tile(rows, 2)), [2 * value for value in state]))
+    return whole, pairs
 
 
 def _near(value: Array, expected: Array) -> bool:
