@@ -130,7 +130,7 @@ def add_parser(subparsers: Any) -> None:
         "--stall-check-shutdown-time-seconds",
         type=seconds,
         metavar="S",
-        help="end the job after a stall of S (default: 0, never)",
+        help="end the job after a stall of S (default: 0, which means 1800)",
     )
     add("-cb", "--check-build", action="store_true", help="print what is available, and end")
     add("--verbose", action="store_true", help="say what each rank gets")
