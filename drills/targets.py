@@ -53,8 +53,8 @@ def guests(data: bytes) -> None:
     with one, contextlib.redirect_stderr(io.StringIO()):
         one.sendall(data)
         one.shutdown(socket.SHUT_WR)
-        door._proving[two] = "here"
-        door._prove(two, "here")
+        door._handshakes[two] = "here"
+        door._authenticate(two, "here")
     with contextlib.suppress(CommTimeoutError):
         raise AssertionError(f"let in: {door.next_peer(0.0)}")
 
@@ -72,13 +72,13 @@ _kept: list[Any] = []
 
 def hosts_of_doors(data: bytes) -> None:
     """What one who was dialled answers before he is known."""
-    from choros.comm.tcp.auth_socket import _known
+    from choros.comm.tcp.auth_socket import _handshake
 
     one, two = socket.socketpair()
     with one:
         one.sendall(data)
         one.shutdown(socket.SHUT_WR)
-        _known(two, "here:1", SECRET, b"{}").close()
+        _handshake(two, "here:1", SECRET, b"{}").close()
 
 
 def messages(data: bytes) -> None:

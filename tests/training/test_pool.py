@@ -47,7 +47,7 @@ def test_a_trainer_and_its_pool_may_be_copied_and_pickled(make_model, data, pool
     model = make_model()
     trainer = choros.Trainer(model, workers=2, pool=pools(2))
     for twin in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
-        assert twin._pool is not trainer._local.pool
-        assert not twin._pool.started
+        assert twin._local.pool is not trainer._local.pool
+        assert not twin._local.pool.started
         with twin:
             assert len(twin.fit(x, y, batch_size=8, epochs=1, verbose=0).history["loss"]) == 1
