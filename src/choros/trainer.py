@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -267,7 +266,7 @@ class Trainer:
         source, validation = arguments.sources()
         if isinstance(source, StreamSource):
             check_reach(self._launcher)
-        callbacks, rows = arguments.callbacks, arguments.batch_size
+        callbacks = arguments.callbacks
         averaged = check_average(self.model, callbacks, alone=not self._synchronous)
         facts = (source, self.mode, self._each, self._launcher)
         saver = CheckpointManager(check_checkpoint(arguments.checkpoint, arguments.resume, self.restarts, *facts))
@@ -275,7 +274,7 @@ class Trainer:
             checks.check_members(source, self.workers)
             check_member_callbacks(callbacks if self.workers > 1 else None, self._executor.remote_members)
         check_batch_shape(self.model, self._replicas)
-        sample = source.sample(sample_rows(self.model, rows))
+        sample = source.sample(sample_rows(self.model, arguments.batch_size))
         algorithm, after_update = self._bind(sample, partial(spread, source, sample))
         for limit in limits_of(callbacks):
             limit.restore(self.model, arguments.initial_batch)
@@ -290,8 +289,8 @@ class Trainer:
             self.model, callbacks, verbose, arguments.epochs, steps, int(arguments.initial_batch)
         )
         job = FitConfig(
-            **self._of_arguments(replace(arguments, initial_epoch=epoch, verbose=verbose), source),
-            **self._of_trainer(),
+            **replace(arguments, initial_epoch=epoch, verbose=verbose).config(source),
+            **self._worker_config(),
             algorithm=algorithms.to_config(algorithm),
             validation=None if validation is None else {},
             keras=keras_settings(),
@@ -313,24 +312,7 @@ class Trainer:
         how = (conductor, written, begun, saver, bool(verbose))
         return FitRequest(self.model, algorithm, job, source, validation, *how)
 
-    def _of_arguments(self, arguments: FitArguments, source: Any) -> dict[str, Any]:
-        """Return the fields of a FitConfig that the arguments of ``fit`` give."""
-        return {
-            "batch_size": int(arguments.batch_size),
-            "epochs": int(arguments.epochs),
-            "initial_epoch": int(arguments.initial_epoch),
-            "initial_batch": int(arguments.initial_batch),
-            "steps": _int(arguments.steps_per_epoch),
-            "shuffle": checks.check_shuffle(arguments.shuffle, source),
-            "seed": random.getrandbits(31) if arguments.seed is None else int(arguments.seed),
-            "fold_seed": _int(arguments.seed),
-            "validation_batch_size": _int(arguments.validation_batch_size),
-            "validation_steps": _int(arguments.validation_steps),
-            "validation_freq": arguments.frequency(),
-            "progress": 0.2 if arguments.verbose == 1 else 0.0,
-        }
-
-    def _of_trainer(self) -> dict[str, Any]:
+    def _worker_config(self) -> dict[str, Any]:
         """Return the fields of a FitConfig that this Trainer and its model give."""
         return {
             "mode": self.mode,
@@ -409,10 +391,6 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _int(value: Any) -> int | None:
-    return None if value is None else int(value)
 
 
 def _algorithm(algorithm: Any) -> Any:

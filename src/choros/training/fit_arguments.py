@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,8 +88,28 @@ class FitArguments:
         steps: int | None = self.steps_per_epoch or source.steps(self.batch_size)
         return steps
 
-    def frequency(self) -> int | list[int]:
-        """Return ``validation_freq`` as JSON values: an int or a list of ints."""
-        if isinstance(self.validation_freq, Iterable):
-            return list(map(int, self.validation_freq))
-        return int(self.validation_freq)
+    def config(self, source: Any) -> dict[str, Any]:
+        """Return the fields of a FitConfig that the arguments give, as JSON has them.
+
+        Args:
+            source: what ``sources`` returned first.
+        """
+        frequency = self.validation_freq
+        return {
+            "batch_size": int(self.batch_size),
+            "epochs": int(self.epochs),
+            "initial_epoch": int(self.initial_epoch),
+            "initial_batch": int(self.initial_batch),
+            "steps": _int(self.steps_per_epoch),
+            "shuffle": checks.check_shuffle(self.shuffle, source),
+            "seed": random.getrandbits(31) if self.seed is None else int(self.seed),
+            "fold_seed": _int(self.seed),
+            "validation_batch_size": _int(self.validation_batch_size),
+            "validation_steps": _int(self.validation_steps),
+            "validation_freq": [*map(int, frequency)] if isinstance(frequency, Iterable) else int(frequency),
+            "progress": 0.2 if self.verbose == 1 else 0.0,
+        }
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)
