@@ -129,6 +129,11 @@ PRIVATE = [
     # TensorFlow
     Name("_DictWrapper", "tensorflow.python.trackable.data_structures", "a view of a dict (pickling.py)"),
     Name("_TupleWrapper", "tensorflow.python.trackable.data_structures", "a view of a tuple (pickling.py)"),
+    Name(
+        "_default_value",
+        "tensorflow.lookup.experimental.MutableHashTable",
+        "what it gives for other keys (pickling.py)",
+    ),
     Name("_clone", "tensorflow.function()", "a function not traced yet (pickling.py)"),
     Name("_function_captures", "the source of tensorflow.python.framework.func_graph", "a trace's variables (backend)"),
     Name("tensorflow.python.distribute", "", "where strategies are (pickling.py)"),

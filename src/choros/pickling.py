@@ -377,6 +377,10 @@ def _reduce_tensorflow(thing: Any, kind: type) -> Any:
         keys, values = (array.numpy() for array in thing.export())
         default = thing.default_value.numpy()
         return new_table, (kind, keys, values, thing.key_dtype, thing.value_dtype, default)
+    if kind.__name__ == "MutableHashTable":  # in which an adapted lookup layer of Keras counts words
+        keys, values = (array.numpy() for array in thing.export())
+        form = thing.key_dtype, thing.value_dtype, thing._default_value.numpy()
+        return new_mutable_table, (kind, keys, values, *form)
     return None
 
 
@@ -390,6 +394,14 @@ def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype
     lookup = sys.modules[kind.__module__]
     initializer = lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)  # type: ignore[attr-defined]
     return kind(initializer, default)
+
+
+def new_mutable_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
+    """Return a TensorFlow lookup table to which keys can be added."""
+    table = kind(key_dtype, value_dtype, default)
+    if len(keys):  # an empty array of objects is no tensor of text
+        table.insert(keys, values)
+    return table
 
 
 @contextmanager

@@ -175,7 +175,7 @@ REFUSED = [
     (_FakeLoader(), "grain"),
     ("train.csv", "a str"),
     (3, "a int"),
-    (np.array(["a", "b"]), "str.* values, not numbers"),
+    (np.array(["2026-01-01"] * 2, "datetime64[D]"), "datetime64.* values, not numbers"),
     (np.array([{}, None]), "object values, not numbers"),
     (np.array(["2020-01-01"], "datetime64[D]"), "datetime64.* values, not numbers"),
     ([1, 2, 3], r"give np.array\(x\)"),
@@ -206,8 +206,8 @@ def test_loaders_of_the_frameworks_are_refused_as_targets_by_name():
         (data, "a PyTorch Dataset without a DataLoader"),
         (_generator(), "generator"),
         (iter([1]), "generator or iterator"),
-        (tf.RaggedTensor.from_row_lengths([1.0, 2.0], [1, 1]), "RaggedTensor"),
-        (tf.sparse.from_dense(np.eye(3)), "SparseTensor"),
+        (tf.RaggedTensor.from_row_lengths([1.0, 2.0], [1, 1]), "a ragged tensor"),
+        (tf.sparse.from_dense(np.ones((3, 3, 3))), "a sparse tensor of 3 axes"),
     ):
         with pytest.raises(InvalidDataError, match=name) as caught:
             make_source(np.zeros(4), x)

@@ -152,3 +152,61 @@ def test_batch_hooks_are_called_within_their_epoch_and_not_after_the_stop(algori
         trainer = choros.Trainer(make(), algorithm, workers=2, pool=pools(2))
         trainer.fit(x, y, epochs=8, validation_data=(x, y), callbacks=[order], **HOW)
         assert order.calls == expected
+
+
+class Changing(keras.utils.PyDataset):
+    """Three batches whose inputs depend on the calls of hooks so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.ended = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        x, y = table(24)
+        some = slice(8 * index, 8 * index + 8)
+        return x[some] * (1 + 0.3 * self.ended), y[some]
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_hooks_of_a_dataset_are_called_as_often_as_in_keras(workers, pools):
+    plain, given, ours, theirs = make(), make(), (Changing(), Changing()), (Changing(), Changing())
+    pool = pools(2) if workers == 2 else None
+    for epochs in (3, 2):  # the second fit goes on with the datasets as the first one left them
+        expected = plain.fit(theirs[0], validation_data=theirs[1], epochs=epochs, shuffle=False, verbose=0)
+        trainer = choros.Trainer(given, "allreduce", workers=workers, pool=pool)
+        history = trainer.fit(ours[0], validation_data=ours[1], epochs=epochs, shuffle=False, verbose=0)
+        np.testing.assert_allclose(history.history["loss"], expected.history["loss"], atol=1e-5)
+        np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], atol=1e-5)
+        assert [each.ended for each in ours] == [each.ended for each in theirs]
+
+
+class Median(keras.metrics.Metric):
+    """The median of the predictions, which are kept in a list."""
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        self.values = []
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.values.extend(np.ravel(keras.ops.convert_to_numpy(y_pred)))
+
+    def result(self):
+        return float(np.median(self.values)) if self.values else 0.0
+
+    def reset_state(self):
+        self.values = []
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="Keras traces metrics on JAX and TensorFlow")
+def test_a_metric_that_keeps_values_in_a_list_is_warned_of(pools):
+    model = make()
+    model.compile("sgd", "mse", metrics=[Median(name="median")], run_eagerly=True)
+    x, y = table(24)
+    with pytest.warns(UserWarning, match=r"'median' \(Median\) keeps its values outside of variables"):
+        choros.Trainer(model, "allreduce", workers=2, pool=pools(2)).fit(x, y, batch_size=8, verbose=0)

@@ -179,7 +179,7 @@ def test_a_callback_of_each_batch_sees_current_weights(way, data):
     alone = Reads()
     fit(dense(), choros.DOWNPOUR(window=1), x, y, epochs=4, callbacks=[alone])
     assert len(alone.seen) == 12
-    # Workers do not wait for this callback within an epoch, so several reads of an epoch may be equal on a busy machine.
+    # Workers do not wait for this callback within an epoch, so on a busy machine reads of an epoch may be equal.
     epochs = [{weights.tobytes() for weights in alone.seen[start : start + 3]} for start in range(0, 12, 3)]
     assert all(before.isdisjoint(after) for before, after in itertools.pairwise(epochs))
 

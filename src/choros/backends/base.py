@@ -18,6 +18,7 @@ import numpy as np
 
 from choros.backends import averages_of, seed_state, step_counter
 from choros.backends.callback_settings import Settings
+from choros.backends.encoded_inputs import as_keras_input
 from choros.backends.gradient_capture import Capture
 from choros.backends.gradient_presence import keep, leave_out, left_out
 from choros.backends.loss_exactness import mixed_rows
@@ -165,8 +166,9 @@ class BaseReplica(Metrics):
         """Create the variables that the first ``fit`` creates, from one batch that has rows."""
         data = self.pack(batch)
         with blind(self.model, batch) as self.blind:
-            self.model._symbolic_build(data_batch=data)
-            build_held(self.model, data)
+            inputs = keras.tree.map_structure(as_keras_input, data)
+            self.model._symbolic_build(data_batch=inputs)
+            build_held(self.model, inputs)
             self._lay_out()
             self._refusing.enter_context(unbuilt_refused(self.model))
             self.weigher = LossWeightTracker(self.model, self.workers)

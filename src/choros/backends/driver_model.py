@@ -12,6 +12,7 @@ import numpy as np
 
 from choros.backends import averages_of
 from choros.backends.base import blind, moving_statistics, parts, vector_dtype
+from choros.backends.encoded_inputs import as_keras_input
 from choros.backends.metrics import gather, scatter, slices_of
 from choros.backends.optimizers import build_held, optimizer_variables
 from choros.backends.rowwise_parts import of_keras
@@ -71,17 +72,18 @@ def build_model(model: Any, sample: Batch) -> None:
         InvalidInputError: the model cannot take such data. The message contains Keras' error in one line.
     """
     # A user-defined train_step may use a compiled loss without y, as diffusion models do.
+    data = keras.tree.map_structure(as_keras_input, parts(sample))
     own_step = not of_keras(getattr(type(model), "train_step", None))
     try:
         with blind(model, sample) if own_step else nullcontext():
-            model._symbolic_build(data_batch=parts(sample))
+            model._symbolic_build(data_batch=data)
     except (AttributeError, TypeError, ValueError) as error:
         shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
         raise InvalidInputError(
             f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row"
             f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
         ) from error
-    build_held(model, parts(sample))
+    build_held(model, data)
 
 
 def _labels(model: Any, y: Any) -> str:

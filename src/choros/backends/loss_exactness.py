@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backends.encoded_inputs import symbol
 from choros.backends.rowwise_parts import compiled_losses, flat, flat_outputs, known, model_divisor, name_of, title
 from choros.errors import InexactLossError
 from choros.types import Batch
@@ -180,13 +181,10 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> InexactLossError | None:
         values = random.uniform(0.02, 0.1, shape) * np.arange(1, ROWS + 1).reshape(-1, *[1] * (len(shape) - 1))
         return keras.ops.convert_to_tensor(values, dtype=keras.backend.standardize_dtype(leaf.dtype))
 
-    def symbol(leaf: Any) -> Any:
-        return keras.KerasTensor((ROWS, *leaf.shape[1:]), dtype=keras.backend.standardize_dtype(leaf.dtype))
-
     def spread(leaf: Any) -> Any:
         return keras.ops.convert_to_tensor(leaf[np.arange(ROWS) * len(leaf) // ROWS])
 
-    outputs = model.compute_output_spec(keras.tree.map_structure(symbol, x))
+    outputs = model.compute_output_spec(keras.tree.map_structure(lambda leaf: symbol(leaf, ROWS), x))
     rows_only = flat(outputs)
     if ours and not rows_only:
         return None

@@ -39,6 +39,7 @@ import numpy as np
 from choros.backends.loss_trial import WAYS, cut, tolerance, try_parts
 from choros.backends.replica import Replica
 from choros.backends.rowwise_parts import plain
+from choros.data.encoded_rows import form
 from choros.types import Array, Batch
 
 SHARE = 0.01  # most fraction of the training time that checks may take
@@ -283,7 +284,7 @@ class Recheck:
 def _joined(one: Batch, other: Batch) -> Batch | None:
     """Return the rows of both batches; None if their shapes or dtypes differ, such as sequences of unequal length."""
     parts = [(batch.x, batch.y, batch.sample_weight) for batch in (one, other)]
-    forms = [[None if a is None else (a.shape[1:], a.dtype) for a in keras.tree.flatten(part)] for part in parts]
+    forms = [[None if a is None else form(a) for a in keras.tree.flatten(part)] for part in parts]
     if forms[0] != forms[1]:
         return None
     x, y, weight = keras.tree.map_structure(lambda a, b: None if a is None else np.concatenate([a, b]), *parts)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backends.encoded_inputs import as_keras_input
 from choros.backends.rowwise_parts import flat, flat_outputs, plain
 from choros.errors import brief, warn
 from choros.types import Array, Batch
@@ -32,6 +33,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         Indices; an empty list if all metrics add up.
     """
     _warn_of_derived_logs(model, sample)
+    _warn_of_values_outside_variables(model, sample)
     place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
     single = [m for metric in model.metrics for m in single_metrics(metric)]
     foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
@@ -83,6 +85,31 @@ def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
             "what is shown is the mean of the workers' values, weighted by their rows. Override get_metrics_result "
             "instead, where the metrics hold the values of all workers."
         )
+
+
+def _warn_of_values_outside_variables(model: Any, sample: Batch) -> None:
+    """Warn if a user-defined metric has no variables and changes other attributes, such as a list of predictions.
+
+    Only variables are added over the ranks.
+    """
+    single = [m for metric in model.metrics for m in single_metrics(metric)]
+    suspects = [m for m in single if not m.variables and not type(m).__module__.startswith("keras.")]
+    if not suspects:
+        return
+    before = [_attributes(metric) for metric in suspects]
+    with contextlib.suppress(Exception):  # as above
+        model.test_on_batch(*_parts(sample, np.arange(sample.rows)))
+    changed = [metric for metric, then in zip(suspects, before, strict=True) if _attributes(metric) != then]
+    model.reset_metrics()
+    for metric in changed:
+        warn(
+            f"The metric {metric.name!r} ({type(metric).__name__}) keeps its values outside of variables, so what is "
+            "shown is that of rank 0's rows: keep them in variables (add_variable), or calculate it in a callback."
+        )
+
+
+def _attributes(metric: Any) -> dict[str, str]:
+    return {name: repr(value) for name, value in vars(metric).items()}
 
 
 def rate_stays_in_optimizer(model: Any) -> bool:
@@ -158,4 +185,4 @@ def _parts(sample: Batch, rows: Array) -> list[Any]:
 
 def _tensor(array: Any) -> Any:
     """Return an array as ``fit`` passes it. On PyTorch, Keras' ``test_on_batch`` does not convert to tensors."""
-    return keras.ops.convert_to_tensor(array) if keras.backend.backend() == "torch" else array
+    return keras.ops.convert_to_tensor(array) if keras.backend.backend() == "torch" else as_keras_input(array)

@@ -24,6 +24,7 @@ from choros.backends.base import BaseReplica
 from choros.backends.gradient_capture import Capture
 from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.optimizers import model_variables
+from choros.data.encoded_rows import form, is_ragged, ragged_parts
 from choros.types import Array, Batch, aligned_copy
 
 ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on memory with another alignment
@@ -94,7 +95,7 @@ class TensorFlowReplica(BaseReplica):
     # One batch.
 
     def _placed(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
-        placed: tuple[Any, ...] = keras.tree.map_structure(_tensor, data)
+        placed: tuple[Any, ...] = keras.tree.map_structure(to_tensor, data)
         return placed
 
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
@@ -114,7 +115,7 @@ class TensorFlowReplica(BaseReplica):
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """Run a trial step eagerly; see ``BaseReplica``."""
-        tensors = keras.tree.map_structure(_tensor, data)
+        tensors = keras.tree.map_structure(to_tensor, data)
         grads, _, n, logs = self._trace_gradients(tensors, _scalar(1.0))
         self._logs = self._custom(logs)
         divisor = float(n)
@@ -138,7 +139,7 @@ class TensorFlowReplica(BaseReplica):
         capture, graph_of = self._capture, tf.compat.v1.get_default_graph
         capture.then = lambda: made.append(len(graph_of().get_operations()))
         try:
-            tensors = keras.tree.map_structure(_tensor, data)
+            tensors = keras.tree.map_structure(to_tensor, data)
             graph = tf.function(step, autograph=False).get_concrete_function(tensors).graph
         finally:
             capture.then = lambda: None
@@ -386,10 +387,10 @@ class _Batched:
         self._traces: dict[Any, Any] = {}
 
     def __call__(self, data: tuple[Any, ...], *more: Any) -> Any:
-        tensors = keras.tree.map_structure(_tensor, data)
+        tensors = keras.tree.map_structure(to_tensor, data)
         if self._eager:
             return self._function(tensors, *more)
-        kind = tuple(leaf if leaf is None else (leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten(data))
+        kind = tuple(leaf if leaf is None else form(leaf) for leaf in keras.tree.flatten(data))
         if kind not in self._traces:
             if len(self._traces) == KINDS:  # many shapes, such as lengths of sentences: TensorFlow relaxes more axes
                 return self._function(tensors, *more)
@@ -408,12 +409,19 @@ def _scalar(value: float, dtype: str = "float32") -> Any:
     return tf.constant(value, dtype)
 
 
-def _tensor(leaf: Any) -> Any:
-    return None if leaf is None else tf.constant(leaf)
+def to_tensor(leaf: Any) -> Any:
+    """Return a leaf of a batch as a tensor; None stays None."""
+    if leaf is None:
+        return None
+    return tf.RaggedTensor.from_tensor(*ragged_parts(leaf)) if is_ragged(leaf) else tf.constant(leaf)
 
 
 def _any_rows(leaf: Any) -> Any:
-    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    if leaf is None:
+        return None
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None, *leaf.values.shape[1:]], leaf.dtype, 1, leaf.row_splits.dtype)
+    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
 
 def copied(array: Array) -> Any:

@@ -133,6 +133,12 @@ def make_source(
     return ArraySource(x, y, sample_weight, floatx)
 
 
+def py_dataset_of(source: Source | None) -> PyDatasetSource | None:
+    """Return the source of a PyDataset, also behind ``prefetch``; None for all other sources."""
+    inner = getattr(source, "inner", source)
+    return inner if isinstance(inner, PyDatasetSource) else None
+
+
 def make_validation(data: ArrayTree, steps: int | None = None, floatx: str = "float32") -> Source:
     """Create a source from the ``validation_data`` of ``fit``. A stream is read into memory at once.
 
@@ -142,4 +148,6 @@ def make_validation(data: ArrayTree, steps: int | None = None, floatx: str = "fl
         floatx: As for ``make_source``.
     """
     source = make_source(*unpack(without_augment(data)), floatx=floatx)
+    if dataset := py_dataset_of(source):
+        dataset.evaluates = True
     return ArraySource(*read_all(source, steps), floatx) if isinstance(source, StreamSource) else source

@@ -9,6 +9,7 @@ import numpy as np
 
 from choros.data.block_shuffle import BlockOrder
 from choros.data.conversion import as_arrays, to_floatx
+from choros.data.encoded_rows import decoded, is_sparse
 from choros.data.memmap import block_rows, place_in_file
 from choros.data.permutation import batch_order, permutation
 from choros.data.sharding import BatchSlice, pieces
@@ -22,7 +23,8 @@ class ArraySource:
     """Nested arrays in an order that depends on (seed, epoch), divided exactly among ranks.
 
     Args:
-        x: Nested arrays or tensors of any library. Memory-mapped files are read batch by batch.
+        x: Nested arrays or tensors of any library. Memory-mapped files are read batch by batch. Rows of a sparse matrix
+            become dense in their batch.
         y: The same, or None.
         sample_weight: One array for all of y, or one for each of its arrays, or None.
         floatx: Dtype to which floats are converted, as in Keras.
@@ -67,6 +69,7 @@ class ArraySource:
         )
         self._cast = any(a.dtype != to_floatx(a[:0], floatx).dtype for _, a in leaves(self._data))
         self.block = block_rows((a for _, a in leaves(self._data)), self.rows) if block is None else block
+        self._sparse = any(is_sparse(a) for _, a in leaves(self._data))
         self._flat = not any(map(is_nested, self._data))
 
     @property
@@ -181,6 +184,7 @@ class ArraySource:
         return self._map(lambda a: self._float(a.take(rows, axis=0) if a.flags.c_contiguous else a[rows]))
 
     def _float(self, part: Array) -> Array:
+        part = decoded(part) if self._sparse else part
         return to_floatx(part, self.floatx) if self._cast else part
 
     def _map(self, function: Callable[[Array], Array]) -> tuple[ArrayTree, ArrayTree, ArrayTree]:

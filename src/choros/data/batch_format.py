@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from choros.data.class_weights import with_class_weight
-from choros.data.conversion import as_arrays, is_row, to_floatx
+from choros.data.conversion import as_arrays, is_row, is_special, to_floatx
+from choros.data.encoded_rows import decoded
 from choros.data.tree import is_nested, map_leaves
 from choros.data.validation import check_arrays
 from choros.errors import InvalidDataError
@@ -34,7 +35,7 @@ def standard(
     """
     if isinstance(batch, list):
         batch = tuple(batch)
-    if isinstance(batch, dict) or hasattr(batch, "__array__"):
+    if isinstance(batch, dict) or hasattr(batch, "__array__") or is_special(batch):
         batch = (batch,)
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
         raise InvalidDataError(f"{name} is of type {type(batch).__name__}: {how}.")
@@ -44,7 +45,7 @@ def standard(
             ".batch(32) of tf.data, Grain and Hugging Face datasets, or by a PyTorch DataLoader."
         )
     x, y, weight = (*batch, None, None)[:3]
-    x, y = as_arrays(x, f"x of {name}"), as_arrays(y, f"y of {name}")
+    x, y = map_leaves(decoded, as_arrays(x, f"x of {name}")), as_arrays(y, f"y of {name}")
     weight = as_arrays(weight, f"sample_weight of {name}")
     if class_weight is not None:
         weight = with_class_weight(y, weight, class_weight, floatx)

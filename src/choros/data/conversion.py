@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.data.encoded_rows import decoded, encode, is_encoded, is_sparse, with_float_dtype
 from choros.data.tree import map_leaves
 from choros.errors import InvalidDataError, brief
 from choros.types import Array, ArrayTree
@@ -45,40 +46,46 @@ def is_stream(value: object) -> bool:
     """
     if isinstance(value, dict | list | tuple | set | str | bytes | type) or hasattr(value, "__array__"):
         return False
-    if _has_no_rows(value):
+    if is_special(value):
         return False
     return hasattr(value, "__iter__") or hasattr(value, "__next__")
 
 
-def _has_no_rows(value: object) -> bool:
-    return hasattr(value, "tocoo") or "Ragged" in type(value).__name__ or "Sparse" in type(value).__name__
+def is_special(value: object) -> bool:
+    """Return whether ``value`` is a sparse matrix, or a sparse or ragged tensor."""
+    kind = type(value).__name__
+    return hasattr(value, "tocoo") or "Ragged" in kind or "Sparse" in kind or kind == "BCOO"
 
 
 def as_array(value: Any, name: str = "x") -> Array:
     """Convert one array or tensor to a numpy array of native byte order, without a copy if possible.
 
     PyTorch tensors are detached and copied to the CPU. A pandas Series of n values gets the shape (n, 1), as in Keras.
+    Inputs that are text, sparse or ragged are encoded (``choros.data.encoded_rows``). Other sparse parts become dense.
 
     Args:
         value: An object that numpy can read: numpy, JAX, PyTorch and TensorFlow arrays, pandas, ``__array__``.
-        name: Name of the value in error messages.
+        name: Name of the value in error messages. Inputs have names that begin with "x".
 
     Returns:
-        A numeric array with at least one axis.
+        A numeric or encoded array with at least one axis.
 
     Raises:
-        InvalidDataError: The value is no array. Or it holds objects, text or dates; has no axis; or is sparse, ragged
-            or masked.
+        InvalidDataError: The value is no array. Or it holds objects or dates; has no axis; or is masked. Or it is text
+            or ragged, and no input, or the backend is not TensorFlow.
 
     Example:
         >>> as_array(np.arange(3)).shape
         (3,)
     """
     library = type(value).__module__.split(".")[0]
-    if _has_no_rows(value):
-        raise InvalidDataError(
-            f"{name} is of type {type(value).__name__}, which has no fixed rows: give a dense array instead."
-        )
+    if is_special(value):
+        encoded = encode(value, name)
+        if encoded is None:
+            raise InvalidDataError(f"{name} is of type {type(value).__name__}: give a dense array instead.")
+        if not is_sparse(encoded):
+            _check_tensorflow(name, "is a ragged tensor", "a dense array, as by its method to_tensor()")
+        return encoded if name.startswith("x") else decoded(encoded)
     if library == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
         if "bfloat16" in str(value.dtype):
@@ -96,7 +103,11 @@ def as_array(value: Any, name: str = "x") -> Array:
         raise InvalidDataError(
             f"{name} is a {type(value).__name__} that numpy cannot read ({brief(error)}): {_REMEDY}."
         ) from None
-    if array.dtype.kind not in "biufc" and "float" not in array.dtype.name:
+    text = encode(array, name)
+    if text is not None and not is_encoded(array):
+        _check_tensorflow(name, "holds text", "numbers, as a StringLookup or TextVectorization layer makes them")
+        array = text
+    if array.dtype.kind not in "biufc" and "float" not in array.dtype.name and not is_encoded(array):
         raise InvalidDataError(
             f"{name} holds {array.dtype.name} values, not numbers: convert it first, for instance with "
             f"astype('float32') or a keras StringLookup layer."
@@ -166,9 +177,24 @@ def to_floatx(structure: ArrayTree, floatx: str) -> ArrayTree:
     wanted = np.dtype("float32" if floatx == "bfloat16" else floatx)
 
     def cast(array: Array) -> Array:
+        if array.dtype.names is not None:
+            return with_float_dtype(array, wanted)
         return array.astype(wanted, copy=False) if "float" in array.dtype.name else array
 
     return map_leaves(cast, structure)
+
+
+def _check_tensorflow(name: str, problem: str, remedy: str) -> None:
+    """Refuse text and ragged tensors where Keras takes none: on JAX and PyTorch, and as labels or weights."""
+    import keras
+
+    if not name.startswith("x"):
+        raise InvalidDataError(f"{name} {problem}: give {remedy}.")
+    if keras.backend.backend() != "tensorflow":
+        raise InvalidDataError(
+            f"{name} {problem}, which Keras takes on the TensorFlow backend only: give {remedy}, or set "
+            "KERAS_BACKEND=tensorflow."
+        )
 
 
 def _describe(value: object) -> str:

@@ -34,9 +34,11 @@ class PyDatasetSource:
     If the number of batches is not divisible by ``size``, all ranks read the last batches of an epoch.
 
     With ``shuffle``, the order of the batches is a permutation, as in Keras. Every rank calls ``on_epoch_begin`` and
-    ``on_epoch_end``. During these calls Python's and numpy's global generators are seeded by (seed, epoch), so a
-    dataset that shuffles there has the same order on every rank. The ``workers`` of the dataset are threads that read
-    ahead, also with ``use_multiprocessing``.
+    ``on_epoch_end`` as often as Keras: ``on_epoch_end`` also before the first epoch of a fit and before each
+    evaluation. (On JAX and PyTorch Keras reads a batch to build a model; its call of ``on_epoch_begin`` before that is
+    not made here.) A rank that starts later calls them for the epochs that it missed. During these calls Python's and
+    numpy's global generators are seeded by (seed, epoch), so a dataset that shuffles there has the same order on every
+    rank. The ``workers`` of the dataset are threads that read ahead, also with ``use_multiprocessing``.
 
     Args:
         dataset: The PyDataset. Each batch is ``(x,)``, ``(x, y)``, ``(x, y, sample_weight)``, an array or a dict.
@@ -46,6 +48,8 @@ class PyDatasetSource:
 
     Attributes:
         rows: None, as the number of rows is known only after all batches were read.
+        first_epoch: Index of the epoch at which the fit began. Defaults to 0.
+        evaluates: Whether each pass is an evaluation. Defaults to False.
 
     Raises:
         InvalidDataError: The object is no PyDataset or has no batches, or the class weights are malformed.
@@ -65,6 +69,8 @@ class PyDatasetSource:
         self.dataset = dataset
         self.class_weight = class_weight
         self.floatx, self.cuts = floatx, cuts
+        self.first_epoch, self.evaluates = 0, False
+        self._passes, self._reset = 0, False
         if self._count() == 0:
             raise InvalidDataError(f"{self._name} has no batches: its length must be 1 or more.")
 
@@ -134,8 +140,9 @@ class PyDatasetSource:
     def _epoch(
         self, rank: int, size: int, together: bool, seed: int, epoch: int, shuffle: bool, steps: int | None
     ) -> Iterator[Batch]:
-        with _same_randomness(seed, epoch, 0):
-            self.dataset.on_epoch_begin()
+        if not self.evaluates:
+            self.follow(seed, epoch - self.first_epoch)
+        self._begin(seed, epoch)
         try:
             reads = self._reads(rank, size, together, self._indices(seed, epoch, shuffle, steps), steps)
             with closing(self._ahead(reads)) as batches:
@@ -143,8 +150,32 @@ class PyDatasetSource:
                     for number in numbers:
                         yield cut(x, y, weight, total, share(total, number, size * self.cuts))
         finally:
-            with _same_randomness(seed, epoch, 1):
+            self._end(seed, epoch)
+
+    def follow(self, seed: int, passes: int) -> None:
+        """Call the dataset's hooks for passes that other processes made, so that this copy has the same state.
+
+        Args:
+            seed: The seed of the passes.
+            passes: Number of passes since the fit began.
+        """
+        while self._passes < passes:
+            epoch = 0 if self.evaluates else self.first_epoch + self._passes
+            self._begin(seed, epoch)
+            self._end(seed, epoch)
+
+    def _begin(self, seed: int, epoch: int) -> None:
+        if self.evaluates or not self._reset:  # Keras resets its iterator, which calls on_epoch_end
+            self._reset = True
+            with _same_randomness(seed, epoch, 2):
                 self.dataset.on_epoch_end()
+        with _same_randomness(seed, epoch, 0):
+            self.dataset.on_epoch_begin()
+
+    def _end(self, seed: int, epoch: int) -> None:
+        with _same_randomness(seed, epoch, 1):
+            self.dataset.on_epoch_end()
+        self._passes += 1
 
     def _indices(self, seed: int, epoch: int, shuffle: bool, steps: int | None) -> Iterator[tuple[int, int]]:
         """Yield for each batch of an epoch the index of the dataset's batch, and the index of the part of it."""

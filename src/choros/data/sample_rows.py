@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from choros.data.array_source import ArraySource
+from choros.data.encoded_rows import filled, form
 from choros.data.tree import leaves, map_leaves
 from choros.types import Array, Batch
 
@@ -71,19 +72,16 @@ def _rows(batch: Batch, count: int) -> Batch:
     return Batch(x, y, weight, rows=len(order), total=len(order))
 
 
-def _form(batch: Batch) -> list[tuple[str, tuple[int, ...], Any]]:
-    return [(name, a.shape[1:], a.dtype) for name, a in leaves((batch.x, batch.y, batch.sample_weight))]
+def _form(batch: Batch) -> list[tuple[Any, ...]]:
+    return [(name, *form(a)) for name, a in leaves((batch.x, batch.y, batch.sample_weight))]
 
 
 def _unlike(every: list[Array], count: int) -> Array:
     """Return indices of ``count`` rows: a quarter with the most zeros, half of others, a quarter with the fewest."""
     rows = len(every[0])
-    filled: Array = np.zeros(rows)
-    for array in every:
-        flat = array.reshape(rows, -1)
-        filled += np.count_nonzero(flat, axis=1) / max(flat.shape[1], 1)
+    fullness: Array = np.sum([filled(array) for array in every], axis=0)
     order = np.random.default_rng(1).permutation(rows)
-    order = order[np.argsort(filled[order], kind="stable")]
+    order = order[np.argsort(fullness[order], kind="stable")]
     if rows > count:
         quarter = count // 4
         middle = np.random.default_rng(2).choice(rows - 2 * quarter, count // 2, replace=False)

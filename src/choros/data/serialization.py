@@ -74,7 +74,7 @@ def pack(
             first = _spec(source.first, arrays, {}, mapped=False)
             spec |= {"kind": "files", **source.spec(here), "first": first}
         else:
-            spec["kind"] = "pydataset"
+            spec |= {"kind": "pydataset", "first_epoch": source.first_epoch, "evaluates": source.evaluates}
         spec["blob"] = _code(source.decode if isinstance(source, FileSource) else source.dataset, blobs)
         return spec, arrays, blobs
     places = {_identity(array): i for i, array in enumerate(arrays)}
@@ -105,7 +105,9 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
     if spec["kind"] in ("files", "pydataset"):
         weights = None if spec["classes"] is None else dict(spec["classes"])
         if spec["kind"] == "pydataset":
-            return PyDatasetSource(code, weights, spec["floatx"])
+            made = PyDatasetSource(code, weights, spec["floatx"])
+            made.first_epoch, made.evaluates = spec["first_epoch"], spec["evaluates"]
+            return made
         return FileSource(
             reopen(spec["table"]),
             **dict(zip(("x", "y", "sample_weight"), spec["choice"], strict=True)),
@@ -133,7 +135,7 @@ def layout(arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], int]:
     end = 0
     for array in arrays:
         offset = -(-end // ALIGN) * ALIGN
-        entries.append({"dtype": array.dtype.name, "shape": list(array.shape), "offset": offset})
+        entries.append({"dtype": _dtype_in_json(array.dtype), "shape": list(array.shape), "offset": offset})
         end = offset + array.nbytes
     return entries, end
 
@@ -163,7 +165,21 @@ def views(entries: Sequence[dict[str, Any]], buffer: Buffer) -> list[Array]:
 
 def at(entry: dict[str, Any], buffer: Buffer) -> Array:
     """Return a view of one array in ``buffer``, without a copy."""
-    return np.ndarray(tuple(entry["shape"]), np.dtype(entry["dtype"]), buffer, entry["offset"])
+    return np.ndarray(tuple(entry["shape"]), _dtype_from_json(entry["dtype"]), buffer, entry["offset"])
+
+
+def _dtype_in_json(dtype: np.dtype[Any]) -> Any:
+    """Return a dtype as its name (also those of ``ml_dtypes``), text of numpy, or fields of encoded rows."""
+    if dtype.names is not None:
+        return [[name, dtype[name].base.str, list(dtype[name].shape)] for name in dtype.names]
+    return dtype.str if dtype.kind == "S" else dtype.name
+
+
+def _dtype_from_json(value: Any) -> np.dtype[Any]:
+    if isinstance(value, list):
+        return np.dtype([(name, kind, tuple(shape)) for name, kind, shape in value])
+    dtype: np.dtype[Any] = np.dtype(value)
+    return dtype
 
 
 def _identity(array: Array) -> tuple[Any, ...]:

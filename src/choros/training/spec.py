@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from choros.algorithms import Algorithm
+from choros.data import py_dataset_of
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,17 @@ class FitRequest:
     begun: float
     saver: Any = None
     verbose: bool = False
+
+    def follow_datasets(self, epochs: Sequence[int]) -> None:
+        """Call the hooks of the caller's PyDatasets, so that they are in the state of the workers' copies.
+
+        Args:
+            epochs: indices of the epochs that the fit has trained.
+        """
+        validated = sum(map(self.job.validates, epochs))
+        for source, seed, passes in ((self.source, self.job.seed, len(epochs)), (self.validation, 0, validated)):
+            if dataset := py_dataset_of(source):
+                dataset.follow(seed, passes)
 
 
 @dataclass(frozen=True)
