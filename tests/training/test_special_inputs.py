@@ -254,3 +254,17 @@ def test_under_choros_run(tmp_path):
         plain.fit(x, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0)
         expected = [float(np.abs(weight).sum()) for weight in plain.get_weights() if weight.dtype.kind == "f"]
         np.testing.assert_allclose(total, expected, atol=1e-4)
+
+
+def test_by_ranks_of_a_launcher():
+    made = [(wide_model, matrix(), matrix().toarray())]
+    if ON_TENSORFLOW:
+        made += [(text_model, np.array(texts()), np.array(texts(), object)), (ragged_model, ragged(), ragged())]
+    for make, x, plain_x in made:
+        ours, theirs = compiled(make), compiled(make)
+        theirs.fit(plain_x, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        trainer = choros.Trainer(ours, workers=2, launcher=choros.Ssh("localhost:2"), timeout=60, first_timeout=120)
+        trainer.fit(x, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            if a.dtype.kind == "f":
+                np.testing.assert_allclose(a, b, atol=1e-5)
