@@ -63,6 +63,18 @@ def test_it_is_the_training_of_workers_of_this_machine_to_the_bit(spark, rows, c
     assert [worker.rows for worker in history.run.workers] == [worker.rows for worker in other.run.workers]
 
 
+def test_a_sparse_matrix_is_trained_as_a_dense_one(spark):
+    from scipy import sparse
+
+    dense = sparse.random(40, 6, 0.3, random_state=0, dtype=np.float32).toarray()
+    labels = (dense[:, 0] > 0).astype("int32")
+    ours, plain = make(), make()
+    fit(spark, ours, "allreduce", sparse.csr_matrix(dense), labels, shuffle=False)
+    plain.fit(dense, labels, epochs=3, batch_size=16, shuffle=False, verbose=0)
+    for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 def test_models_without_a_configuration_are_trained_as_they_are(spark, rows):
     import keras
 

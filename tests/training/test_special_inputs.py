@@ -256,10 +256,10 @@ def test_under_choros_run(tmp_path):
         np.testing.assert_allclose(total, expected, atol=1e-4)
 
 
+@only_tensorflow
 def test_by_ranks_of_a_launcher():
     made = [(wide_model, matrix(), matrix().toarray())]
-    if ON_TENSORFLOW:
-        made += [(text_model, np.array(texts()), np.array(texts(), object)), (ragged_model, ragged(), ragged())]
+    made += [(text_model, np.array(texts()), np.array(texts(), object)), (ragged_model, ragged(), ragged())]
     for make, x, plain_x in made:
         ours, theirs = compiled(make), compiled(make)
         theirs.fit(plain_x, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -268,3 +268,11 @@ def test_by_ranks_of_a_launcher():
         for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
             if a.dtype.kind == "f":
                 np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.long
+@only_tensorflow
+def test_choros_check_compares_them():
+    for make, x in ((wide_model, matrix()), (text_model, np.array(texts())), (ragged_model, ragged())):
+        result = choros.check(compiled(make), x, labels(), batch_size=8)
+        assert result.passed, str(result)

@@ -9,6 +9,7 @@ import numpy as np
 
 from choros.algorithms import Algorithm
 from choros.backends import seed_state
+from choros.backends.encoded_inputs import as_keras_input
 from choros.data import Source
 from choros.tools.check.model_state import fold_seeds, optimizers_of, values
 from choros.tools.check.report import Difference
@@ -67,7 +68,7 @@ def global_batches(
             if order is not None:
                 rows = random.permutation(batch.rows)
                 parts = keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], parts)
-            batches.append(_tuples(parts))
+            batches.append(_tuples(keras.tree.map_structure(as_keras_input, parts)))
         epochs.append(batches)
     return epochs
 
