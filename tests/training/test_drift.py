@@ -19,7 +19,7 @@ SCRIPT = """
     import keras, numpy as np
     import choros
     from choros.cluster import Place
-    from choros.training.worker.loops import SyncLoop
+    from choros.training.worker.loop.sync_loop import SyncLoop
     from choros.training.worker.allreduce_steps import Reducing
 
     rank = Place.here().rank

@@ -44,7 +44,8 @@ from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl, WorkerStats
 from choros.training.worker.comm_setup import CommHandles, meet
 from choros.training.worker.context import Held, WorkerContext, vectors
-from choros.training.worker.loops import mean_average, train
+from choros.training.worker.loop.rank_means import mean_average
+from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import met_in, rank_devices
 from choros.types import Array

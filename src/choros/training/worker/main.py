@@ -35,7 +35,7 @@ from choros.training.payload import unpack_payload
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl
 from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
-from choros.training.worker.loops import train
+from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import join_meeting, rank_devices
 

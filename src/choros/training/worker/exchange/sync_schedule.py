@@ -38,6 +38,14 @@ class Schedule:
         """Return the steps left before the next exchange, or None if the window is the whole epoch."""
         return max(self.window - self.pending, 0) if self.window else None
 
+    def trial_steps(self, last_epoch: bool) -> int:
+        """Return the number of steps by which a trial exchange divides, for rules that take the mean step of a window.
+
+        Division by the steps so far would give the first steps of a window as much weight as a whole window. So the
+        number is that of the whole window. After the last epoch the exchange that follows has the steps so far.
+        """
+        return self.pending if last_epoch else max(self.pending, self.window)
+
     def reset(self) -> int:
         """Begin a new window, and return the number of steps of the last one."""
         pending, self.pending = self.pending, 0

@@ -1,0 +1,1 @@
+"""The training loops of a rank: synchronous, and asynchronous or without exchanges."""

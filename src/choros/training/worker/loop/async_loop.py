@@ -1,0 +1,271 @@
+"""The training loop of a rank that exchanges asynchronously, or never."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from choros.backends.replica_state import Groups
+from choros.comm.single_rank_group import SingleRankGroup
+from choros.errors import CommTimeoutError
+from choros.param_server.snapshot import encode_position
+from choros.training.async_control.center_snapshots import SLOTS, has_room
+from choros.training.async_control.recovery import leave, take_up
+from choros.training.worker.context import WorkerContext
+from choros.training.worker.exchange import AsyncExchange, Schedule
+from choros.training.worker.loop.checks import check_epoch, finite, late_check
+from choros.training.worker.loop.rank_means import average_of
+from choros.types import Array, Batch
+
+_LOOK = 0.02  # seconds between two polls of a worker that waits at an epoch's end
+
+
+class AsyncLoop:
+    """The asynchronous loop: each worker exchanges with the center after each of its windows, or never (Ensemble)."""
+
+    def __init__(self, run: WorkerContext) -> None:
+        self.run, self.replica = run, run.replica
+        self.local, self.others = run.vectors()
+        self.schedule = Schedule(run.algorithm.window)
+        self.meeting = None if run.centre is None else AsyncExchange(run.centre, self.local.copy())
+        self.solo = SingleRankGroup()
+        self.at = run.begin  # the epoch, and the number of its batches that are done
+        self.values = len(run.replica.metric_state())  # before any evaluation, which adds a count to the state
+        self.finite = finite(run)
+        self.recheck = late_check(run, None)
+
+    def train(self) -> None:
+        """Train all epochs. Workers do not wait for each other within an epoch."""
+        run = self.run
+        run.obey(run.reporter.begin())
+        self.take_rate()
+        if self.meeting is not None:
+            run.centre.read(self.local, self.others)
+            self.meeting.seen[...] = self.local
+            self.go_on()
+        again = run.again and take_up(run)
+        if run.job.keep is not None and self.meeting is not None and not run.again:
+            leave(run, run.begin)
+        run.start_clock()
+        if run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        for epoch in range(run.begin[0], run.job.epochs):
+            if not again:
+                self.replica.reset_metrics()
+            again = False
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
+                self.step(epoch, number, batch)
+            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.board.stopped)
+            if run.board.stopped and epoch >= run.board.last:
+                break
+            if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
+                self.meet()
+            if run.job.watched or run.job.keep is not None:
+                self.give_optimizer(epoch)
+            self.leave_pending(epoch)
+            self.end_epoch(epoch)
+            if run.job.whole_epochs and epoch + 1 < run.job.epochs:
+                self.wait_for_all(epoch)
+            if run.board.stopped:
+                break
+        if self.schedule.pending:
+            # A worker that validated the last epoch has more metric values than the control block has room for.
+            self.replica.reset_metrics()
+            self.meet()
+
+    def step(self, epoch: int, number: int, batch: Batch) -> None:
+        """Train one batch, exchange at the end of a window, and report."""
+        run = self.run
+        if self.recheck is not None:
+            self.recheck(batch, epoch)
+        self.replica.step(batch)
+        self.at = (epoch, number + 1)
+        if batch.rows and run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        if batch.rows and self.schedule.due():  # without rows there was no optimizer step
+            self.meet()
+        if run.job.per_batch and run.rank == 0:
+            begun = time.perf_counter()
+            show = self.show if run.job.ensemble else None
+            run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
+            run.tally.calling += time.perf_counter() - begun
+        else:
+            run.progress(epoch, number)
+        run.reporter.look()
+        run.leaving = run.board.stopped
+
+    def show(self) -> list[float]:
+        """Write the weights of an Ensemble's first member for callbacks, and return its metrics' values, flat."""
+        self.run.write_weights()
+        return self.run.held_by_metrics()
+
+    def leave_pending(self, epoch: int) -> None:
+        """Save the not yet exchanged update at an epoch's end, for the worker that validates and reports the epoch."""
+        run = self.run
+        if self.meeting is None or not self.schedule.pending or not (run.job.watched or run.job.validates(epoch)):
+            return
+        self.replica.get(self.local)
+        self.replica.get_others(self.others)
+        steps = self.schedule.trial_steps(epoch + 1 == run.job.epochs)
+        run.centre.leave(self.local, self.meeting.seen, steps, self.others)
+
+    def wait_for_all(self, epoch: int) -> None:
+        """Wait until all workers have ended an epoch and its callbacks have run.
+
+        Raises:
+            CommTimeoutError: this took longer than ``first_timeout`` seconds.
+        """
+        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
+        while not (run.board.stopped or run.board.opened > epoch):
+            run.reporter.look()
+            if time.monotonic() > limit:
+                raise CommTimeoutError(
+                    f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s."
+                )
+            time.sleep(_LOOK)
+
+    def meet(self) -> None:
+        """Take a new learning rate, and exchange with the center."""
+        run, pending = self.run, self.schedule.reset()
+        self.take_rate()
+        if self.meeting is None:
+            return
+        self.replica.get(self.local)
+        self.finite.weights(self.local, self.at[0], self.at[1] - 1)
+        self.replica.get_others(self.others)
+        run.centre.position = encode_position(*self.at)  # stored with the exchange: a new process resumes from it
+        begun = time.perf_counter()
+        run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
+        self.finite.met(self.local)
+        self.go_on()
+        run.tally.exchanging += time.perf_counter() - begun
+        run.tally.exchanges += 1
+        if run.job.keep is not None:
+            leave(run, self.at)
+
+    def take_rate(self) -> None:
+        """Take the learning rate if a callback has set one since the last call."""
+        rate = self.run.board.rate()
+        if rate is not None:
+            self.replica.learning_rate = rate
+
+    def go_on(self) -> None:
+        """Continue from the weights and moving statistics of the last exchange."""
+        self.replica.set(self.local)
+        self.replica.set_others(self.others)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Add the metrics to the control block. The last worker sums them, validates the center and reports."""
+        run, replica = self.run, self.replica
+        index = epoch - run.job.initial_epoch
+        if run.again and (index < 0 or run.board.ended(index, run.rank)):
+            if index >= 0 and run.board.complete(index):  # the last worker may have died before it reported the epoch
+                self.report(epoch, {})
+            return
+        state = replica.metric_state()
+        members: dict[str, float] = {}
+        if self.meeting is None:  # each member of an ensemble has a separate score
+            run.score = replica.metrics().get("loss", math.inf)
+            self.finite.loss(run.score, epoch)
+            if run.job.validates(epoch):
+                members = run.validate(self.solo)
+                run.score = members.get("val_loss", math.inf)
+            if run.best is not None:
+                self.wait_for_room(epoch)
+                run.best.put(epoch, run.rank, run.score, replica.snapshot)
+        validation = np.zeros(len(state))
+        validation[: len(members)] = list(members.values())
+        if run.board.add(index, run.rank, state, validation):
+            self.report(epoch, members)
+
+    def report(self, epoch: int, members: dict[str, float]) -> None:
+        """Report an epoch that all workers have ended."""
+        run, replica = self.run, self.replica
+        index = epoch - run.job.initial_epoch
+        best = None if run.best is None else run.best.rank(epoch)
+        train, valid = run.board.sums(index) if best is None else run.board.part(index, best)
+        replica.set_metric_state(train[: self.values])
+        logs: dict[str, float] = replica.metrics()
+        held = run.held_by_metrics()
+        if best is not None:
+            logs |= dict(zip(members, valid.tolist(), strict=False))
+        elif run.snapshots is not None or run.job.validates(epoch):
+            shown = self.snapshot(epoch)
+            if run.job.validates(epoch):
+                logs |= self.validate_at(*shown)
+                held = run.held_by_metrics()
+        run.reporter.epoch_end(epoch, logs, run.clock(), held)
+
+    def snapshot(self, epoch: int) -> tuple[Array, Array]:
+        """Return the center of an epoch's end, including updates not yet exchanged, and save it for callbacks.
+
+        If the epoch is reported again because its first reporter died, return the saved center.
+        """
+        run, centre, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
+        if run.snapshots is None:
+            run.centre.trial(centre, others)
+            return centre, others
+        self.wait_for_room(epoch)
+        if not run.snapshots.read(epoch, centre, others):
+            run.centre.trial(centre, others)
+            run.snapshots.put(epoch, centre, others)
+        return centre, others
+
+    def wait_for_room(self, epoch: int) -> None:
+        """Wait until the slot of an epoch may be written.
+
+        Raises:
+            CommTimeoutError: this took longer than ``first_timeout`` seconds.
+        """
+        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
+        while not has_room(run.board, run.job.initial_epoch, epoch):
+            run.reporter.look()
+            if time.monotonic() > limit:
+                raise CommTimeoutError(
+                    f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for the "
+                    f"callbacks of epoch {epoch + 1 - SLOTS}: give the Trainer a larger first_timeout, or make them "
+                    "faster."
+                )
+            time.sleep(_LOOK)
+
+    def validate_at(self, centre: Array, others: Array) -> dict[str, float]:
+        """Validate a snapshot of the center while the other workers continue."""
+        replica, own = self.replica, np.empty_like(self.others)
+        replica.get_others(own)
+        with self.run.at(centre):
+            replica.set_others(others)
+            logs = self.run.validate(self.solo)
+            replica.set_others(own)
+        return logs
+
+    def last(self) -> Array:
+        """Return the last center."""
+        if self.meeting is None:
+            self.replica.get(self.local)
+        else:
+            self.run.centre.read(self.local, self.others)
+        return self.local
+
+    def finish(self) -> None:
+        """End training, and send the optimizer's state. The caller reads the center itself."""
+        self.replica.finish()
+        self.give_optimizer()
+
+    def give_optimizer(self, epoch: int | None = None) -> None:
+        """Send the optimizer's state to the caller, at an epoch's end or (None) at the end of training.
+
+        In a job only rank 0 does so, at epochs' ends, because its callbacks read the state.
+        """
+        run, replica = self.run, self.replica
+        in_job = run.weights is None
+        kept = run.job.keep is not None and not in_job
+        if self.meeting is None or (in_job and (run.rank or epoch is None)):
+            return
+        if run.rank and not replica.averages and not kept:
+            return
+        groups: Groups = {"optimizer": [] if run.rank and not kept else replica.optimizer_state(), "average": []}
+        if replica.averages:
+            groups["average"] = [average_of(replica)]
+        run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))

@@ -1,0 +1,258 @@
+"""The training loop of a synchronous rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from choros.consistency import replica_divergence
+from choros.errors import PeerLostError, RankMismatchError
+from choros.training.checkpoint.sync_checkpointer import SyncCheckpointer
+from choros.training.spec import TrainerControl
+from choros.training.worker.allreduce_steps import Reducing
+from choros.training.worker.context import WorkerContext, mean_own_logs
+from choros.training.worker.exchange import Schedule, SyncExchange
+from choros.training.worker.loop.checks import check_epoch, finite, late_check
+from choros.training.worker.loop.rank_means import average_of, mean_average, mean_others
+from choros.training.worker.setup import adding
+from choros.types import Array, Batch
+
+
+class SyncLoop:
+    """The synchronous loop: ranks divide every global batch, and synchronize at least at each epoch's end."""
+
+    def __init__(self, run: WorkerContext) -> None:
+        self.run, self.replica = run, run.replica
+        self.gradients = adding(run.job, run.algorithm) > 1
+        length = run.job.steps or run.source.steps(run.job.batch_size)
+        self.recheck = late_check(run, length)
+        self.local, _ = run.vectors()
+        self.schedule = Schedule(run.algorithm.window)
+        self.rows = self.rows_before = 0
+        self.meeting: SyncExchange | None = None
+        self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
+        self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
+        self.keeper = None if run.job.keep is None else SyncCheckpointer(self)
+        self.reducing = Reducing(self) if self.gradients else None
+        if run.algorithm.level == "parameters" and run.job.mode is not None:
+            self.meeting = SyncExchange(run.algorithm, run.group, self.local.copy())
+
+    def train(self) -> None:
+        """Train all epochs."""
+        run = self.run
+        self.obey(orders := run.reporter.begin())
+        leave = orders.leave
+        run.start_clock()
+        if self.meeting is not None and run.algorithm.momentum:
+            self.replica.look_ahead(run.algorithm.momentum)
+        if run.state is not None:
+            SyncCheckpointer.go_on(self, run.state, orders.learning_rate)
+        for epoch in range(run.job.initial_epoch, run.job.epochs):
+            if run.state is None or not run.first(epoch):
+                self.replica.reset_metrics()
+                self.rows_before = run.tally.rows
+            step = self.reducing or self.window
+            for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
+                self.at = (epoch, number)
+                step(batch)
+                if run.dropped:
+                    continue
+                run.group.timeout = run.step_timeout  # the first step has a longer timeout, because it compiles
+                if self.reducing is not None:
+                    self.reducing.report(epoch, number)
+                else:
+                    run.leaving = self.report(epoch, number).stop
+                if self.keeper is not None:
+                    if self.reducing is not None and self.keeper.due(number + 1):
+                        run.leaving = self.reducing.settle().stop
+                    self.keeper.stepped(epoch, number + 1)
+                run.leaving = run.leaving or leave
+            if self.reducing is not None:
+                self.reducing.settle()
+            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
+            if self.meeting is not None and run.algorithm.window == 0:
+                self.meet()
+            logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
+            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
+            self.obey(orders)
+            leave = orders.leave
+            if self.keeper is not None:
+                self.keeper.ended(epoch, orders.stop)
+            if orders.stop:
+                check_epoch(self.recheck, run, epoch, True)
+                break
+        if self.meeting is not None and self.schedule.pending:
+            self.meet()
+
+    def report(self, epoch: int, step: int) -> TrainerControl:
+        """Report a step. With batch hooks, all ranks wait for the control message and apply it."""
+        run, replica = self.run, self.replica
+        if not run.job.per_batch:
+            run.progress(epoch, step)
+            return TrainerControl()
+        state = run.group.sum(replica.metric_state())
+        logs = replica.peek(state) if run.rank == 0 else None
+        orders = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
+        self.obey(orders)
+        return orders
+
+    def show(self, state: Array) -> list[float]:
+        """Write the weights for callbacks within an epoch: those of the center, if there is one.
+
+        Args:
+            state: the sum of the ranks' metric states.
+
+        Returns:
+            The values of the metrics' variables, flat.
+        """
+        with self.run.at(self.centre()):
+            self.run.write_weights()
+        held: list[float] = self.replica.metric_values(state)
+        return held
+
+    def centre(self) -> Array | None:
+        """Return the center if this rank's weights differ from it; else None.
+
+        They differ within a window. With EASGD they also differ right after an exchange.
+        """
+        at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.centre)
+        return None if self.meeting is None or at_it else self.meeting.centre
+
+    def shown(self, epoch: int) -> Array | None:
+        """Return the center to validate and show to callbacks at an epoch's end, if this rank's weights differ from it.
+
+        Within a window it is the center that an exchange would produce now. The exchange is only a trial: training is
+        the same with and without validation.
+        """
+        wanted = self.run.job.watched or self.run.job.validates(epoch)
+        self.trial = None
+        if self.meeting is None or not self.schedule.pending or not wanted:
+            return self.centre()
+        self.replica.get(self.local)
+        window = self.schedule.trial_steps(epoch + 1 == self.run.job.epochs)
+        self.trial = self.meeting.trial(self.local, window, self.rows)
+        return self.trial
+
+    def window(self, batch: Batch) -> None:
+        """Make one local step, and exchange at the end of a window."""
+        if self.recheck is not None:
+            self.recheck(batch, self.at[0])
+        self.replica.step(batch)
+        self.rows += batch.rows
+        if self.meeting is None:
+            return
+        if self.run.algorithm.momentum and batch.rows:
+            self.replica.look_ahead(self.run.algorithm.momentum)
+        if self.schedule.due():
+            self.meet()
+
+    def meet(self) -> None:
+        """Exchange with all ranks. Collective: every rank must call it."""
+        if self.meeting is None:
+            return
+        self.replica.get(self.local)  # waits for steps on the device, which is time of training, not of exchanging
+        self.finite.weights(self.local, *self.at)
+        begun = time.perf_counter()
+        self.meeting.meet(self.local, self.schedule.reset(), self.rows)
+        self.finite.met(self.local)
+        self.replica.set(self.local)
+        self.rows = 0
+        self.run.tally.exchanging += time.perf_counter() - begun
+        self.run.tally.exchanges += 1
+
+    def end_epoch(self, epoch: int, rows: int) -> tuple[dict[str, float], list[float]]:
+        """Average the moving statistics, sum the metrics, validate, and write the weights of the center.
+
+        Returns:
+            The logs, and the values of the metrics' variables, flat.
+        """
+        run, replica, group = self.run, self.replica, self.run.group
+        if replica.others and group.size > 1:
+            replica.set_others(mean_others(run, rows))
+        if self.meeting is not None and replica.averages:
+            replica.set_average(mean_average(replica, group, rows))
+        replica.set_metric_state(group.sum(replica.metric_state()))
+        logs: dict[str, float] = replica.metrics()
+        held = run.held_by_metrics()
+        lost = False
+        if group.size > 1:
+            said = self.same(epoch)
+            logs |= mean_own_logs(said)
+            lost = any(each[4] >= 0 for each in said)
+        if run.rank == 0 and not lost:
+            self.finite.loss(logs.get("loss"), epoch)
+        shown = self.shown(epoch)
+        if run.job.validates(epoch):
+            with run.at(average_of(replica) if run.job.validate_average else shown):
+                logs |= run.validate(group)
+            held = run.held_by_metrics()
+        if run.rank == 0:
+            with run.at(shown):
+                run.write_weights()
+        return logs, held
+
+    def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
+        """Check that all ranks have the same weights or center. If they differ by rounding, all take those of one rank.
+
+        Collective: every rank must call it.
+
+        Args:
+            epoch: int. The epoch, for the error message.
+            step: int. The step within it; None means its end.
+
+        Returns:
+            For each rank the rows of its last batch, the logs of the user's ``train_step``, and further values.
+
+        Raises:
+            RankMismatchError: this rank's weights differ from those of most ranks.
+            PeerLostError: those of another rank differ.
+        """
+        run, shared = self.run, self.local if self.meeting is None else self.meeting.centre
+        if self.meeting is None:
+            self.replica.get(shared)
+        mine = [
+            run.last_rows,
+            self.replica.own_logs(),
+            replica_divergence.mark(shared),
+            run.tally.host,
+            run.tally.lost_epoch,
+        ]
+        said = [json.loads(text) for text in run.group.gather(json.dumps(mine).encode())]
+        found = replica_divergence.compare([each[2] for each in said])
+        if found is not None and found.far:
+            error = RankMismatchError if run.rank in found.far else PeerLostError
+            raise error(found.say([each[3] for each in said], epoch, step))
+        if found is not None:
+            if not (self.warned or run.rank):
+                replica_divergence.warn(found, f"all take those of rank {found.usual}")
+            self.warned = True
+            shared[...] = run.group.broadcast(shared, found.usual)
+            if self.meeting is None:
+                self.replica.set(shared)
+        return said
+
+    def obey(self, orders: TrainerControl) -> None:
+        """Apply a control message. New weights replace the center."""
+        self.run.obey(orders)
+        if orders.weights and self.meeting is not None:
+            self.replica.get(self.local)
+            self.meeting.replace(self.local)
+            self.trial = None
+
+    def last(self) -> Array:
+        """Return the last center."""
+        if self.meeting is None:
+            self.replica.get(self.local)
+            return self.local
+        return self.meeting.centre
+
+    def finish(self) -> None:
+        """Set the model to the center. Rank 0 also writes it for the caller."""
+        if self.meeting is not None:
+            self.replica.set(self.meeting.centre)
+        self.replica.finish()
+        if self.run.rank == 0:
+            self.run.write_weights()

@@ -1,0 +1,20 @@
+"""Training of one rank: the choice of its loop, and its end."""
+
+from __future__ import annotations
+
+from choros.errors import CommTimeoutError, PeerLostError
+from choros.training.worker.context import WorkerContext
+from choros.training.worker.loop.async_loop import AsyncLoop
+from choros.training.worker.loop.sync_loop import SyncLoop
+
+
+def train(run: WorkerContext) -> None:
+    """Train one rank to the end. If a peer fails, write the last center for the caller, and raise."""
+    loop = SyncLoop(run) if run.job.together else AsyncLoop(run)
+    try:
+        loop.train()
+    except (PeerLostError, CommTimeoutError):
+        run.write_trainable(loop.last())
+        raise
+    run.stop_clock()
+    loop.finish()
