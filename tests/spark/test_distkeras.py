@@ -114,9 +114,9 @@ TRAINERS = {
 def test_the_notebooks_trainers(higgs, name):
     model = network()
     before = model.get_weights()
-    trainer = getattr(distkeras, name)(keras_model=model, **COMMON, **TRAINERS[name])
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
+        trainer = getattr(distkeras, name)(keras_model=model, **COMMON, **TRAINERS[name])
         trained = trainer.train(higgs, shuffle=True)
     said = [str(one.message) for one in heard if issubclass(one.category, RuntimeWarning)]
     assert any("num_workers=28, but this cluster has 2 task slots" in one for one in said) == (
@@ -140,6 +140,23 @@ def test_an_ensemble_gives_its_members(higgs):
     assert not np.array_equal(members[0].get_weights()[0], members[1].get_weights()[0])
 
 
+@pytest.mark.parametrize("name", ["DOWNPOUR", "ADAG", "DynSGD", "Experimental"])
+def test_settings_without_effect_are_warned_of(name):
+    kind, how = getattr(distkeras, name), dict(keras_model=network(), worker_optimizer="sgd", loss="mse")
+    with pytest.warns(
+        UserWarning, match=f"learning_rate has no effect on {name}: the workers use the learning rate of"
+    ):
+        trainer = kind(**how, learning_rate=0.05)
+    for setting, value in (("learning_rate", 0.1), ("parallelism_factor", 3), ("max_prefetch", 5)):
+        with pytest.warns(UserWarning, match=f"{setting} has no effect on {name}"):
+            getattr(trainer, f"set_{setting}")(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kind(**how)
+        trainer.set_parallelism_factor(1)
+        distkeras.AEASGD(**how, learning_rate=0.05).set_learning_rate(0.1)
+
+
 def test_old_words_mean_what_they_meant():
     d, how = distkeras, dict(keras_model=network(), worker_optimizer="sgd", loss="mse")
     assert "AGN(window=12)" in repr(d.ADAG(**how))
@@ -147,7 +164,9 @@ def test_old_words_mean_what_they_meant():
     assert d.AEASGD(**how).algorithm == choros_algorithm("AEASGD", window=32, alpha=0.5)
     assert d.EAMSGD(**how, rho=1.0).algorithm == choros_algorithm("EAMSGD", window=32, alpha=0.1, momentum=0.9)
     assert d.Experimental(**how, communication_window=3).algorithm == choros_algorithm("ADAG", window=3)
-    assert d.DOWNPOUR(network(), "sgd", "mse", ["accuracy"], 4, 16, "f", "l", 3, 7, master_port=5001).num_epoch == 3
+    with pytest.warns(UserWarning, match="master_port has no effect on DOWNPOUR: Choros chooses its ports"):
+        made = d.DOWNPOUR(network(), "sgd", "mse", ["accuracy"], 4, 16, "f", "l", 3, 7, master_port=5001)
+    assert made.num_epoch == 3
     assert d.DOWNPOUR(network(), "sgd", "mse", ["accuracy"], 4, 16, "f", "l", 3, 7).algorithm.window == 7
     with pytest.raises(InvalidInputError, match="no argument 'window'"):
         d.DOWNPOUR(**how, window=3)

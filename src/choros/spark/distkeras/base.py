@@ -190,7 +190,11 @@ class Trainer:
         return history_executor(self._records, executor_id)
 
     def set_max_prefetch(self, max_mini_batches: int) -> None:
-        """Do nothing: rows are on the local disk of the worker."""
+        """Do nothing but warn: rows are on the local disk of the worker."""
+        self._warn_without_effect("set_max_prefetch", "rows are on the local disk of the worker")
+
+    def _warn_without_effect(self, name: str, reason: str) -> None:
+        warn(f"{name} has no effect on {type(self).__name__}: {reason}.")
 
 
 class DistributedTrainer(Trainer):
@@ -201,8 +205,10 @@ class DistributedTrainer(Trainer):
         num_workers: int. If the cluster has fewer task slots, their number is used, with a warning. Defaults to 2.
         batch_size: int. Batch size of each worker. Defaults to 32.
         features_col, label_col, num_epoch: see ``SingleTrainer``.
-        master_port: not used.
+        master_port: int. Without effect: Choros chooses its ports. Another value than 5000 gives a warning.
         more: hyper-parameters of the algorithm.
+        given: the same by name; and ``learning_rate``, as dist-keras took it for every trainer. Where the rule has no
+            elastic force it has no effect, in dist-keras either, and gives a warning.
     """
 
     own: tuple[tuple[str, Any], ...] = ()
@@ -234,6 +240,10 @@ class DistributedTrainer(Trainer):
                 f"{type(self).__name__} has no argument {wrong[0]!r}: it has {', '.join(names) or 'none'}."
             )
         values |= given
+        if master_port != 5000:
+            self._warn_without_effect("master_port", "Choros chooses its ports")
+        if "learning_rate" in given:
+            self._warn_of_rate()
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -275,7 +285,11 @@ class DistributedTrainer(Trainer):
         return self.label_column
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the learning rate of the elastic force. The workers use the rate of the optimizer."""
+        """Set the learning rate of the elastic force. The workers use the rate of the optimizer.
+
+        A rule without an elastic force has no use for it, and a warning says so.
+        """
+        self._warn_of_rate()
         self.learning_rate = learning_rate
 
     def get_learning_rate(self) -> float:
@@ -283,12 +297,18 @@ class DistributedTrainer(Trainer):
         return float(getattr(self, "learning_rate", 0.0))
 
     def set_parallelism_factor(self, factor: int) -> None:
-        """Store the number. It has no effect, as rows are distributed evenly."""
+        """Store the number. It has no effect, as rows are distributed evenly; above 1 a warning says so."""
+        if factor != 1:
+            self._warn_without_effect("parallelism_factor", "rows are distributed evenly over the workers")
         self.parallelism_factor = factor
 
     def get_parallelism_factor(self) -> int:
         """Return the stored number."""
         return self.parallelism_factor
+
+    def _warn_of_rate(self) -> None:
+        if "rho" not in dict(self.own):
+            self._warn_without_effect("learning_rate", "the workers use the learning rate of worker_optimizer")
 
 
 def _optimizer(given: Any) -> Any:

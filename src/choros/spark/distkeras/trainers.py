@@ -233,7 +233,7 @@ class DynSGD(AsynchronousDistributedTrainer):
 class Experimental(AsynchronousDistributedTrainer):
     """The ADAG of the thesis, which dist-keras shipped under this name.
 
-    Further arguments: communication_window (5), learning_rate (1.0, not used).
+    Further arguments: communication_window (5), learning_rate (1.0, without effect).
     """
 
     own = (("communication_window", 5), ("learning_rate", 1.0))
