@@ -1,5 +1,7 @@
 """Values and hooks of callbacks and metrics that a fresh user found to differ from plain ``fit`` without a word."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -210,3 +212,15 @@ def test_a_metric_that_keeps_values_in_a_list_is_warned_of(pools):
     x, y = table(24)
     with pytest.warns(UserWarning, match=r"'median' \(Median\) keeps its values outside of variables"):
         choros.Trainer(model, "allreduce", workers=2, pool=pools(2)).fit(x, y, batch_size=8, verbose=0)
+
+
+def test_evaluate_and_predict_in_a_hook_set_nothing(pools):
+    x, y = table(24)
+    model = make()
+    look = K.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: (model.evaluate(x, y, verbose=0), model.predict(x, verbose=0))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer = choros.Trainer(model, choros.DOWNPOUR(window=2), workers=2, pool=pools(2))
+        trainer.fit(x, y, batch_size=8, epochs=2, callbacks=[look], verbose=0)

@@ -30,7 +30,8 @@ Values = dict[str, Any]
 
 _NUMBERS = (int, float, bool, str, type(None))
 _KEPT = frozenset(  # attributes that each process sets independently
-    {"stop_training", "built", "compiled", "training", "name", "train_function", "test_function", "predict_function"}
+    {"stop_training", "stop_evaluating", "stop_predicting", "built", "compiled", "training", "name"}
+    | {"train_function", "test_function", "predict_function"}
 )
 _DEPTH, _MOST = 4, 20_000  # depth and number of objects of the search for variables
 _LARGEST = 65_536  # most values of a variable that counts as a setting

@@ -26,4 +26,5 @@ def symbol(leaf: Any, rows: int) -> Any:
     """Return a ``KerasTensor`` for ``rows`` rows of an input."""
     tensor = as_keras_input(leaf)
     dtype = keras.backend.standardize_dtype(tensor.dtype)
-    return keras.KerasTensor((rows, *tensor.shape[1:]), dtype, ragged=is_ragged(leaf))
+    ragged = isinstance(leaf, np.ndarray) and is_ragged(leaf)
+    return keras.KerasTensor((rows, *tensor.shape[1:]), dtype, ragged=ragged)
