@@ -99,3 +99,14 @@ def test_an_mpi_that_is_not_the_launcher_s_is_refused(job, mpiexec):
 
 def test_a_rank_that_raises(job, failing):
     failing([job.mpiexec, "-n", "2", sys.executable], "trainer", **job.sockets)
+
+
+def test_the_line_for_an_aprun(job, tmp_path):
+    """What ``choros run --launcher aprun`` says is run as it is: two ranks, their variables, their words."""
+    look = 'print(*(os.environ[name] for name in ("PALS_RANKID", "PMI_LOCAL_SIZE", "A")), sys.argv[1:])'
+    (tmp_path / "look.py").write_text(f"import os, sys\n{look}\n")
+    options = ["-n", "2", "-N", "2", "-d", "1", "-j", "1", "-cc", "depth", "-e", "A=b c"]
+    error = job(sys.executable, "-m", "choros", "run", "--launcher", "aprun", *options, "look.py", "x y", code=2)
+    [line] = [line.strip() for line in error.splitlines() if line.startswith("    mpiexec ")]
+    path = f"{job.mpiexec.parent}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    assert sorted(job("sh", "-c", line, PATH=path).splitlines()) == ["0 2 b c ['x y']", "1 2 b c ['x y']"]

@@ -97,11 +97,13 @@ def test_every_site_names_its_source():
         assert site.scheduler in SCHEDULERS
 
 
-@pytest.mark.parametrize("name", ["hvd_linear_regression", "hvd_mnist"])
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
-def test_the_examples_scripts_are_what_submit_prints(name, scheduler, monkeypatch, capsys):
+JOBS = [f"{name}.{scheduler}.sh" for name in ("hvd_linear_regression", "hvd_mnist") for scheduler in ("slurm", "pbs")]
+
+
+@pytest.mark.parametrize("name", [*JOBS, "hvd_mnist.polaris.pbs.sh"])
+def test_the_examples_scripts_are_what_submit_prints(name, monkeypatch, capsys):
     """Each says in its second line how it was made."""
-    file = EXAMPLES / "jobs" / f"{name}.{scheduler}.sh"
+    file = EXAMPLES / "jobs" / name
     written = file.read_text().splitlines()[1].removeprefix("# Written by: choros submit ")
     monkeypatch.setenv("CHOROS_SUBMIT_CPU", "")
     monkeypatch.chdir(EXAMPLES)

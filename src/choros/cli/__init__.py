@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
-from choros.errors import ChorosError, WorkerFailedError
+from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
 
 _COMMANDS = {
     "run": "run N ranks of a script on this machine or on hosts",
@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser(arguments).parse_args(_prepared(arguments))
     except SystemExit as ending:  # argparse has printed the reason
         return ending.code if isinstance(ending.code, int) else 0
+    except InvalidInputError as error:  # options that argparse does not know, such as those of retired machines
+        print(f"choros {_asked(arguments)}: {error}", file=sys.stderr)
+        return 2
     try:
         code = import_module(f"choros.cli.{args.command}").main(args)
         if sys.stdout is not None:  # None if the shell has closed it

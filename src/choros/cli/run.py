@@ -11,6 +11,7 @@ import shlex
 import sys
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from choros.cli.arguments import count, seconds, some_seconds, whole
@@ -26,6 +27,7 @@ from choros.launch.local_job import LaunchOptions, check_outside, horovod_variab
 from choros.launch.mpi.launcher import start_under
 from choros.launch.process.rank_supervisor import GRACE, JobResult
 from choros.launch.restart import again
+from choros.launch.retired import aprun
 from choros.launch.ssh.launcher import SSH, start_on_hosts
 
 _HELP = """\
@@ -135,6 +137,8 @@ def add_parser(subparsers: Any) -> None:
     add("-cb", "--check-build", action="store_true", help="print what is available, and end")
     add("--verbose", action="store_true", help="say what each rank gets")
     add("-v", "--version", action="version", version=f"choros {metadata.version('choros')}", help=argparse.SUPPRESS)
+    for retired in aprun.OPTIONS:
+        add(*retired.names, action=_OfAprun, option=retired, nargs=None if retired.values else 0)
     for option in OPTIONS:
         add(*option.names, action=_Other, option=option, nargs=None if option.values == 1 else option.values)
     add("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
@@ -152,6 +156,27 @@ class _Other(argparse.Action):
         namespace.others = (*namespace.others, (self.option, option_string))
 
 
+class _OfAprun(argparse.Action):
+    """An option of ``aprun``; recorded for the error that ``main`` raises."""
+
+    def __init__(self, option: aprun.AprunOption, **more: Any) -> None:
+        super().__init__(**{**more, "dest": "aprun", "default": (), "help": argparse.SUPPRESS})
+        self.option = option
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.aprun = (*namespace.aprun, (self.option, option_string, values or ""))
+
+
+def _refuse_aprun(args: argparse.Namespace) -> None:
+    """Raise the translation of ``--launcher aprun``, or the equivalent of an option of ``aprun`` elsewhere."""
+    if Path(args.launcher).name == "aprun":
+        given = [(name, value) for _, name, value in args.aprun]
+        ranks = [("-n", str(args.workers))] if args.workers else []
+        raise InvalidInputError(aprun.translation([*ranks, *given], args.target, args.module))
+    for option, name, _ in args.aprun:
+        raise InvalidInputError(f"{name} is an option of aprun, not of choros run: {option.instead}")
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the ranks.
 
@@ -165,6 +190,7 @@ def main(args: argparse.Namespace) -> int:
         InvalidInputError: the command or the number of ranks is missing, an option is refused, or this process is
             already a rank.
     """
+    _refuse_aprun(args)
     raise_descriptors()
     answers = [option.answer(name) for option, name in args.others]
     if args.check_build:

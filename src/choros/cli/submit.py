@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from choros import backend_choice
+from choros.cli.arguments import count
 from choros.cli.command_target import command_of
 from choros.cluster.hardware import cpu_features
 from choros.errors import InvalidInputError
+from choros.launch.retired import cobalt
 from choros.launch.schedulers import (
     BY_MPI,
     SCHEDULERS,
@@ -32,6 +34,7 @@ from choros.launch.schedulers import (
     site_names,
     submit_job,
 )
+from choros.launch.schedulers.yarn import active_nodes
 from choros.spark.java import ensure_java
 
 _HELP = """\
@@ -58,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--on", choices=sorted(SCHEDULERS), help="the scheduler (default: the site's, or the one that is here)")
     add("--site", default="generic", metavar="NAME", help=f"what is known of a machine: {', '.join(site_names())}")
-    add("--nodes", type=int, metavar="N", help="default: 1")
+    add("--nodes", type=_nodes, metavar="N", help="default: 1; auto: YARN's active nodes (--on spark --master yarn)")
     add("--ranks-per-node", type=int, metavar="N", help="default: 1, or the site's")
     add("--cores", type=int, metavar="N", help="cores of each rank (default: 1, or the site's)")
     add("--threads-per-core", type=int, default=0, metavar="N", help="hardware threads used of each core")
@@ -84,6 +87,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="Spark: the executors' environment, as python -m choros.spark.pack_environment made it",
     )
+    add("--max-nodes", type=count, metavar="N", help="Spark: the most that --nodes auto takes (default: all)")
+    add(
+        "--resource-manager",
+        default="",
+        metavar="HOST:PORT",
+        help="Spark: the web address of YARN's ResourceManager, for --nodes auto (default: that of yarn-site.xml)",
+    )
     add("--script", metavar="FILE", help="where the script is written (default: NAME.SCHEDULER.sh)")
     add("--dry-run", action="store_true", help="print the script, and do nothing else")
     add("--written-by", default="", help=argparse.SUPPRESS)
@@ -94,6 +104,9 @@ def add_parser(subparsers: Any) -> None:
 def before_parsing(arguments: Sequence[str]) -> list[str]:
     """Attach values that may begin with a dash to their option, and add ``--written-by`` with the whole command.
 
+    Raises:
+        InvalidInputError: the scheduler is Cobalt; the message has the line for PBS.
+
     Example:
         >>> before_parsing(["submit", "-o", "-l a=b", "--env", "A=-1", "a.py", "-o", "x"])[3:]
         ['-o-l a=b', '--env=A=-1', 'a.py', '-o', 'x']
@@ -101,6 +114,8 @@ def before_parsing(arguments: Sequence[str]) -> list[str]:
     left, made = list(arguments), list[str]()
     while left and left[0] != "submit":
         made.append(left.pop(0))
+    if cobalt.is_asked(left[1:]):
+        raise InvalidInputError(cobalt.translation(left[1:]))
     asked = [word for word in left[1:] if word != "--dry-run"]
     made += [*left[:1], "--written-by", shlex.join(["choros", "submit", *asked]).replace("\n", " ")]
     left = left[1:]
@@ -135,6 +150,7 @@ def main(args: argparse.Namespace) -> int:
         scheduler.name,
         {"-o" if name == "directive" else f"--{name.replace('_', '-')}": value for name, value in vars(args).items()},
     )
+    _ask_for_nodes(args)
     job = job_of(args, site, scheduler.name)
     text = scheduler.script(job)
     if args.dry_run:
@@ -191,6 +207,30 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
         archive=args.archive,
         secret=(os.environ.get("CHOROS_SECRET") or secrets.token_hex(32)) if on == "k8s" else "",
     )
+
+
+def _nodes(text: str) -> int | str:
+    """Return a number of nodes, or ``"auto"``."""
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, or auto, got {text}") from None
+
+
+def _ask_for_nodes(args: argparse.Namespace) -> None:
+    """Replace ``--nodes auto`` by the number of YARN's active nodes, at most ``--max-nodes``."""
+    if args.nodes != "auto":
+        for name, value in {"--max-nodes": args.max_nodes, "--resource-manager": args.resource_manager}.items():
+            if value:
+                raise InvalidInputError(f"{name} is for --nodes auto: give that too, or leave {name} out")
+        return
+    if args.on != "spark" or args.master != "yarn":
+        raise InvalidInputError(
+            "--nodes auto is for --on spark --master yarn: elsewhere give a number, as in --nodes 4"
+        )
+    active, url = active_nodes(args.resource_manager)
+    args.nodes = min(active, args.max_nodes or active)
+    print(f"choros submit: YARN has {active} active nodes ({url}): --nodes {args.nodes}", file=sys.stderr)
 
 
 def _run(scheduler: Scheduler, job: Job) -> int:

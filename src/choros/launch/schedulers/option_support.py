@@ -15,6 +15,8 @@ _WHERE = {
     "--runtime": ("k8s",),
     "--master": ("spark",),
     "--archive": ("spark",),
+    "--max-nodes": ("spark",),
+    "--resource-manager": ("spark",),
     "--mpi": BY_MPI,
     "--account": _BATCH,
     "--setup": (*_BATCH, "spark"),

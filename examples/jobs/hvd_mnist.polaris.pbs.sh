@@ -1,0 +1,47 @@
+#!/bin/bash
+# Written by: choros submit --site polaris --nodes 2 --time 0:30:00 --account PROJECT --queue debug -o '-l filesystems=home:eagle' --setup 'module use /soft/modulefiles' --setup 'module load conda' --setup 'conda activate base' --setup 'source venv/bin/activate' --env KERAS_BACKEND=jax --script jobs/hvd_mnist.polaris.pbs.sh hvd_mnist.py --data mnist.npz --epochs 12 --batch-size 128 --out checkpoints
+# Polaris, as read in github.com/argonne-lcf/user-guides, docs/polaris (2026-08)
+#PBS -N hvd_mnist
+#PBS -l select=2:system=polaris
+#PBS -l place=scatter
+#PBS -l walltime=00:30:00
+#PBS -A PROJECT
+#PBS -q debug
+#PBS -j oe
+#PBS -k doe
+#PBS -r y
+#PBS -l filesystems=home:eagle
+cd "$PBS_O_WORKDIR" || exit 1
+module use /soft/modulefiles
+module load conda
+conda activate base
+source venv/bin/activate
+export OMP_NUM_THREADS=8
+export MKL_NUM_THREADS=8
+export OPENBLAS_NUM_THREADS=8
+export VECLIB_MAXIMUM_THREADS=8
+export NUMEXPR_NUM_THREADS=8
+export TF_NUM_INTRAOP_THREADS=8
+export TF_NUM_INTEROP_THREADS=2
+export NPROC=8
+export NCCL_NET_GDR_LEVEL=PHB
+export NCCL_CROSS_NIC=1
+export NCCL_COLLNET_ENABLE=1
+export FI_CXI_DISABLE_HOST_REGISTER=1
+export FI_MR_CACHE_MONITOR=userfaultfd
+export FI_CXI_DEFAULT_CQ_SIZE=131072
+export KERAS_BACKEND=jax
+export CHOROS_STOP_AT=$(($(date +%s) + 1800 - 90))
+export CHOROS_REQUEUE="$PWD/.choros-requeue-$PBS_JOBID"
+rm -f "$CHOROS_REQUEUE"
+mpiexec -n 8 --ppn 4 --depth 8 --cpu-bind depth bash -c 'trap "" USR2; all=(3 2 1 0); mine=("${all[@]:$((${PALS_LOCAL_RANKID:-$PMI_LOCAL_RANK} * 1)):1}"); export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${mine[*]}")"; exec "$@"' rank python hvd_mnist.py --data mnist.npz --epochs 12 --batch-size 128 --out checkpoints
+code=$?
+if [ -e "$CHOROS_REQUEUE" ]; then
+    rm -f "$CHOROS_REQUEUE"
+    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
+    cd "$PBS_O_WORKDIR" && qsub jobs/hvd_mnist.polaris.pbs.sh && exit 0
+    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
+    exit 75
+fi
+echo "choros: the ranks ended with code $code"
+exit $code

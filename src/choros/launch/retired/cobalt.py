@@ -1,0 +1,183 @@
+"""Cobalt, the scheduler of Theta: its ``qsub`` options and ``#COBALT`` scripts as those of ``choros submit --on pbs``.
+
+Source: www.alcf.anl.gov/user-guides/running-jobs-xc40, "Running Jobs on XC40".
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from choros.launch.retired.aprun import PAGE, AprunLine, read_options, split_line, submit_options, submitted_target
+
+_FLAGS = ("--dry-run", "--help", "-h", "-I", "--interactive")
+_ALIKE = {  # Cobalt's names of options that choros submit has too
+    "-n": "--nodes",
+    "--nodecount": "--nodes",
+    "-t": "--time",
+    "--walltime": "--time",
+    "-q": "--queue",
+    "-A": "--account",
+    "--project": "--account",
+    "-O": "--name",
+    "--outputprefix": "--name",
+    "--jobname": "--name",
+}
+_REPEATABLE = ("--env", "--attrs")  # others hold once: what was typed comes before the script's
+_NONE = {  # options without an equivalent, and what to do
+    "-e": "the job's errors go into the same log: choros log ID",
+    "--error": "the job's errors go into the same log: choros log ID",
+    "--proccount": "give --ranks-per-node",
+    "--cwd": "call choros submit in that directory: the ranks start there",
+    "-i": "ranks read nothing from stdin",
+    "--disable_preboot": "PBS has no such step",
+    "-I": "an interactive job is PBS' own: qsub -I -l select=1 -l walltime=1:00:00 -l filesystems=home -A PROJECT",
+}
+_NONE["--interactive"] = _NONE["-I"]
+
+
+def is_asked(words: Sequence[str]) -> bool:
+    """Return whether the arguments of ``choros submit`` name Cobalt as the scheduler.
+
+    Args:
+        words: the arguments after ``submit``.
+
+    Example:
+        >>> is_asked(["--on", "cobalt", "-n", "2", "a.py"]), is_asked(["--on", "pbs", "a.py", "--on", "cobalt"])
+        (True, False)
+    """
+    return ("--on", "cobalt") in split_options(words)[0]
+
+
+def split_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Split arguments into options, of Cobalt or of ``choros submit``, and what the ranks run.
+
+    Args:
+        words: the arguments.
+
+    Returns:
+        The options with their values, and the target.
+
+    Example:
+        >>> split_options(["-n2", "--env", "A=1", "--dry-run", "a.py", "-t", "1"])
+        ([('-n', '2'), ('--env', 'A=1'), ('--dry-run', '')], ['a.py', '-t', '1'])
+    """
+    left, options = list(words), list[tuple[str, str]]()
+    while left and left[0].startswith("-") and left[0] not in ("-m", "--"):
+        name, equal, value = left.pop(0).partition("=")
+        if not name.startswith("--") and len(name) > 2:  # as in -n2
+            name, value, equal = name[:2], f"{name[2:]}{equal}{value}", "="
+        if not equal and name not in _FLAGS and left:
+            value = left.pop(0)
+        options.append((name, value))
+    return options, left
+
+
+def translation(words: Sequence[str]) -> str:
+    """Return the text of the error for ``choros submit --on cobalt``: the line of today for its options.
+
+    A target with ``#COBALT`` lines is read: its directives, its ``module`` lines and its ``aprun`` count too.
+
+    Args:
+        words: the arguments after ``submit``.
+
+    Example:
+        >>> text = translation(["--on", "cobalt", "-n", "2", "-t", "60", "-q", "debug", "-A", "phys", "train.py"])
+        >>> print(text.splitlines()[1].strip())
+        choros submit --on pbs --mpi pals --nodes 2 --time 60m --queue debug --account phys train.py
+    """
+    options, target = split_options(words)
+    options = [pair for pair in options if pair != ("--on", "cobalt")]
+    notes: list[str] = []
+    more, written, target = _read_script(target, notes)
+    named = {_ALIKE.get(name, name) for name, _ in options}
+    options = [
+        (name, value) for name, value in more if name in _REPEATABLE or _ALIKE.get(name, name) not in named
+    ] + options
+    translated = [word for name, value in options for word in _translated(name, value, notes)]
+    site = [] if any(name == "--site" for name, _ in options) else ["--on", "pbs", "--mpi", "pals"]
+    line = shlex.join(["choros", "submit", *site, *translated, *written, *(target or ["SCRIPT.py"])])
+    there = (
+        "" if "filesystems=" in line else ", and there with -o '-l filesystems=home:eagle' (those that the job uses)"
+    )
+    text = [
+        "Cobalt was the scheduler of Theta, which is retired. Polaris and Aurora have PBS; the same job for it:",
+        f"    {line}",
+        *([f"with --site polaris or --site aurora instead of --on pbs --mpi pals{there}."] if site else []),
+        "Queues and modules have other names there than on Theta.",
+        *(f"Not translated: {note}." for note in notes),
+        PAGE,
+    ]
+    return "\n".join(text)
+
+
+def _translated(name: str, value: str, notes: list[str]) -> list[str]:
+    """Return the words for one option; what has none becomes a note."""
+    name = _ALIKE.get(name, name)
+    if name == "--time" and value.isdecimal():
+        return [name, f"{value}m"]  # a bare number is minutes to Cobalt, and seconds to PBS
+    if name == "--env":  # A=1:B=2 is two variables
+        return [word for text in re.split(r":(?=[A-Za-z_]\w*=)", value) for word in ("--env", text)]
+    if name == "--mode":
+        ranks = re.fullmatch(r"c(\d+)", value)
+        return ["--ranks-per-node", ranks[1]] if ranks else []  # "script" is what choros submit always writes
+    if name == "--attrs":
+        return _attributes(value, notes)
+    if name in ("-o", "--output") and not value.startswith("-"):  # a file; else a directive of choros submit
+        return ["-o", f"-o {value}"]
+    if name == "-M":
+        return ["-o", f"-M {value}"]
+    if name == "--dependencies":
+        return ["-o", f"-W depend=afterok:{value}"]
+    if name in _NONE or (not name.startswith("--") and name != "-o"):
+        notes.append(f"{name} {value}".rstrip() + f": {_NONE.get(name, 'choros submit has no such option')}")
+        return []
+    return [name] if name in _FLAGS else [name, value]
+
+
+def _attributes(value: str, notes: list[str]) -> list[str]:
+    """Return the directive for the file systems; the other attributes chose the memory mode of Theta's processors."""
+    parts = value.split(":")
+    systems = [part.partition("=")[2].replace(",", ":") for part in parts if part.startswith("filesystems=")]
+    others = [part for part in parts if not part.startswith("filesystems=")]
+    if others:
+        notes.append(f"--attrs {':'.join(others)}: that is of Theta's nodes; PBS has -o '-l select=...'")
+    return [word for names in systems for word in ("-o", f"-l filesystems={names}")]
+
+
+def _read_script(target: Sequence[str], notes: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str]]:
+    """Return the options and the target of a Cobalt script; a target that is none is returned as it is."""
+    path = Path(target[0]) if target else Path()
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() and path.suffix != ".py" else ""
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    lines = [line.strip() for line in re.sub(r"\\\n", " ", text).splitlines()]
+    given = [line.removeprefix("#COBALT") for line in lines if line.startswith("#COBALT")]
+    runs = [line for line in lines if line.startswith("aprun ")]
+    if not given and not runs:
+        return [], [], list(target)
+    options = [pair for line in given for pair in split_options(_words(line))[0]]
+    written = [
+        word for line in lines if line.startswith(("module ", "source ", "conda ")) for word in ("--setup", line)
+    ]
+    if not runs:
+        notes.append(f"{path}: it has no aprun; give its program")
+        return options, written, ["SCRIPT.py"]
+    given_to_aprun, command = split_line(_words(runs[0])[1:])
+    line: AprunLine = read_options(given_to_aprun)
+    written += submit_options(line)
+    notes += line.notes
+    if len(runs) > 1:
+        notes.append(f"{path}: {len(runs) - 1} more aprun; submit a job for each, or write them into the PBS script")
+    notes.append(f"{path}: its other lines; those before aprun go into --setup LINE")
+    return options, written, submitted_target(command)
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # a quotation that goes on in the next line
+        return line.split()
