@@ -1,11 +1,11 @@
-"""Between hosts: sums by MPI and bare mpi4py's, of two hosts and flat ones, and exchanges with a far centre.
+"""Between hosts: sums by MPI and bare mpi4py's, of two hosts and flat ones, and exchanges with a far center.
 
 Two network namespaces of this machine stand for two hosts (root is needed), joined by a pair of virtual cables that may
 be slowed down. What is compared is interleaved in the same ranks. Prints JSON.
 
     python benchmarks/hosts.py --what mpi                     # one host: MpiGroup against MPI_Allreduce of bare mpi4py
     python benchmarks/hosts.py --what sums --rate 1gbit       # 2 hosts x 2 ranks: in each host first, against flat
-    python benchmarks/hosts.py --what centre                  # 2 hosts: an exchange, and one TCP stream for its bytes
+    python benchmarks/hosts.py --what center                  # 2 hosts: an exchange, and one TCP stream for its bytes
 """
 
 import argparse
@@ -105,8 +105,8 @@ def sums(rounds):
         )
 
 
-def centre(rounds):
-    """One worker's exchange with a centre on the other host, against one stream that carries the same bytes."""
+def center(rounds):
+    """One worker's exchange with a center on the other host, against one stream that carries the same bytes."""
     from choros import algorithms
     from choros.comm.p2p.mpi_group import MpiGroup
     from choros.comm.tcp.reconnecting_client import ReconnectingClient
@@ -125,7 +125,7 @@ def centre(rounds):
             told = {"algorithm": algorithms.to_config(rule), "workers": 2, "epochs": 1, "values": 0, "timeout": 300.0}
             told |= {
                 "secret": "ab" * 32,
-                "centre": segment.fd,
+                "center": segment.fd,
                 "kept": kept.fd,
                 "board": None,
                 "mail": None,
@@ -138,7 +138,7 @@ def centre(rounds):
         stream = _stream(group)
         if group.rank == 1:
             line = ReconnectingClient(
-                place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, "the centre", 300.0, 30.0
+                place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, "the center", 300.0, 30.0
             )
             far = ShardedParameterServer(rule, [(slice(0, count), line)])
             local, seen = np.ones(count, "float32"), np.zeros(count, "float32")
@@ -236,13 +236,13 @@ def away():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--what", choices=("mpi", "sums", "centre"), required=True)
+    parser.add_argument("--what", choices=("mpi", "sums", "center"), required=True)
     parser.add_argument("--rate", default="", help="of the cable between the hosts, such as 1gbit; default: as it is")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        {"mpi": mpi, "sums": sums, "centre": centre}[options.what](options.rounds)
+        {"mpi": mpi, "sums": sums, "center": center}[options.what](options.rounds)
         return
     mpiexec = Path(sys.executable).parent / "mpiexec"
     own = [sys.executable, __file__, "--rank", "--what", options.what, "--rounds", str(options.rounds)]

@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).parent
 REPORTS = HERE / "reports"
 TRAINING = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "hvd", "allreduce_tensors")
-ENGINE = ("allreduce_shm", "centre_shm")
+ENGINE = ("allreduce_shm", "center_shm")
 
 
 def run(name: str, *options: str) -> Any:
@@ -88,12 +88,12 @@ def engine(found: dict[str, Any], backends: list[str]) -> list[str]:
         for key, what in (("into_own_tensors", "tensors"), ("into_the_sum_as_tensors", "tensors that are the sum")):
             cells = " | ".join(str(one[key]) for one in both)
             lines.append(f"| the same from backend tensors to {what}, memcpys | report | {cells} |")
-    if "centre_shm" in found:
-        for result in found["centre_shm"]["results"]:
+    if "center_shm" in found:
+        for result in found["center_shm"]["results"]:
             taken = result["memcpys"]
             said = f"{taken['elastic_1_client']} memcpys; two that contend {taken['elastic_2_clients']}"
             limit = "<= 3 memcpys" if result["count"] == 25_000_000 else ""
-            lines.append(f"| exchange with the centre, {result['count']:,} values | {limit} | {said} |")
+            lines.append(f"| exchange with the center, {result['count']:,} values | {limit} | {said} |")
     return lines
 
 

@@ -2,10 +2,10 @@
 
     python drills/jobs.py --backend torch --number 20 --seed 1
 
-Each drill draws an algorithm, a rank, a moment and a way to fail ("server" kills that of the centre, once to three
+Each drill draws an algorithm, a rank, a moment and a way to fail ("server" kills that of the center, once to three
 times). Then must hold: the job ends in time, started again where the harm calls for it, and then goes on from a
 checkpoint; all ranks end with the same weights, those that train together with the bits of a job that nothing happened
-to, those that train alone with each step in the centre once; no process, connection or shared memory is left, and no
+to, those that train alone with each step in the center once; no process, connection or shared memory is left, and no
 descriptor here. Prints JSON; ends with 1 where one went wrong.
 """
 
@@ -85,8 +85,8 @@ class Job:
 
     @property
     def servers(self) -> int:
-        """How often a server of the centre was started again."""
-        return sum("goes on with the same centre, restart" in line for line in self.output)
+        """How often a server of the center was started again."""
+        return sum("goes on with the same center, restart" in line for line in self.output)
 
     def harm(self, how: str) -> None:
         """Do the job harm."""
@@ -108,7 +108,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
     def kill_servers(self) -> None:
-        """Kill the server of the centre, and the next ones, some of which have not begun to serve."""
+        """Kill the server of the center, and the next ones, some of which have not begun to serve."""
         done = set[str]()
         for pause in self.kills:
             time.sleep(pause)
@@ -132,7 +132,7 @@ class Job:
 
 
 def serves(pid: str) -> bool:
-    """Whether a process is a server of the centre."""
+    """Whether a process is a server of the center."""
     try:
         return b"choros.training.async_control.shard_server" in Path("/proc", pid, "cmdline").read_bytes()
     except OSError:
@@ -153,7 +153,7 @@ def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
         found.append("the weights are not those of a job without a failure")
     steps = EPOCHS * BATCHES
     if name == "DOWNPOUR" and ends[0]["weight"] != -RATE * WORKERS * steps:
-        found.append(f"the centre holds {-ends[0]['weight'] / RATE:g} steps, not {WORKERS * steps}")
+        found.append(f"the center holds {-ends[0]['weight'] / RATE:g} steps, not {WORKERS * steps}")
     rows = ends[0]["rows"]  # since it went on
     if name in ALONE and (rows > steps * ROWS if restarts else rows != steps * ROWS):
         found.append(f"{rows} rows, not {steps * ROWS}")

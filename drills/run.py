@@ -4,7 +4,7 @@ python drills/run.py --backend jax --number 20 --seed 1
 
 Each drill draws an algorithm, a worker, a moment and a way to fail. Then must hold: the run ends within its limit; of
 workers that train together the weights are, bit by bit, those of a run without a failure, and each row counts once; of
-workers that train alone the centre holds each step once, and at most one window of the failed worker is missing in the
+workers that train alone the center holds each step once, and at most one window of the failed worker is missing in the
 record; no process, file descriptor or shared memory is left. Prints JSON; ends with 1 where a drill went wrong.
 """
 
@@ -154,7 +154,7 @@ def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, harmed: 
     if name == "DOWNPOUR":
         weight = float(np.asarray(model.get_weights()[0]).item())
         if weight != -RATE * WORKERS * steps:
-            found.append(f"the centre holds {-weight / RATE:g} steps, not {WORKERS * steps}")
+            found.append(f"the center holds {-weight / RATE:g} steps, not {WORKERS * steps}")
     meetings = WORKERS * -(-steps // window)
     if not meetings - len(run.restarts) <= run.exchanges <= meetings + len(run.restarts):
         found.append(f"{run.exchanges} meetings, not {meetings}")

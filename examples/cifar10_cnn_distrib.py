@@ -4,7 +4,7 @@
     python examples/cifar10_cnn_distrib.py --data cifar10.npz --algorithm allreduce --epochs 50 --aug
 
 No chief hands out the data: each worker has its own rows. By `downpour`, `adag`, `dynsgd`, `aeasgd` or `eamsgd` workers
-meet a centre each in its own time, which is what a parameter server was. Without --data the pictures are made up (see
+meet a center each in its own time, which is what a parameter server was. Without --data the pictures are made up (see
 images.py).
 """
 

@@ -13,7 +13,7 @@ from choros.algorithms import Algorithm, ExchangeInfo
 
 @dataclass
 class House:
-    """A centre and its workers, who meet by calls: ``alone(k)`` or ``together()``. Whole vectors, any library."""
+    """A center and its workers, who meet by calls: ``alone(k)`` or ``together()``. Whole vectors, any library."""
 
     algorithm: Algorithm
     start: Any
@@ -22,7 +22,7 @@ class House:
     staleness: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.centre = self.start
+        self.center = self.start
         self.memory = self.algorithm.start(self.start, self.workers)
         self.local = [self.start] * self.workers
         self.seen = [self.start] * self.workers
@@ -45,9 +45,9 @@ class House:
         self._merge(message, ExchangeInfo(self.workers), list(range(self.workers)))
 
     def _merge(self, message: Any, meeting: ExchangeInfo, who: list[int]) -> None:
-        before = self.centre
-        self.centre, self.memory = self.algorithm.merge(before, message, meeting, self.memory)
-        shown = before if self.algorithm.shows == "before" else self.centre
+        before = self.center
+        self.center, self.memory = self.algorithm.merge(before, message, meeting, self.memory)
+        shown = before if self.algorithm.shows == "before" else self.center
         for k in who:
             self.local[k], self.seen[k] = self.algorithm.adopt(self.local[k], shown), shown
 

@@ -25,21 +25,21 @@ def test_in_graph_equals_by_hand(algorithm, house, rng):
         return x
 
     def body(a, b):
-        centre = seen = x = jnp.asarray(start)
-        memory = algorithm.start(centre, workers)
+        center = seen = x = jnp.asarray(start)
+        memory = algorithm.start(center, workers)
         for _ in range(3):
             x = local_steps(x, a, b)
             message = jax.lax.pmean(algorithm.propose(x, seen, window), "workers")
-            before = centre
-            centre, memory = algorithm.merge(before, message, ExchangeInfo(workers), memory)
-            seen = before if algorithm.shows == "before" else centre
+            before = center
+            center, memory = algorithm.merge(before, message, ExchangeInfo(workers), memory)
+            seen = before if algorithm.shows == "before" else center
             x = algorithm.adopt(x, seen)
-        return x, centre
+        return x, center
 
-    x, centre = jax.jit(jax.vmap(body, axis_name="workers", out_axes=(0, 0)))(curvature, target)
+    x, center = jax.jit(jax.vmap(body, axis_name="workers", out_axes=(0, 0)))(curvature, target)
     h = house(algorithm, start, workers)
     for _ in range(3):
         h.local = [local_steps(x, a, b) for x, a, b in zip(h.local, curvature, target, strict=True)]
         h.together(window)
     np.testing.assert_allclose(x, np.stack(h.local), rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(centre[0], h.centre, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(center[0], h.center, rtol=2e-5, atol=2e-6)

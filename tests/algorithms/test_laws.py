@@ -32,10 +32,10 @@ EVERY = [kind().bound(WORKERS, 0.01) for kind in ALL] + VARIANTS
 every = pytest.mark.parametrize("algorithm", EVERY, ids=repr)
 
 
-def exchange(algorithm, centre, local, seen, meeting, memory, window=2):
+def exchange(algorithm, center, local, seen, meeting, memory, window=2):
     message = algorithm.propose(local, seen, window)
-    new, memory = algorithm.merge(centre, message, meeting, memory)
-    return new, algorithm.adopt(local, centre if algorithm.shows == "before" else new), memory
+    new, memory = algorithm.merge(center, message, meeting, memory)
+    return new, algorithm.adopt(local, center if algorithm.shows == "before" else new), memory
 
 
 @every
@@ -52,28 +52,28 @@ def test_is_frozen(algorithm):
 
 
 @every
-def test_a_settled_centre_stays(algorithm, rng):
-    """Workers that learnt nothing leave a centre as it is, alone and together, and stay there."""
+def test_a_settled_center_stays(algorithm, rng):
+    """Workers that learnt nothing leave a center as it is, alone and together, and stay there."""
     x = rng.normal(size=5)
     for meeting in (ExchangeInfo(1, 2, 1), ExchangeInfo(WORKERS)):
-        centre, local, _ = exchange(algorithm, x, x, x, meeting, algorithm.start(x, WORKERS))
-        np.testing.assert_array_equal(centre, x)
+        center, local, _ = exchange(algorithm, x, x, x, meeting, algorithm.start(x, WORKERS))
+        np.testing.assert_array_equal(center, x)
         np.testing.assert_array_equal(local, x)
 
 
 @every
 def test_is_pure(algorithm, rng):
     """Nothing that was handed in is changed, and the same again gives the same again."""
-    centre, local, seen = rng.normal(size=(3, 5))
-    memory = tuple(v + 0.5 for v in algorithm.start(centre, WORKERS))
-    for array in (centre, local, seen, *memory):
+    center, local, seen = rng.normal(size=(3, 5))
+    memory = tuple(v + 0.5 for v in algorithm.start(center, WORKERS))
+    for array in (center, local, seen, *memory):
         array.flags.writeable = False
-    first = exchange(algorithm, centre, local, seen, ExchangeInfo(1, 1, 2), memory)
-    second = exchange(algorithm, centre, local, seen, ExchangeInfo(1, 1, 2), memory)
+    first = exchange(algorithm, center, local, seen, ExchangeInfo(1, 1, 2), memory)
+    second = exchange(algorithm, center, local, seen, ExchangeInfo(1, 1, 2), memory)
     np.testing.assert_array_equal(first[0], second[0])
     np.testing.assert_array_equal(first[1], second[1])
     assert len(first[2]) == len(memory)
-    assert all(vector.shape == centre.shape for vector in first[2])
+    assert all(vector.shape == center.shape for vector in first[2])
 
 
 @every
@@ -81,18 +81,18 @@ def test_is_pure(algorithm, rng):
 def test_keeps_the_dtype(algorithm, dtype):
     x = np.linspace(0, 1, 5).astype(dtype)
     memory = algorithm.start(x, WORKERS)
-    centre, local, memory = exchange(algorithm, x, x + np.ones(5, dtype), x, ExchangeInfo(2, 1, 1), memory)
-    assert {v.dtype.name for v in (centre, local, *memory)} == {dtype}
+    center, local, memory = exchange(algorithm, x, x + np.ones(5, dtype), x, ExchangeInfo(2, 1, 1), memory)
+    assert {v.dtype.name for v in (center, local, *memory)} == {dtype}
 
 
 @every
 def test_blocks_give_what_the_whole_gives(algorithm, rng):
     """Elementwise means so: two halves are the whole; who says not is really not."""
-    centre, local, seen = rng.normal(size=(3, 6))
-    memory = tuple(v + rng.normal(size=6) ** 2 for v in algorithm.start(centre, WORKERS))
-    whole = exchange(algorithm, centre, local, seen, ExchangeInfo(1, 2, 1), memory)
+    center, local, seen = rng.normal(size=(3, 6))
+    memory = tuple(v + rng.normal(size=6) ** 2 for v in algorithm.start(center, WORKERS))
+    whole = exchange(algorithm, center, local, seen, ExchangeInfo(1, 2, 1), memory)
     parts = [
-        exchange(algorithm, centre[s], local[s], seen[s], ExchangeInfo(1, 2, 1), tuple(v[s] for v in memory))
+        exchange(algorithm, center[s], local[s], seen[s], ExchangeInfo(1, 2, 1), tuple(v[s] for v in memory))
         for s in (slice(0, 4), slice(4, 6))
     ]
     same = all(np.array_equal(np.concatenate([p[i] for p in parts]), whole[i]) for i in (0, 1))
@@ -126,8 +126,8 @@ def test_same_on_every_array_library(algorithm, library, house):
             h.local[k] = h.local[k] + drift[k]
             h.alone(k, window=2)
         h.together(window=2, rows=[1, 2, 3])
-        results.append([np.asarray(h.centre), *(np.asarray(x) for x in h.local)])
-        assert type(h.centre) is type(convert(np.zeros(1, "float32")))
+        results.append([np.asarray(h.center), *(np.asarray(x) for x in h.local)])
+        assert type(h.center) is type(convert(np.zeros(1, "float32")))
     for ours, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=2e-5, atol=1e-6)
 
@@ -145,14 +145,14 @@ ADDERS = [
 
 
 @pytest.mark.parametrize("algorithm", ADDERS, ids=repr)
-def test_law_2_what_was_contributed_is_what_the_centre_gained(algorithm, house, rng):
-    """The sum of the weighted contributions is the centre less its start, a last partial window included."""
+def test_law_2_what_was_contributed_is_what_the_center_gained(algorithm, house, rng):
+    """The sum of the weighted contributions is the center less its start, a last partial window included."""
     h = house(algorithm, rng.normal(size=4), WORKERS)
     gained = np.zeros(4)
     for k, window in [(0, 8), (1, 8), (0, 8), (2, 8), (1, 8), (0, 3), (1, 5), (2, 1)]:
         h.local[k] = h.local[k] + rng.normal(size=4)
         message = algorithm.propose(h.local[k], h.seen[k], window)
-        staleness, before, clock = h.clock - h.met[k], h.centre, h.clock
+        staleness, before, clock = h.clock - h.met[k], h.center, h.clock
         if isinstance(algorithm, EASGD):
             share = algorithm.force * (message - before)
         elif isinstance(algorithm, DynSGD):
@@ -164,7 +164,7 @@ def test_law_2_what_was_contributed_is_what_the_centre_gained(algorithm, house, 
         h.alone(k, window)
         gained = gained + share
         assert h.clock == clock + 1
-    np.testing.assert_allclose(h.centre - h.start, gained, rtol=1e-12)
+    np.testing.assert_allclose(h.center - h.start, gained, rtol=1e-12)
 
 
 PLAIN = [AllReduce(), LocalSGD(1), DOWNPOUR(1), AGN(1), ADAG(1), ADAG(1, divide=True), DynSGD(1)]

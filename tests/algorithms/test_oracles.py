@@ -35,14 +35,14 @@ def together(alpha, p, z, paper=False):
     def step(state):
         *x, c = state
         moved = x if paper else [(1 - z) * xk for xk in x]
-        centre, _ = algorithm.merge(c, sum(moved) / p, ExchangeInfo(p), ())
-        return [algorithm.adopt(m, c) - (z * xk if paper else 0) for m, xk in zip(moved, x, strict=True)] + [centre]
+        center, _ = algorithm.merge(c, sum(moved) / p, ExchangeInfo(p), ())
+        return [algorithm.adopt(m, c) - (z * xk if paper else 0) for m, xk in zip(moved, x, strict=True)] + [center]
 
     return radius(step, p + 1)
 
 
 def in_turn(alpha, p, z, paper=False):
-    """One round of p workers, each meeting the centre alone."""
+    """One round of p workers, each meeting the center alone."""
     algorithm = AEASGD(alpha=alpha)
 
     def step(state):
@@ -142,7 +142,7 @@ def test_one_worker_is_the_plain_optimizer_bit_for_bit_on_whole_numbers(algorith
         plain = plain - 0.5 * plain
         h.local[0] = h.local[0] - 0.5 * h.local[0]
         h.alone(0)
-        np.testing.assert_array_equal(h.centre, plain)
+        np.testing.assert_array_equal(h.center, plain)
 
 
 # -- 3: accumulated gradient normalisation
@@ -151,30 +151,30 @@ def test_identical_steps_give_the_mean_step(algorithm, house):
     h = house(algorithm, np.zeros(3), 2)
     h.local[0] = h.local[0] + 5 * np.array([1.0, 2.0, 3.0])
     h.alone(0, window=5)
-    np.testing.assert_allclose(h.centre, [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(h.center, [1.0, 2.0, 3.0])
 
 
-def test_adag_is_damped_by_the_distance_that_the_centre_moved(house):
+def test_adag_is_damped_by_the_distance_that_the_center_moved(house):
     """c + m / (||c - c_seen||^2 / eta + 1), with c_seen that of the sender."""
     h = house(ADAG(eta=2.0), np.zeros(2), 3)
     h.local[0] = np.array([3.0, 4.0])
     h.alone(0)
-    np.testing.assert_allclose(h.centre, [3.0, 4.0])  # nobody moved it: undamped
+    np.testing.assert_allclose(h.center, [3.0, 4.0])  # nobody moved it: undamped
     h.local[1] = np.array([1.0, 0.0])
     h.alone(1)
-    np.testing.assert_allclose(h.centre, [3.0 + 1 / (25 / 2 + 1), 4.0])
-    h.local[1] = h.centre + np.array([0.0, 1.0])
-    h.alone(1)  # it saw the centre last: undamped again
-    np.testing.assert_allclose(h.centre, [3.0 + 1 / 13.5, 5.0])
+    np.testing.assert_allclose(h.center, [3.0 + 1 / (25 / 2 + 1), 4.0])
+    h.local[1] = h.center + np.array([0.0, 1.0])
+    h.alone(1)  # it saw the center last: undamped again
+    np.testing.assert_allclose(h.center, [3.0 + 1 / 13.5, 5.0])
 
 
 def test_adags_own_eta_is_dynsgds_share_where_contributions_are_equal_and_at_right_angles(house):
     h = house(ADAG(), np.zeros(4), 4)
     for k in range(4):
         h.local[k] = np.eye(4)[k]
-        before = h.centre
+        before = h.center
         h.alone(k)
-        share = (h.centre - before)[k]
+        share = (h.center - before)[k]
         moved = (before**2).sum()
         assert share == pytest.approx(1 / (moved + 1))
 
@@ -184,12 +184,12 @@ def test_adags_own_eta_is_dynsgds_share_where_contributions_are_equal_and_at_rig
 def test_dynsgd_at_the_usual_staleness_counts_one_pth(p, house):
     h = house(DynSGD(), np.zeros(1), p)
     for turn in range(3 * p):
-        before = h.centre
+        before = h.center
         h.local[turn % p] = h.local[turn % p] + 1.0
         h.alone(turn % p)
         if turn >= p:
             assert h.staleness[-1] == p - 1
-            np.testing.assert_allclose(h.centre - before, 1 / p)
+            np.testing.assert_allclose(h.center - before, 1 / p)
 
 
 # -- 5: conservation
@@ -198,17 +198,17 @@ def test_an_elastic_exchange_conserves_the_sum(alpha, house, rng):
     h = house(AEASGD(alpha=alpha), rng.normal(size=5), 3)
     for k in (0, 2, 1, 0):
         h.local[k] = h.local[k] + rng.normal(size=5)
-        total = h.local[k] + h.centre
+        total = h.local[k] + h.center
         h.alone(k)
-        np.testing.assert_allclose(h.local[k] + h.centre, total, rtol=1e-12)
+        np.testing.assert_allclose(h.local[k] + h.center, total, rtol=1e-12)
 
 
 def test_together_the_elastic_sum_of_all_is_conserved(house, rng):
     h = house(EASGD(alpha=0.2), rng.normal(size=5), 3)
     h.local = [x + rng.normal(size=5) for x in h.local]
-    total = sum(h.local) + h.centre
+    total = sum(h.local) + h.center
     h.together()
-    np.testing.assert_allclose(sum(h.local) + h.centre, total, rtol=1e-12)
+    np.testing.assert_allclose(sum(h.local) + h.center, total, rtol=1e-12)
 
 
 # -- 6: momentum
@@ -230,10 +230,10 @@ def momentum_run(algorithm, house, steps=12, rate=0.1):
 def test_eamsgd_without_momentum_is_aeasgd(house):
     with_zero, _ = momentum_run(EAMSGD(alpha=0.3, momentum=0.0), house)
     without, _ = momentum_run(AEASGD(alpha=0.3), house)
-    np.testing.assert_array_equal(with_zero.centre, without.centre)
+    np.testing.assert_array_equal(with_zero.center, without.center)
     np.testing.assert_array_equal(with_zero.local, without.local)
     other, _ = momentum_run(EAMSGD(alpha=0.3, momentum=0.5), house)
-    assert not np.allclose(other.centre, without.centre)
+    assert not np.allclose(other.center, without.center)
 
 
 def test_eamsgd_without_force_is_nesterovs_gradient(house):
@@ -247,7 +247,7 @@ def test_eamsgd_without_force_is_nesterovs_gradient(house):
         y.grad = y.detach() - torch.tensor([0.5, 0.0], dtype=torch.float64)
         optimizer.step()
     np.testing.assert_allclose(h.local[0] + 0.9 * velocity[0], y.detach().numpy(), rtol=1e-10)
-    np.testing.assert_array_equal(h.centre, [1.0, -2.0])
+    np.testing.assert_array_equal(h.center, [1.0, -2.0])
 
 
 # -- 7: averaging
@@ -267,7 +267,7 @@ def test_averaging_after_one_sgd_step_is_the_large_batch(algorithm, rows, house,
         large = step(large, np.arange(12))
         h.local = [step(x, part) for x, part in zip(h.local, shards, strict=True)]
         h.together(rows=rows)
-    np.testing.assert_allclose(h.centre, large, rtol=1e-12)
+    np.testing.assert_allclose(h.center, large, rtol=1e-12)
 
 
 def test_averaging_forgets_the_last_mean(house):
@@ -276,13 +276,13 @@ def test_averaging_forgets_the_last_mean(house):
     for _ in range(3):
         h.local = [np.array([1.0]), np.array([3.0])]
         h.together(rows=[5, 5])
-        np.testing.assert_array_equal(h.centre, [2.0])
+        np.testing.assert_array_equal(h.center, [2.0])
 
 
 # -- 8: nothing is lost
 @pytest.mark.parametrize("algorithm", [DOWNPOUR(), DOWNPOUR(window=3)], ids=repr)
-def test_every_step_is_in_the_centre(algorithm, house):
-    """Workers of 10, 7 and 4 steps, each of length 1: the centre ends 21 from its start."""
+def test_every_step_is_in_the_center(algorithm, house):
+    """Workers of 10, 7 and 4 steps, each of length 1: the center ends 21 from its start."""
     h = house(algorithm, np.zeros(1), 3)
     pending = [0, 0, 0]
     for step in range(10):
@@ -293,30 +293,30 @@ def test_every_step_is_in_the_centre(algorithm, house):
                 if pending[k] == algorithm.window or step == steps - 1:
                     h.alone(k, pending[k])
                     pending[k] = 0
-    np.testing.assert_array_equal(h.centre, [21.0])
+    np.testing.assert_array_equal(h.center, [21.0])
 
 
 def test_downpours_adagrad_is_deans(house):
     """eta_i = gamma / sqrt(sum_j dw_ij^2), for each parameter."""
     h = house(DOWNPOUR(adagrad=True, gamma=0.5), np.zeros(3), 2)
     pushes = np.array([[1.0, -2.0, 0.0], [3.0, 0.5, 0.0], [-1.0, 1.0, 4.0]])
-    centre, squares = np.zeros(3), np.zeros(3)
+    center, squares = np.zeros(3), np.zeros(3)
     for turn, push in enumerate(pushes):
         k = turn % 2
         h.local[k] = h.seen[k] + push
         h.alone(k)
         squares += push**2
-        centre += np.divide(0.5 * push, np.sqrt(squares), out=np.zeros(3), where=squares > 0)
-        np.testing.assert_allclose(h.centre, centre, rtol=1e-12)
+        center += np.divide(0.5 * push, np.sqrt(squares), out=np.zeros(3), where=squares > 0)
+        np.testing.assert_allclose(h.center, center, rtol=1e-12)
 
 
 # -- 9: the sum rule of synchronous EASGD
 def test_easgd_takes_the_papers_sum(house, rng):
     h = house(EASGD(alpha=0.1), rng.normal(size=4), 3)
     h.local = [x + rng.normal(size=4) for x in h.local]
-    x, c = list(h.local), h.centre
+    x, c = list(h.local), h.center
     h.together()
-    np.testing.assert_allclose(h.centre, c + 0.1 * sum(xk - c for xk in x))
+    np.testing.assert_allclose(h.center, c + 0.1 * sum(xk - c for xk in x))
     for ours, xk in zip(h.local, x, strict=True):
         np.testing.assert_allclose(ours, xk - 0.1 * (xk - c))
 
@@ -344,4 +344,4 @@ def test_diloco_is_torchs_nesterov_sgd(house, rng):
         c.grad = -(torch.tensor(sum(h.local) / 3) - c.detach())
         optimizer.step()
         h.together(window=16)
-        np.testing.assert_allclose(h.centre, c.detach().numpy(), rtol=1e-10)
+        np.testing.assert_allclose(h.center, c.detach().numpy(), rtol=1e-10)

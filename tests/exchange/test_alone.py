@@ -18,16 +18,16 @@ NONE = np.zeros(0)
 
 
 def by_hand(algorithm, start, drifts):
-    centre, memory = start, algorithm.start(start, WORKERS)
+    center, memory = start, algorithm.start(start, WORKERS)
     local, seen, met = [start] * WORKERS, [start] * WORKERS, [0] * WORKERS
     for clock, (k, drift) in enumerate(zip(ORDER, drifts, strict=True)):
         local[k] = local[k] + drift
-        before = centre
+        before = center
         message = algorithm.propose(local[k], seen[k], 4)
-        centre, memory = algorithm.merge(before, message, ExchangeInfo(1, clock - met[k], k), memory)
-        seen[k] = before if algorithm.shows == "before" else centre
+        center, memory = algorithm.merge(before, message, ExchangeInfo(1, clock - met[k], k), memory)
+        seen[k] = before if algorithm.shows == "before" else center
         local[k], met[k] = algorithm.adopt(local[k], seen[k]), clock + 1
-    return centre, local
+    return center, local
 
 
 def in_order(seats, start, drifts):
@@ -44,15 +44,15 @@ def in_order(seats, start, drifts):
 def test_is_what_the_three_functions_say(algorithm, size, rng):
     start, drifts = rng.normal(size=size), rng.normal(size=(len(ORDER), size))
     want, want_local = by_hand(algorithm, start, drifts)
-    centre = InMemoryParameterServer(algorithm, start, WORKERS)
-    _, local, _ = in_order([centre.at(k) for k in range(WORKERS)], start, drifts)
-    np.testing.assert_allclose(centre.center, want, rtol=1e-12, atol=1e-12)
+    center = InMemoryParameterServer(algorithm, start, WORKERS)
+    _, local, _ = in_order([center.at(k) for k in range(WORKERS)], start, drifts)
+    np.testing.assert_allclose(center.center, want, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(local, want_local, rtol=1e-12, atol=1e-12)
 
 
 @every
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_shared_centre_gives_the_same_bits(algorithm, dtype, rng):
+def test_the_shared_center_gives_the_same_bits(algorithm, dtype, rng):
     start = rng.normal(size=BLOCK + 7).astype(dtype)
     drifts = rng.normal(size=(len(ORDER), start.size)).astype(dtype)
     inside = InMemoryParameterServer(algorithm, start, WORKERS)
@@ -69,21 +69,21 @@ def test_the_shared_centre_gives_the_same_bits(algorithm, dtype, rng):
 
 
 def test_counts_exchanges_staleness_and_seconds(rng):
-    centre = InMemoryParameterServer(DynSGD(), np.zeros(2), WORKERS)
-    workers, _, staleness = in_order([centre.at(k) for k in range(WORKERS)], np.zeros(2), np.ones((len(ORDER), 2)))
+    center = InMemoryParameterServer(DynSGD(), np.zeros(2), WORKERS)
+    workers, _, staleness = in_order([center.at(k) for k in range(WORKERS)], np.zeros(2), np.ones((len(ORDER), 2)))
     assert staleness == [0, 1, 1, 3, 0, 3, 3, 0, 2, 4, 1, 3]
     assert [w.exchanges for w in workers] == [ORDER.count(k) for k in range(WORKERS)]
     assert [w.staleness for w in workers] == [
         sum(s for s, o in zip(staleness, ORDER, strict=True) if o == k) for k in range(3)
     ]
     assert all(w.seconds > 0 for w in workers)
-    assert centre.clock == len(ORDER)
+    assert center.clock == len(ORDER)
 
 
 def test_threads_lose_nothing():
-    """Law 2 under contention: four workers add whole numbers; the centre has the sum of them all."""
-    centre, turns, size = InMemoryParameterServer(DOWNPOUR(), np.zeros(BLOCK + 3), 4), 50, BLOCK + 3
-    workers = [AsyncExchange(centre.at(k), np.zeros(size)) for k in range(4)]
+    """Law 2 under contention: four workers add whole numbers; the center has the sum of them all."""
+    center, turns, size = InMemoryParameterServer(DOWNPOUR(), np.zeros(BLOCK + 3), 4), 50, BLOCK + 3
+    workers = [AsyncExchange(center.at(k), np.zeros(size)) for k in range(4)]
 
     def work(k):
         local = np.zeros(size)
@@ -96,44 +96,44 @@ def test_threads_lose_nothing():
         thread.start()
     for thread in threads:
         thread.join()
-    np.testing.assert_array_equal(centre.center, turns * (1 + 2 + 3 + 4))
-    assert centre.clock == 4 * turns == sum(w.exchanges for w in workers)
+    np.testing.assert_array_equal(center.center, turns * (1 + 2 + 3 + 4))
+    assert center.clock == 4 * turns == sum(w.exchanges for w in workers)
 
 
 def test_moving_statistics_are_averaged_at_each_meeting():
     """c <- c + (others - c) / p, and the worker goes on with c."""
-    centre = InMemoryParameterServer(AEASGD(alpha=0.3), np.zeros(1), 2, others=np.zeros(2))
+    center = InMemoryParameterServer(AEASGD(alpha=0.3), np.zeros(1), 2, others=np.zeros(2))
     others = np.array([4.0, 8.0])
-    AsyncExchange(centre.at(1), np.zeros(1)).meet(np.zeros(1), 1, others)
+    AsyncExchange(center.at(1), np.zeros(1)).meet(np.zeros(1), 1, others)
     np.testing.assert_array_equal(others, [2.0, 4.0])
-    np.testing.assert_array_equal(centre.others, [2.0, 4.0])
+    np.testing.assert_array_equal(center.others, [2.0, 4.0])
 
 
 def test_read_copies_and_tells_the_clock():
-    centre = InMemoryParameterServer(DOWNPOUR(), np.zeros(2), 1, others=np.ones(1))
-    seat = centre.at(0)
+    center = InMemoryParameterServer(DOWNPOUR(), np.zeros(2), 1, others=np.ones(1))
+    seat = center.at(0)
 
     seat.exchange(np.ones(2), np.zeros(2), 1, np.ones(1))
     out, others = np.empty(2), np.empty(1)
     assert seat.read(out, others) == 1
     out[:] = 5.0
-    np.testing.assert_array_equal(centre.center, 1.0)
+    np.testing.assert_array_equal(center.center, 1.0)
     np.testing.assert_array_equal(others, 1.0)
     seat.close()
 
 
 def test_a_worker_goes_on_from_its_state(rng):
     start = rng.normal(size=3)
-    centre = InMemoryParameterServer(DOWNPOUR(), start, 1)
-    alone, local = AsyncExchange(centre.at(0), start.copy()), start + 1.0
+    center = InMemoryParameterServer(DOWNPOUR(), start, 1)
+    alone, local = AsyncExchange(center.at(0), start.copy()), start + 1.0
     alone.meet(local, 8, NONE)
     state = alone.state()
-    resumed = AsyncExchange(centre.at(0), np.zeros(3))
+    resumed = AsyncExchange(center.at(0), np.zeros(3))
     resumed.restore(state)
     alone.seen[:] = np.nan  # a state is a copy
     local += 1.0
     resumed.meet(local, 8, NONE)
-    np.testing.assert_allclose(centre.center, start + 2.0)
+    np.testing.assert_allclose(center.center, start + 2.0)
     assert resumed.exchanges == 2
 
 

@@ -14,25 +14,25 @@ every = pytest.mark.parametrize("algorithm", EVERY, ids=repr)
 
 
 class BeforeAndSeen(DOWNPOUR):
-    """An algorithm that none of ours is: it looks at what it saw, and is shown the centre before the merge."""
+    """An algorithm that none of ours is: it looks at what it saw, and is shown the center before the merge."""
 
     shows = "before"
 
 
 def by_hand(algorithm, size, start, drifts, rows):
     """The same meetings on whole float64 vectors, straight from the three functions."""
-    centre, memory = start, algorithm.start(start, size)
+    center, memory = start, algorithm.start(start, size)
     local, seen = [start] * size, [start] * size
     for drift in drifts:
         local = [x + d for x, d in zip(local, drift, strict=True)]
         weights = rows if algorithm.weighted else [1] * size
         proposals = [algorithm.propose(x, s, 4) for x, s in zip(local, seen, strict=True)]
         mean = sum(w * m for w, m in zip(weights, proposals, strict=True)) / sum(weights)
-        before = centre
-        centre, memory = algorithm.merge(before, mean, ExchangeInfo(size), memory)
-        shown = before if algorithm.shows == "before" else centre
+        before = center
+        center, memory = algorithm.merge(before, mean, ExchangeInfo(size), memory)
+        shown = before if algorithm.shows == "before" else center
         local, seen = [algorithm.adopt(x, shown) for x in local], [shown] * size
-    return centre, local
+    return center, local
 
 
 def meetings(algorithm, drifts, rows, start):
@@ -56,12 +56,12 @@ def test_is_what_the_three_functions_say_and_bit_equal_everywhere(algorithm, siz
     for dtype, tolerance in (("float64", 1e-12), ("float32", 2e-4)):
         done = ranks(size, meetings(algorithm, drifts.astype(dtype), rows, start.astype(dtype)))
         for rank, (together, ours) in enumerate(done):
-            np.testing.assert_array_equal(together.centre, done[0][0].centre)
+            np.testing.assert_array_equal(together.center, done[0][0].center)
             for vector, other in zip(together.memory, done[0][0].memory, strict=True):
                 np.testing.assert_array_equal(vector, other)
-            np.testing.assert_allclose(together.centre, want, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(together.center, want, rtol=tolerance, atol=tolerance)
             np.testing.assert_allclose(ours, local[rank], rtol=tolerance, atol=tolerance)
-            assert together.centre.dtype == ours.dtype == np.dtype(dtype)
+            assert together.center.dtype == ours.dtype == np.dtype(dtype)
             assert together.exchanges == 3
             assert together.seconds > 0
 
@@ -71,7 +71,7 @@ def test_seen_is_what_was_shown(algorithm, ranks, rng):
     start, drifts = rng.normal(size=9), rng.normal(size=(4, 2, 9))
     want, local = by_hand(algorithm, 2, start, drifts, [1, 1])
     for rank, (together, ours) in enumerate(ranks(2, meetings(algorithm, drifts, [1, 1], start))):
-        np.testing.assert_allclose(together.centre, want)
+        np.testing.assert_allclose(together.center, want)
         np.testing.assert_allclose(ours, local[rank])
 
 
@@ -83,21 +83,21 @@ def test_a_rank_of_no_rows_counts_nothing(algorithm, ranks):
     def work(group):
         together, local = SyncExchange(algorithm, group, np.zeros(3)), np.full(3, values[group.rank])
         together.meet(local, window=4, rows=[10, 0, 20][group.rank])
-        return together.centre, local
+        return together.center, local
 
-    for centre, local in ranks(3, work):
-        np.testing.assert_allclose(centre, 3.0)
-        np.testing.assert_array_equal(local, centre)
+    for center, local in ranks(3, work):
+        np.testing.assert_allclose(center, 3.0)
+        np.testing.assert_array_equal(local, center)
 
 
 def test_where_none_had_a_row_nothing_changes(ranks):
     def work(group):
         together, local = SyncExchange(LocalSGD(), group, np.full(3, 7.0)), np.full(3, float(group.rank))
         together.meet(local, window=4, rows=0)
-        return together.centre, local, together.exchanges
+        return together.center, local, together.exchanges
 
-    for rank, (centre, local, exchanges) in enumerate(ranks(3, work)):
-        np.testing.assert_array_equal(centre, 7.0)
+    for rank, (center, local, exchanges) in enumerate(ranks(3, work)):
+        np.testing.assert_array_equal(center, 7.0)
         np.testing.assert_array_equal(local, float(rank))
         assert exchanges == 1
 
@@ -107,7 +107,7 @@ def test_the_unweighted_count_every_worker_alike(algorithm, ranks):
     def work(group, rows):
         together, local = SyncExchange(algorithm, group, np.zeros(2)), np.full(2, 1.0 + group.rank)
         together.meet(local, window=4, rows=rows[group.rank])
-        return together.centre
+        return together.center
 
     uneven, even = ranks(2, lambda g: work(g, [0, 9])), ranks(2, lambda g: work(g, [5, 5]))
     np.testing.assert_array_equal(uneven[0], even[0])
@@ -121,23 +121,23 @@ def test_one_worker_keeps_its_vector_to_the_last_bit(rng):
     kept = local.copy()
     together.meet(local, window=8, rows=77)
     np.testing.assert_array_equal(local, kept)
-    np.testing.assert_array_equal(together.centre, kept)
+    np.testing.assert_array_equal(together.center, kept)
 
 
-def test_the_centre_is_the_callers_array_and_may_be_set(ranks):
-    """Weights that a callback sets are a new centre, from which the next contribution counts."""
+def test_the_center_is_the_callers_array_and_may_be_set(ranks):
+    """Weights that a callback sets are a new center, from which the next contribution counts."""
 
     def work(group):
-        centre = np.zeros(2)
-        together = SyncExchange(DOWNPOUR(), group, centre)
-        assert together.centre is centre
-        together.centre[:] = 10.0
-        local = together.centre + 1.0
+        center = np.zeros(2)
+        together = SyncExchange(DOWNPOUR(), group, center)
+        assert together.center is center
+        together.center[:] = 10.0
+        local = together.center + 1.0
         together.meet(local, window=4, rows=1)
-        return together.centre
+        return together.center
 
-    for centre in ranks(2, work):
-        np.testing.assert_array_equal(centre, 12.0)
+    for center in ranks(2, work):
+        np.testing.assert_array_equal(center, 12.0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_goes_on_from_a_state_as_if_nothing_had_been(algorithm, ranks, rng):
         for turn, drift in enumerate(drifts):
             if turn == 2:
                 state, other = together.state(), SyncExchange(algorithm, group, np.zeros(6))
-                together.centre[:] = np.nan  # a state is a copy
+                together.center[:] = np.nan  # a state is a copy
                 other.restore(state)
                 together = other
             local += drift[group.rank]
@@ -160,7 +160,7 @@ def test_goes_on_from_a_state_as_if_nothing_had_been(algorithm, ranks, rng):
 
     straight = ranks(2, meetings(algorithm, drifts, [1, 1], start))
     for (plain, _), resumed in zip(straight, ranks(2, work), strict=True):
-        np.testing.assert_array_equal(plain.centre, resumed.centre)
+        np.testing.assert_array_equal(plain.center, resumed.center)
         assert resumed.exchanges == 4
 
 
@@ -209,4 +209,4 @@ def test_a_center_that_was_set_is_what_all_saw_last(algorithm):
     together = SyncExchange(algorithm, SingleRankGroup(), np.zeros(2))
     together.replace(np.full(2, 3.0))
     together.meet(np.full(2, 4.0), 1, 8)
-    assert together.centre.tolist() == [4.0, 4.0]
+    assert together.center.tolist() == [4.0, 4.0]

@@ -131,7 +131,7 @@ def _no_segment_stays():
     assert set(_segments()) <= before
 
 
-# -- the lists: one of algorithms, one of centres, one of groups; the backend is the process' own (tests/run.sh)
+# -- the lists: one of algorithms, one of centers, one of groups; the backend is the process' own (tests/run.sh)
 @pytest.fixture(params=[kind.__name__ for kind in choros.algorithms.ALL])
 def kind(request):
     """Every algorithm's class."""
@@ -149,13 +149,13 @@ def meeting_kind(request):
 
 @pytest.fixture(params=[name for name in MEETING if not getattr(choros, name).weighted])
 def alone_kind(request):
-    """Every algorithm that can meet a centre alone (a mean weighted over all workers cannot, and is refused)."""
+    """Every algorithm that can meet a center alone (a mean weighted over all workers cannot, and is refused)."""
     return getattr(choros, request.param)
 
 
 @pytest.fixture(params=["memory", "shared"])
-def make_centre(request):
-    """Every centre, as its first worker meets it: ``make(algorithm, start, others)``."""
+def make_center(request):
+    """Every center, as its first worker meets it: ``make(algorithm, start, others)``."""
     made = []
 
     def make(algorithm, start, others):
@@ -226,9 +226,9 @@ def make_ledger(rows, rate):
 
 
 def walk(algorithm, steps, epochs, rate, workers=1):
-    """Where the centre of such a model ends when all workers make the same steps: the algorithm's maths alone."""
-    x, centre, seen, velocity = (np.zeros(1) for _ in range(4))
-    memory, pending = algorithm.start(centre, workers), 0
+    """Where the center of such a model ends when all workers make the same steps: the algorithm's maths alone."""
+    x, center, seen, velocity = (np.zeros(1) for _ in range(4))
+    memory, pending = algorithm.start(center, workers), 0
     for epoch in range(epochs):
         for step in range(steps):
             velocity = algorithm.momentum * velocity - rate
@@ -236,10 +236,10 @@ def walk(algorithm, steps, epochs, rate, workers=1):
             over = step + 1 == steps and (algorithm.window == 0 or epoch + 1 == epochs)
             if pending == algorithm.window or over:
                 message = algorithm.propose(x, seen, pending)
-                after, memory = algorithm.merge(centre, message, ExchangeInfo(workers=workers), memory)
-                seen = centre if algorithm.shows == "before" else after
-                x, centre, pending = algorithm.adopt(x, seen), after, 0
-    return float(centre[0])
+                after, memory = algorithm.merge(center, message, ExchangeInfo(workers=workers), memory)
+                seen = center if algorithm.shows == "before" else after
+                x, center, pending = algorithm.adopt(x, seen), after, 0
+    return float(center[0])
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def ledger_source():
 
 
 @pytest.fixture
-def centre_walks():
+def center_walks():
     return walk
 
 

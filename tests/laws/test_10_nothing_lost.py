@@ -179,7 +179,7 @@ def test_workers_that_wait_for_nobody_begin_anew_and_nothing_counts_twice(name, 
     died = len(run.restarts)
     assert died == 2
     assert {restart.signal for restart in run.restarts} == {"SIGKILL"}
-    # The centre: each of the run's steps in it, once.
+    # The center: each of the run's steps in it, once.
     steps = EPOCHS * 400  # of each worker: one for each global batch
     if name == "DOWNPOUR":
         assert float(np.asarray(model.trainable_variables[0]).item()) == -RATE * 2 * steps

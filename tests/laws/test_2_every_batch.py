@@ -29,7 +29,7 @@ def setting(kind):
 
 
 @pytest.mark.parametrize(("workers", "rows", "batch"), [(2, 45, 12), (3, 38, 12)], ids=["two", "three"])
-def test_each_row_once_and_each_step_in_the_centre(pools, kind, ledger, centre_walks, workers, rows, batch):
+def test_each_row_once_and_each_step_in_the_center(pools, kind, ledger, center_walks, workers, rows, batch):
     single = kind is choros.Single
     workers = 1 if single else workers
     model = ledger(rows, RATE)
@@ -56,7 +56,7 @@ def test_each_row_once_and_each_step_in_the_centre(pools, kind, ledger, centre_w
         assert run.exchanges == sum(-(-count // 3) for count in steps)
         assert -RATE / (1 - bound.momentum) * sum(steps) <= weight(model) < 0
     elif workers < 3:  # all ranks have rows in every batch
-        expected = centre_walks(bound, -(-rows // batch), EPOCHS, RATE, workers)
+        expected = center_walks(bound, -(-rows // batch), EPOCHS, RATE, workers)
         assert weight(model) == pytest.approx(expected, rel=1e-6)
     assert weight(model) != 0
 
@@ -65,12 +65,12 @@ ALONE = [kind for kind in choros.algorithms.ALL if kind.mode == "async"]
 
 
 @pytest.mark.parametrize("kind", ALONE, ids=lambda kind: kind.__name__)
-def test_by_one_worker_the_centre_walks_as_the_maths_says(pools, kind, ledger, centre_walks):
+def test_by_one_worker_the_center_walks_as_the_maths_says(pools, kind, ledger, center_walks):
     model = ledger(50, RATE)
     trainer = choros.Trainer(model, setting(kind), workers=1, pool=pools(2))
     history = trainer.fit(*rows_of(50), batch_size=8, epochs=EPOCHS, seed=3, verbose=0)
     assert history.history["missed"] == [0.0] * EPOCHS
-    assert weight(model) == pytest.approx(centre_walks(history.run.algorithm, 7, EPOCHS, RATE), rel=1e-5)
+    assert weight(model) == pytest.approx(center_walks(history.run.algorithm, 7, EPOCHS, RATE), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["LocalSGD", "DOWNPOUR"])

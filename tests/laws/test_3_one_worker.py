@@ -18,7 +18,7 @@ def neutral(kind):
 
 
 def stays(kind):
-    """Whether the centre stays where it was while the worker goes its own way: the elastic family without force."""
+    """Whether the center stays where it was while the worker goes its own way: the elastic family without force."""
     return issubclass(kind, choros.EASGD)
 
 
@@ -94,7 +94,7 @@ def replica_of(model, source):
     return replica, start, others
 
 
-def test_alone_with_every_centre(alone_kind, plain, make_centre):
+def test_alone_with_every_center(alone_kind, plain, make_center):
     from choros.data import make_source
 
     kind = alone_kind
@@ -102,14 +102,14 @@ def test_alone_with_every_centre(alone_kind, plain, make_centre):
     model, source = make(), make_source(x, y)
     replica, first, others = replica_of(model, source)
     algorithm = neutral(kind).bound(1, 0.05)
-    centre = make_centre(algorithm, first, others)
-    alone = AsyncExchange(centre, first.copy())
+    center = make_center(algorithm, first, others)
+    alone = AsyncExchange(center, first.copy())
     steps = train(replica, source, lambda local, rows: alone.meet(local, 1, others))
     assert alone.exchanges == steps
     assert alone.staleness == 0
     check_weights(model.get_weights(), weights, steps)  # the worker itself, also without elastic force
     end = np.empty_like(first)
-    assert centre.read(end, others) == steps
+    assert center.read(end, others) == steps
     expected = np.concatenate([w.reshape(-1) for w in (start if stays(kind) else weights)])
     check_weights([end], [expected], steps)
 

@@ -63,12 +63,12 @@ class Slow:
     shows, elementwise, uses_seen = "after", False, False
     def propose(self, local, seen, window): return local
     def adopt(self, local, shown): return shown
-    def merge(self, centre, message, meeting, memory):
+    def merge(self, center, message, meeting, memory):
         print("held", flush=True)
         time.sleep(60)
 import numpy as np
-centre = SharedMemoryParameterServer(int(sys.argv[1]), Slow(), 1, 2)
-centre.exchange(np.zeros(4), np.zeros(4), 1, np.zeros(0))
+center = SharedMemoryParameterServer(int(sys.argv[1]), Slow(), 1, 2)
+center.exchange(np.zeros(4), np.zeros(4), 1, np.zeros(0))
 """
 NOTICES = """
 import sys, time
@@ -93,12 +93,12 @@ def held_elsewhere(text, fd):
             other.kill()
 
 
-def test_a_centre_names_who_holds_it_and_is_free_when_the_holder_dies():
+def test_a_center_names_who_holds_it_and_is_free_when_the_holder_dies():
     none = np.zeros(0)
     segment = SharedMemoryParameterServer.create(np.zeros(4), none, (), workers=2)
     with segment:
-        centre = SharedMemoryParameterServer(segment, choros.AEASGD(alpha=0.5), 0, 2, timeout=LIMIT)
-        alone = AsyncExchange(centre, np.zeros(4))
+        center = SharedMemoryParameterServer(segment, choros.AEASGD(alpha=0.5), 0, 2, timeout=LIMIT)
+        alone = AsyncExchange(center, np.zeros(4))
         with held_elsewhere(HOLD, segment.fd) as other:
             with (
                 within(10),
@@ -107,7 +107,7 @@ def test_a_centre_names_who_holds_it_and_is_free_when_the_holder_dies():
                 alone.meet(np.ones(4), 1, none)
             assert caught.value.missing == (1,)
             with within(10), pytest.raises(CommTimeoutError, match="rank 1"):
-                centre.replace(np.zeros(4), none)
+                center.replace(np.zeros(4), none)
         local = np.ones(4)
         with within(5):
             assert alone.meet(local, 1, none) == 0

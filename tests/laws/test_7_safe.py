@@ -136,7 +136,7 @@ def test_workers_listen_on_nothing(pools):
 SEGMENTS = {
     "segment": lambda: Segment.create(64),
     "group": lambda: SharedGroup.create(2, 64),
-    "centre": lambda: SharedMemoryParameterServer.create(np.zeros(3), np.zeros(0), (), workers=2),
+    "center": lambda: SharedMemoryParameterServer.create(np.zeros(3), np.zeros(0), (), workers=2),
 }
 
 

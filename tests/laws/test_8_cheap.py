@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
 FILES = sorted(FOLDER.glob("*.py"))
-TABLE = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "allreduce_shm", "centre_shm")
+TABLE = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "allreduce_shm", "center_shm")
 
 
 def run(name, *arguments):
@@ -37,7 +37,7 @@ def test_each_line_of_the_table_has_a_script_that_explains_itself(name):
     assert "usage" in run(name, "--help")
 
 
-@pytest.mark.parametrize("name", ["allreduce_shm", "centre_shm"])
+@pytest.mark.parametrize("name", ["allreduce_shm", "center_shm"])
 def test_the_engine_prints_multiples_of_a_memcpy(name):
     found = list(ratios(json.loads(run(name, "--sizes", "2560", "--rounds", "20"))))
     assert found

@@ -80,7 +80,7 @@ def test_what_crosses_the_cable_is_parameters_and_does_not_grow_with_the_rows(ne
     by_kind = {}
     for kind, rows, crossed, exchanges, trained, model in found:
         assert trained == 2 * 15 * 96
-        messages = crossed - exchanges * model  # each way half of the parameters, for each host has half of the centre
+        messages = crossed - exchanges * model  # each way half of the parameters, for each host has half of the center
         print(f"{kind}, {rows} rows: {crossed / model:.2f} models crossed in {exchanges} exchanges of one each")
         assert 0 < messages < 6 * model, (kind, rows, crossed / model, exchanges)
         by_kind.setdefault(kind, []).append((rows, crossed))

@@ -18,7 +18,7 @@ y = (x @ rng.standard_normal(6)).astype("float32")
 
 def train(algorithm, *data, batch_size=24, **how):
     keras.utils.set_random_seed(1)
-    hidden = [keras.layers.Dense(300, "tanh"), keras.layers.Dense(1000, "tanh")]  # so large that hosts divide a centre
+    hidden = [keras.layers.Dense(300, "tanh"), keras.layers.Dense(1000, "tanh")]  # so large that hosts divide a center
     model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
     trainer = choros.Trainer(model, algorithm, **how)
@@ -118,7 +118,7 @@ def test_ranks_of_three_machines_that_share_a_network_alone(mpiexec, network, tm
 
 
 def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path):
-    """Sums are made in each machine first; a centre is divided between them; files are decoded once a machine."""
+    """Sums are made in each machine first; a center is divided between them; files are decoded once a machine."""
     for name, text in {"model": MODEL, "script": SCRIPT, "reference": REFERENCE}.items():
         (tmp_path / f"{name}.py").write_text(text)
     subprocess.run([sys.executable, tmp_path / "reference.py", tmp_path], check=True, timeout=120)

@@ -186,7 +186,7 @@ def test_choros_run_by_srun_keeps_the_code_of_the_rank_that_failed(slurm, tmp_pa
 
 
 def test_together_and_alone_ranks_of_two_nodes_end_with_the_same_weights(slurm, submit, tmp_path):
-    """A sum over both nodes, a centre that the first has, and one that both have a part of."""
+    """A sum over both nodes, a center that the first has, and one that both have a part of."""
     job = submit(ALGORITHMS)
     log = slurm.choros("log", "-f", job, cwd=tmp_path)
     assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", log

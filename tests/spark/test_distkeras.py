@@ -191,7 +191,7 @@ def bound(trainer):
 
 
 def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn():
-    """Rules of 28 workers, with the notebook's rho, rates and windows; a centre takes what 28 bring in turn."""
+    """Rules of 28 workers, with the notebook's rho, rates and windows; a center takes what 28 bring in turn."""
     for name, own in TRAINERS.items():
         if "num_workers" not in own:
             continue
@@ -201,8 +201,8 @@ def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn
         if "rho" in own:
             assert bound(make(network(), **COMMON, **{**own, "rho": 50.0}))[1], name
         if rule.mode == "async":
-            centre = InMemoryParameterServer(rule, np.zeros(3), workers=28)
-            workers = [(AsyncExchange(centre.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
+            center = InMemoryParameterServer(rule, np.zeros(3), workers=28)
+            workers = [(AsyncExchange(center.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
             for turn in range(5):
                 for rank, (meeting, local) in enumerate(workers):
                     local += 0.01 * np.sin(rank + turn + np.arange(3))
@@ -218,8 +218,8 @@ def test_the_mean_rule_has_its_signs_right():
     rule = MeanEASGD(window=1, alpha=0.25)
     assert from_config(to_config(rule)) == rule
     workers = [3.0, 5.0]
-    centre, _ = rule.merge(0.0, sum(workers) / 2, ExchangeInfo(workers=2), ())
-    assert centre == 1.0  # a quarter of the way to the mean
+    center, _ = rule.merge(0.0, sum(workers) / 2, ExchangeInfo(workers=2), ())
+    assert center == 1.0  # a quarter of the way to the mean
     assert [rule.adopt(one, 0.0) for one in workers] == [2.25, 3.75]
     with pytest.warns(RuntimeWarning, match="unstable"):
         MeanEASGD(alpha=1.9).bound(28, 0.01, strict=False)

@@ -202,7 +202,7 @@ def executors(spark):
     return found
 
 
-def test_each_batch_is_in_the_centre_once_though_an_executor_was_killed(spark, capfd):
+def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, capfd):
     """Each step of a worker adds 1 to the one weight. The kill is in the middle of an epoch."""
     import keras
 

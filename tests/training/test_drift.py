@@ -31,7 +31,7 @@ SCRIPT = """
         def spoil(loop):
             if rank == 1 and loop.at == (1, 4):
                 loop.replica.get(loop.local)
-                vector = loop.local if loop.meeting is None else loop.meeting.centre
+                vector = loop.local if loop.meeting is None else loop.meeting.center
                 vector *= 1 + by
                 loop.replica.set(vector)
 

@@ -1,4 +1,4 @@
-"""A worker that raises, is killed or hangs: the caller is told in seconds, with the last centre."""
+"""A worker that raises, is killed or hangs: the caller is told in seconds, with the last center."""
 
 import os
 import signal
@@ -89,7 +89,7 @@ def test_the_caller_hears_of_it(algorithm, how, words, children):
     for old, new in zip(before, given.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)  # the given model is unchanged
     assert [w.shape for w in error.weights] == [w.shape for w in before]
-    assert any(np.abs(w - old).max() > 0 for w, old in zip(error.weights, before, strict=True)), "no centre came back"
+    assert any(np.abs(w - old).max() > 0 for w, old in zip(error.weights, before, strict=True)), "no center came back"
     soon = time.monotonic() + 5  # a thread of JAX's may have a file of its own open
     while (now := len(os.listdir("/proc/self/fd"))) > fds and time.monotonic() < soon:
         time.sleep(0.05)

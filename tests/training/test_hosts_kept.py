@@ -1,4 +1,4 @@
-"""Ranks of several hosts that train alone: the centre that is divided among them is kept, and they go on from it."""
+"""Ranks of several hosts that train alone: the center that is divided among them is kept, and they go on from it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from choros.training.worker import comm_setup
 room, hosts = sys.argv[1], int(sys.argv[2])
 rank, size, here = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"]), hierarchical_group.machine()
 hierarchical_group.machine = lambda: f"{here} {rank * hosts // size}"  # the ranks are as on so many hosts
-comm_setup._DIVIDED = 64  # bytes of a centre that is divided
+comm_setup._DIVIDED = 64  # bytes of a center that is divided
 
 def loss(truth, prediction):  # whose gradient is 1: each weight counts the steps
     return keras.ops.mean(prediction, axis=-1) + 0 * keras.ops.mean(truth, axis=-1)
@@ -93,7 +93,7 @@ def ended(job, folder, code=0, size=3):
     return [*found[0], errors]
 
 
-def test_after_a_rank_died_each_step_is_in_each_part_of_the_centre_once(start, tmp_path):
+def test_after_a_rank_died_each_step_is_in_each_part_of_the_center_once(start, tmp_path):
     (tmp_path / "kill-2").touch()
     weights, group, rows, epochs, errors = ended(start(2, restarts=1), tmp_path)
     assert not (tmp_path / "kill-2").exists()

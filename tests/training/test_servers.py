@@ -1,4 +1,4 @@
-"""The server of a host's part of the centre is killed in the middle of a run: another one goes on, all counts once."""
+"""The server of a host's part of the center is killed in the middle of a run: another one goes on, all counts once."""
 
 import contextlib
 import json
@@ -139,14 +139,14 @@ def job(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "layers", "ranks"), [("downpour", 2, 2), ("aeasgd", 1, 3)])
-def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_centre_once(job, name, layers, ranks):
+def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_center_once(job, name, layers, ranks):
     rng, one = random.Random(5), job(name, ranks, layers)
     for turn, least in enumerate((1, 4, 8)):
         one.until(f"met {ranks - 1} {least + rng.randrange(3)}")
         time.sleep(rng.uniform(0.0, 0.02))
         one.kill_a_server()
         if layers == 1 or turn == 0:
-            one.until("goes on with the same centre, restart")
+            one.until("goes on with the same center, restart")
     code, text = one.end(), "".join(one.lines)
     assert code == 0, text
     assert text.count("was ended by SIGKILL") == 3, text
@@ -168,6 +168,6 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_an_error(job):
         one.kill_a_server()
     code, text = one.end(), "".join(one.lines)
     assert code != 0, text
-    assert text.count("goes on with the same centre, restart") == 3, text
+    assert text.count("goes on with the same center, restart") == 3, text
     assert "another one was started 3 times, so the job ends" in text
     assert "has gone, and so has the rank that would start another one" in text, text

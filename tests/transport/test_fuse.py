@@ -16,8 +16,8 @@ class Rule:
     def propose(self, local, seen, window):
         return local - seen
 
-    def merge(self, centre, message, meeting, memory):
-        return centre + meeting.workers * message, memory
+    def merge(self, center, message, meeting, memory):
+        return center + meeting.workers * message, memory
 
     def adopt(self, local, shown):
         return shown
@@ -29,8 +29,8 @@ class Elastic(Rule):
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, centre, message, meeting, memory):
-        return centre + (meeting.workers * 0.3) * (message - centre), memory
+    def merge(self, center, message, meeting, memory):
+        return center + (meeting.workers * 0.3) * (message - center), memory
 
     def adopt(self, local, shown):
         return local - 0.3 * (local - shown)
@@ -41,33 +41,33 @@ class ElasticAfter(Elastic):
 
 
 class Adagrad(Rule):
-    def merge(self, centre, message, meeting, memory):
+    def merge(self, center, message, meeting, memory):
         squares = memory[0] + message**2
-        return centre + 0.01 * message / (squares + 1e-8) ** 0.5, (squares, memory[1])
+        return center + 0.01 * message / (squares + 1e-8) ** 0.5, (squares, memory[1])
 
 
 class DynSGD(Rule):
-    def merge(self, centre, message, meeting, memory):
-        return centre + message / (meeting.staleness + 1), memory
+    def merge(self, center, message, meeting, memory):
+        return center + message / (meeting.staleness + 1), memory
 
 
 class Nesterov(Rule):
     def propose(self, local, seen, window):
         return (local - seen) / window
 
-    def merge(self, centre, message, meeting, memory):
+    def merge(self, center, message, meeting, memory):
         speed = 0.9 * memory[1] + message
-        return centre + 0.7 * (message + 0.9 * speed), (memory[0], speed)
+        return center + 0.7 * (message + 0.9 * speed), (memory[0], speed)
 
 
 class Takes(Rule):
-    """The centre becomes the worker's vector, which the worker then scales: reads after a write would be wrong."""
+    """The center becomes the worker's vector, which the worker then scales: reads after a write would be wrong."""
 
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, centre, message, meeting, memory):
-        return message, (message, centre)
+    def merge(self, center, message, meeting, memory):
+        return message, (message, center)
 
     def adopt(self, local, shown):
         return -shown * 2 + local**3 - 1 / (local**-1 + 7) + 2 * local / 1
@@ -79,7 +79,7 @@ class Swaps(Rule):
     def propose(self, local, seen, window):
         return seen
 
-    def merge(self, centre, message, meeting, memory):
+    def merge(self, center, message, meeting, memory):
         return message, (memory[1], memory[0])
 
     def adopt(self, local, shown):
@@ -87,12 +87,12 @@ class Swaps(Rule):
 
 
 class ToSeen(Rule):
-    """The worker goes back to what it saw; both memories become one result, and so does the centre."""
+    """The worker goes back to what it saw; both memories become one result, and so does the center."""
 
     shows = "before"
 
-    def merge(self, centre, message, meeting, memory):
-        both = memory[0] * memory[1] - centre
+    def merge(self, center, message, meeting, memory):
+        both = memory[0] * memory[1] - center
         return both, (both, both)
 
     def propose(self, local, seen, window):
@@ -163,16 +163,16 @@ def test_what_is_computed_twice_is_computed_once_and_written_in_place():
 @pytest.mark.parametrize(
     "merge",
     [
-        lambda self, centre, message, meeting, memory: (np.sign(message), memory),
-        lambda self, centre, message, meeting, memory: (centre + message / message.sum(), memory),
-        lambda self, centre, message, meeting, memory: (centre if message else message, memory),
-        lambda self, centre, message, meeting, memory: (centre if message == 0 else message, memory),
-        lambda self, centre, message, meeting, memory: (centre * np.float64(2), memory),
-        lambda self, centre, message, meeting, memory: (centre * np.ones(5), memory),
-        lambda self, centre, message, meeting, memory: (centre[:3], memory),
-        lambda self, centre, message, meeting, memory: (1.0, memory),
-        lambda self, centre, message, meeting, memory: (centre, ()),
-        lambda self, centre, message, meeting, memory: 1 / 0,
+        lambda self, center, message, meeting, memory: (np.sign(message), memory),
+        lambda self, center, message, meeting, memory: (center + message / message.sum(), memory),
+        lambda self, center, message, meeting, memory: (center if message else message, memory),
+        lambda self, center, message, meeting, memory: (center if message == 0 else message, memory),
+        lambda self, center, message, meeting, memory: (center * np.float64(2), memory),
+        lambda self, center, message, meeting, memory: (center * np.ones(5), memory),
+        lambda self, center, message, meeting, memory: (center[:3], memory),
+        lambda self, center, message, meeting, memory: (1.0, memory),
+        lambda self, center, message, meeting, memory: (center, ()),
+        lambda self, center, message, meeting, memory: 1 / 0,
     ],
 )
 def test_what_cannot_be_followed_is_left_to_be_called(merge):
@@ -182,16 +182,16 @@ def test_what_cannot_be_followed_is_left_to_be_called(merge):
 
 def test_what_cannot_be_followed_is_called(monkeypatch):
     class Signs(Rule):
-        def merge(self, centre, message, meeting, memory):
-            return centre + np.sign(message), memory
+        def merge(self, center, message, meeting, memory):
+            return center + np.sign(message), memory
 
     class Fails(Rule):
         def adopt(self, local, shown):
             raise RuntimeError("adopt failed")
 
     class Forgets(Rule):
-        def merge(self, centre, message, meeting, memory):
-            return centre, ()
+        def merge(self, center, message, meeting, memory):
+            return center, ()
 
     with SharedMemoryParameterServer.create(np.zeros(4), NONE, (np.zeros(4),), 1) as segment:
         local = np.array([3.0, -2.0, 0.0, 9.0])

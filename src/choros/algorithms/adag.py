@@ -44,21 +44,21 @@ class ADAG(Algorithm):
         if self.eta == 0:
             self.refuse("eta", "give a number above 0, or None")
 
-    def start(self, centre: Vector, workers: int = 1) -> Memory:
+    def start(self, center: Vector, workers: int = 1) -> Memory:
         """Return the center as each worker last saw it: one vector per worker."""
-        return tuple(1 * centre for _ in range(workers))
+        return tuple(1 * center for _ in range(workers))
 
-    def replaced(self, centre: Vector, memory: Memory) -> Memory:
+    def replaced(self, center: Vector, memory: Memory) -> Memory:
         """Return the new center for each worker, which adopts it at the next exchange."""
-        return self.start(centre, len(memory))
+        return self.start(center, len(memory))
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
         """Return the worker's update, divided by the number of steps if ``divide`` is set."""
         return (local - seen) / (max(window, 1) if self.divide else 1)
 
-    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add the damped update to the center and remember the center that the sender gets."""
-        moved = ((centre - memory[meeting.sender]) ** 2).sum()
+        moved = ((center - memory[meeting.sender]) ** 2).sum()
         eta = (message**2).sum() + TINY if self.eta is None else self.eta + TINY
-        new = centre + meeting.workers * message * (eta / (moved + eta))
+        new = center + meeting.workers * message * (eta / (moved + eta))
         return new, (*memory[: meeting.sender], new, *memory[meeting.sender + 1 :])

@@ -38,11 +38,11 @@ class Algorithm:
     An exchange is, for every algorithm, ::
 
         message        = propose(local, seen, window)
-        centre, memory = merge(centre, message, meeting, memory)
+        center, memory = merge(center, message, meeting, memory)
         local          = adopt(local, shown)
 
     where ``seen`` is the center as the worker last saw it and ``shown`` is the center before or after the merge.
-    The parameters ``centre`` and ``meeting`` are the center and an ``ExchangeInfo``.
+    The parameters ``center`` and ``meeting`` are the center and an ``ExchangeInfo``.
 
     Attributes:
         window: int. Optimizer steps between two exchanges; 0 is one exchange per epoch. Defaults to 1.
@@ -121,11 +121,11 @@ class Algorithm:
         """
         return self
 
-    def start(self, centre: Vector, workers: int = 1) -> Memory:
+    def start(self, center: Vector, workers: int = 1) -> Memory:
         """Return the state that the rule keeps beside the center: vectors of the center's shape."""
         return ()
 
-    def replaced(self, centre: Vector, memory: Memory) -> Memory:
+    def replaced(self, center: Vector, memory: Memory) -> Memory:
         """Return the memory for a center that a callback has set; by default it is unchanged."""
         return memory
 
@@ -133,7 +133,7 @@ class Algorithm:
         """Return the message that a worker sends after ``window`` optimizer steps."""
         return local
 
-    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Return the new center and the new memory."""
         return message, memory
 

@@ -43,15 +43,15 @@ class DiLoCo(Algorithm):
             self.unstable(workers, learning_rate, remedy, strict)
         return self
 
-    def start(self, centre: Vector, workers: int = 1) -> Memory:
+    def start(self, center: Vector, workers: int = 1) -> Memory:
         """Return the outer velocity, zero."""
-        return (0 * centre,)
+        return (0 * center,)
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
         """Return the worker's update since the last exchange."""
         return local - seen
 
-    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Apply the outer step to the center."""
         velocity = self.outer_momentum * memory[0] + message
-        return centre + self.outer_rate * (message + self.outer_momentum * velocity), (velocity,)
+        return center + self.outer_rate * (message + self.outer_momentum * velocity), (velocity,)

@@ -39,18 +39,18 @@ class DOWNPOUR(Algorithm):
     adagrad: bool = False
     gamma: float = 0.01
 
-    def start(self, centre: Vector, workers: int = 1) -> Memory:
+    def start(self, center: Vector, workers: int = 1) -> Memory:
         """Return the accumulated squares, zero; nothing without ``adagrad``."""
-        return (0 * centre,) if self.adagrad else ()
+        return (0 * center,) if self.adagrad else ()
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:
         """Return the worker's update since the last exchange."""
         return local - seen
 
-    def merge(self, centre: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add the update to the center."""
         learnt = meeting.workers * message
         if not self.adagrad:
-            return centre + learnt, memory
+            return center + learnt, memory
         squares = memory[0] + learnt**2
-        return centre + self.gamma * learnt / (squares + TINY) ** 0.5, (squares,)
+        return center + self.gamma * learnt / (squares + TINY) ** 0.5, (squares,)

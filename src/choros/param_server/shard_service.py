@@ -68,7 +68,7 @@ class ParameterShard(SharedMemoryParameterServer):
         replies: Segment. Made by ``reply_segment``.
         timeout: float. Seconds to wait for the lock. Defaults to 300.
 
-    Example: see ``tests/transport/test_served_centre.py``.
+    Example: see ``tests/transport/test_served_center.py``.
     """
 
     def __init__(

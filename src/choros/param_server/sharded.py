@@ -79,7 +79,7 @@ class ShardedParameterServer:
     Raises:
         InvalidInputError: several shards of a rule that is not elementwise.
 
-    Example: see ``tests/transport/test_sharded_centre.py``.
+    Example: see ``tests/transport/test_sharded_center.py``.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class ReconnectingClient:
     Raises:
         PeerLostError: no listener answers.
 
-    Example: see ``tests/transport/test_served_centre.py``.
+    Example: see ``tests/transport/test_served_center.py``.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class QuiesceClient:
         self.board.rest(self.rank, number)
         while self.board.halted == number and self.board.code is None:
             if time.monotonic() > end:
-                raise CommTimeoutError(f"rank 0 has been keeping the state of the centre for {self.timeout:g} s.")
+                raise CommTimeoutError(f"rank 0 has been keeping the state of the center for {self.timeout:g} s.")
             time.sleep(_LOOK)
 
     def done(self) -> None:

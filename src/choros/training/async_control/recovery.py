@@ -39,7 +39,7 @@ def take_up(run: WorkerContext) -> bool:
     Returns:
         Whether the metrics of the current epoch were restored.
     """
-    run.begin = state_of(run.centre).position_of(run.centre, run.rank) or run.begin
+    run.begin = state_of(run.center).position_of(run.center, run.rank) or run.begin
     left = run.board.left(run.rank)
     if left is None:
         return False
@@ -78,6 +78,6 @@ def begin_average(replica: Any) -> None:
         replica.set_average(weights)
 
 
-def state_of(centre: Any) -> Any:
+def state_of(center: Any) -> Any:
     """Return the module that exports and imports a center's state, on one host or divided among hosts."""
-    return snapshot if isinstance(centre, SharedMemoryParameterServer) else sharded_snapshot
+    return snapshot if isinstance(center, SharedMemoryParameterServer) else sharded_snapshot

@@ -64,7 +64,7 @@ class ShardServerProcess:
         if not self._process.stdout.readline():
             self.close()
             raise PeerLostError(
-                f"The server of the centre on {os.uname().nodename} did not start: see what it printed."
+                f"The server of the center on {os.uname().nodename} did not start: see what it printed."
             )
         threading.Thread(target=self._watch, name="choros-server", daemon=True).start()
 
@@ -93,7 +93,7 @@ class ShardServerProcess:
                 before = self._process
                 _shut(before)
                 what = self._next(turn)
-            fate = f"the server of the centre (process {before.pid}) {_fate(before.returncode)}"
+            fate = f"the server of the center (process {before.pid}) {_fate(before.returncode)}"
             print(f"choros: {self._who}: {fate}; {what}", file=sys.stderr, flush=True)
             if self._process is before:
                 return
@@ -104,7 +104,7 @@ class ShardServerProcess:
         try:
             if turn <= _AGAIN:
                 self._process = self._start()
-                return f"process {self._process.pid} goes on with the same centre, restart {turn} of {_AGAIN}"
+                return f"process {self._process.pid} goes on with the same center, restart {turn} of {_AGAIN}"
         except OSError as error:
             why = f"no other one could be started ({error})"
         self._give_up()
@@ -185,7 +185,7 @@ def main() -> int:
     if told["cores"]:
         os.sched_setaffinity(0, told["cores"])
     rule = algorithms.from_config(told["algorithm"])
-    segment, kept = Segment(told["centre"]), Segment(told["kept"])
+    segment, kept = Segment(told["center"]), Segment(told["kept"])
     workers, lock = int(told["workers"]), threading.Lock()
     notes: tuple[ControlBlock, EpochLog] | None = None
     if told["board"] is not None:
@@ -194,7 +194,7 @@ def main() -> int:
         notes = board, EpochLog(Segment(told["mail"]), board, kept_epochs)
 
     def guest(rank: int, channel: RpcConnection) -> None:
-        centre = ParameterShard(segment, rule, rank, workers, kept, told["timeout"])
+        center = ParameterShard(segment, rule, rank, workers, kept, told["timeout"])
 
         def reply(head: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
             if notes is not None:
@@ -202,7 +202,7 @@ def main() -> int:
                     said, back = answer(*notes, head, arrays)
                 if said is not None:
                     return said, back
-            return sharded_snapshot.handle(centre, head, arrays) or centre.handle(head, arrays)
+            return sharded_snapshot.handle(center, head, arrays) or center.handle(head, arrays)
 
         channel.serve(reply)
 

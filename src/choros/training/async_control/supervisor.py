@@ -24,23 +24,23 @@ class AsyncCheckpointer:
     """Checkpoints of an asynchronous run. Workers continue, but cannot exchange while the center is copied.
 
     Args:
-        centre: the parameter server, as the caller or rank 0 sees it, before the first exchange.
+        center: the parameter server, as the caller or rank 0 sees it, before the first exchange.
         board: ControlBlock.
         saver: CheckpointManager.
         job: FitConfig.
         conductor: CallbackRunner.
     """
 
-    def __init__(self, centre: Any, board: Any, saver: Any, job: Any, conductor: Any) -> None:
-        self.centre, self.board, self.saver, self.job, self.conductor = centre, board, saver, job, conductor
+    def __init__(self, center: Any, board: Any, saver: Any, job: Any, conductor: Any) -> None:
+        self.center, self.board, self.saver, self.job, self.conductor = center, board, saver, job, conductor
         self.kept, self.steps = time.monotonic(), 0.0
         self.slots_of: Callable[[int], Part] | None = None  # returns the optimizer's state of a rank
         self.ranks = range(1)  # the ranks whose optimizer's state is saved
         if saver.latest is None:
-            state_of(centre).set_positions(centre, job.initial_epoch, job.initial_batch)
+            state_of(center).set_positions(center, job.initial_epoch, job.initial_batch)
         else:
             _, groups = saver.latest.parts[0]
-            state_of(centre).import_state(centre, groups["header"][0], groups["centre"])
+            state_of(center).import_state(center, groups["header"][0], groups["center"])
             board.put_back(groups["board"])
             board.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
@@ -64,7 +64,7 @@ class AsyncCheckpointer:
         if self.saver.checkpoint is None:
             return
         begun = time.thread_time()
-        header, vectors = state_of(self.centre).export_state(self.centre)
+        header, vectors = state_of(self.center).export_state(self.center)
         over = self.conductor.epoch is None
         epoch = self.job.epochs if over else self.conductor.epoch
         board = self.board.whole(epoch - self.job.initial_epoch)
@@ -72,7 +72,7 @@ class AsyncCheckpointer:
         if self.slots_of is not None:
             parts = {rank: self.slots_of(rank) for rank in self.ranks}
         own, groups = parts[0]
-        parts[0] = own, {"centre": vectors, "header": [header], "board": board, **groups}
+        parts[0] = own, {"center": vectors, "header": [header], "board": board, **groups}
         stopped = over and self.board.stopped
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.board.ordered_rate}
         self.saver.kept(Snapshot(facts, parts), asked)
@@ -89,12 +89,12 @@ class AsyncSupervisor(AsyncCheckpointer):
 
     Args:
         engine: ``LocalRun``, with its segments created and no job sent yet.
-        centre: the parameter server, as the caller sees it.
+        center: the parameter server, as the caller sees it.
     """
 
-    def __init__(self, engine: Any, centre: SharedMemoryParameterServer) -> None:
-        super().__init__(centre, engine.board, engine.saver, engine.job, engine.conductor)
-        self.near = centre
+    def __init__(self, engine: Any, center: SharedMemoryParameterServer) -> None:
+        super().__init__(center, engine.board, engine.saver, engine.job, engine.conductor)
+        self.near = center
         self.slots_of, self.ranks = engine.slots_of, engine.ranks
         self.engine, self.mender = engine, engine.mender
         self.hangs = engine.hangs

@@ -94,7 +94,7 @@ class SyncCheckpointer:
         )
         if loop.meeting is not None and run.rank == 0:
             held = loop.meeting.state()
-            groups["meeting"] = [held["centre"], held["seen"], *held["memory"]]
+            groups["meeting"] = [held["center"], held["seen"], *held["memory"]]
             if not batch and loop.trial is not None:  # callbacks saw this center, so a resumed run shows it to them
                 groups["shown"] = [loop.trial]
         tally = run.counted()
@@ -124,8 +124,8 @@ class SyncCheckpointer:
         if rate is not None:
             loop.replica.learning_rate = rate
         if loop.meeting is not None:
-            centre, seen, *memory = groups["meeting"]
-            loop.meeting.restore({"centre": centre, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})
+            center, seen, *memory = groups["meeting"]
+            loop.meeting.restore({"center": center, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})
         loop.schedule.pending, loop.rows = facts["pending"], facts["rows"]
         if loop.run.job.counts_on:
             loop.run.tally = WorkerStats(**facts["tally"])

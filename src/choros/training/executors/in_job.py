@@ -181,10 +181,10 @@ class InJobCallbackChannel:
 
     def command(self, orders: TrainerControl) -> None:
         """Publish rank 0's control message for asynchronous ranks. New weights replace the center."""
-        if orders.weights and self.run.centre is not None:
+        if orders.weights and self.run.center is not None:
             with self.run.aside():
                 self.run.take(self.set, orders)
-                self.run.centre.replace(*self.run.vectors())
+                self.run.center.replace(*self.run.vectors())
         self.run.board.order(orders, self.conductor.epoch)
 
     def read_mail(self) -> None:
@@ -298,8 +298,8 @@ class InJobCallbackChannel:
             group = self.run.group if self.together else self.base
             mine = self.set if self.lead else self.run.replica.snapshot()
             self.run.take([group.broadcast(value) for value in mine], orders)
-            if orders.weights and self.lead and self.run.centre is not None:
-                self.run.centre.replace(*self.run.vectors())
+            if orders.weights and self.lead and self.run.center is not None:
+                self.run.center.replace(*self.run.vectors())
             if not self.together:
                 group.barrier()
         return orders
@@ -354,7 +354,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
             hosts = [name.decode() for name in base.gather(platform.node().encode())]
             reporter.hangs = JobHangs(comm.board, job, rank, hosts)
             if saver.checkpoint is not None:
-                _keep_states(reporter, comm.centre)
+                _keep_states(reporter, comm.center)
         buffers = context.vectors()
         plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
         with saver.listening(comm.board.ask):
@@ -362,7 +362,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
                 train(context)
             _wait_for_the_others(reporter)
         tallies = _end(reporter, plan.model, buffers)
-        return tallies, reporter.losses, "nothing" if job.ensemble else met_in(comm.group, comm.centre)
+        return tallies, reporter.losses, "nothing" if job.ensemble else met_in(comm.group, comm.center)
 
     devices, request = rank_devices(job, rank), replace(plan, job=job)
     return run_rank(request, rank, connect, train_rank, devices=devices, replica=replica, state=state)
@@ -382,13 +382,13 @@ def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
     return base, job
 
 
-def _keep_states(reporter: InJobCallbackChannel, centre: Any) -> None:
+def _keep_states(reporter: InJobCallbackChannel, center: Any) -> None:
     """Set up checkpoints of the center by rank 0, and load the latest one if there is one. Collective."""
     context, saver = reporter.run, reporter.saver
-    between = not isinstance(centre, SharedMemoryParameterServer)
+    between = not isinstance(center, SharedMemoryParameterServer)
     if context.rank == 0:
         kind = ShardedCheckpointer if between else AsyncCheckpointer
-        reporter.keeper = kind(centre, context.board, saver, context.job, reporter.conductor)
+        reporter.keeper = kind(center, context.board, saver, context.job, reporter.conductor)
         reporter.keeper.slots_of = lambda rank: (
             {"rows": context.tally.rows},
             {"optimizer": context.replica.optimizer_state()},
@@ -396,7 +396,7 @@ def _keep_states(reporter: InJobCallbackChannel, centre: Any) -> None:
     elif between:
         reporter.resting = QuiesceClient(context.board, context.rank, context.job.timeout)
     reporter.base.barrier()
-    state_of(centre).refresh(centre)
+    state_of(center).refresh(center)
     context.again = saver.latest is not None
 
 
@@ -404,10 +404,10 @@ def _fetch(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Arr
     """Load the weights of an epoch's end, or the latest ones for None, into the model for callbacks."""
     context = reporter.run
     reporter.fetching()
-    if context.centre is not None:
+    if context.center is not None:
         trainable, others = buffers
         if epoch is None or context.snapshots is None or not context.snapshots.read(epoch, trainable, others):
-            context.centre.read(trainable, others)
+            context.center.read(trainable, others)
         assign_vectors(model, trainable, others)
         kept = None if epoch is None else reporter.ended.optimizer(epoch)
         assign_optimizer(model, kept or context.replica.optimizer_state())
@@ -432,14 +432,14 @@ def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
 def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array]) -> list[WorkerStats]:
     """Set the trained weights and the history in every rank; return the counts of all ranks. Collective."""
     context, base, saver = reporter.run, reporter.base, reporter.saver
-    replica, centre = context.replica, context.centre
-    if centre is not None:
+    replica, center = context.replica, context.center
+    if center is not None:
         reporter.read_mail()
         if reporter.keeper is not None:
             reporter.keeper.keep()
             saver.flush()
         trainable, others = buffers
-        centre.read(trainable, others)
+        center.read(trainable, others)
         replica.set(trainable)
         replica.set_others(others)
         if replica.averages:

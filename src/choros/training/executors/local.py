@@ -120,11 +120,11 @@ class LocalRun:
         self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
         self.line = BatchLine() if job.together and job.per_batch else None
         self.hangs = None if job.together else Hangs(self.board, job)
-        self.centre: SharedMemoryParameterServer | None = None
+        self.center: SharedMemoryParameterServer | None = None
         self.snapshots: Snapshots | None = None
         if job.alone and self.meeting is not None:
-            self.centre = SharedMemoryParameterServer(self.meeting, self.algorithm, None, job.workers)
-            self.nurse = AsyncSupervisor(self, self.centre)
+            self.center = SharedMemoryParameterServer(self.meeting, self.algorithm, None, job.workers)
+            self.nurse = AsyncSupervisor(self, self.center)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
         self.best = Best(Best.create(self.weights.nbytes), self.weights.entries, self.board) if job.ensemble else None
@@ -133,7 +133,7 @@ class LocalRun:
         """Release the segments."""
         if self.line is not None:
             self.pool.unwatch(self.line.records)
-        parts = (self.feeder, self.centre, self.snapshots, self.best, self.line, self.board, self.weights, self.data)
+        parts = (self.feeder, self.center, self.snapshots, self.best, self.line, self.board, self.weights, self.data)
         for part in (*parts, self.meeting):
             if part is not None:
                 part.close()
@@ -402,8 +402,8 @@ class LocalRun:
             )
         if orders.variables:
             self.weights.write(host_views(self.variables))
-            if self.centre is not None and orders.weights:
-                self.centre.replace(*flat_vectors(self.model))
+            if self.center is not None and orders.weights:
+                self.center.replace(*flat_vectors(self.model))
         if not self.job.together:
             self.board.order(orders, self.conductor.epoch)
         waiting = self.ranks if self.job.together or everyone else []
@@ -423,10 +423,10 @@ class LocalRun:
             epoch: int. If asynchronous, load the center that was validated at this epoch's end. None: the latest.
         """
         self.keep_given()
-        if self.centre is not None:
+        if self.center is not None:
             vectors = flat_vectors(self.model)
             if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
-                self.centre.read(*vectors)
+                self.center.read(*vectors)
             assign_vectors(self.model, *vectors)
             optimizer, averages = None, self.averages
             if epoch is not None:
@@ -532,16 +532,16 @@ class LocalRun:
         rows, average = self.averages.get(rank, (0, None))
         return {"rows": rows}, {"optimizer": self.slots[rank], "average": [] if average is None else [average]}
 
-    def read(self, centre: SharedMemoryParameterServer) -> tuple[Array, Array]:
+    def read(self, center: SharedMemoryParameterServer) -> tuple[Array, Array]:
         """Return the current center: the trainable vector and the moving statistics."""
         trainable, others = flat_vectors(self.model)
-        centre.read(trainable, others)
+        center.read(trainable, others)
         return trainable, others
 
     def last(self) -> list[Array]:
         """Return the last center as a list of arrays in the order of ``model.trainable_variables``."""
-        if self.centre is not None:
-            return split_vector(self.model, self.read(self.centre)[0])
+        if self.center is not None:
+            return split_vector(self.model, self.read(self.center)[0])
         views = self.weights.views()
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
@@ -559,7 +559,7 @@ class LocalRun:
         reason = f"rank {rank} failed"
         if self.line is not None:  # records are no longer read
             self.pool.unwatch(self.line.records)
-        if self.meeting is not None and self.centre is None:
+        if self.meeting is not None and self.center is None:
             SharedGroup.abort(self.meeting, reason)
         self.board.order(TrainerControl(stop=True))
         self.later.extend(self.departed)
@@ -588,7 +588,7 @@ class LocalRun:
 
     def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
         """Raise for a hung rank, by default the one for which the others wait."""
-        rank = hung_rank(beats, self.meeting if self.centre is None else None) if rank is None else rank
+        rank = hung_rank(beats, self.meeting if self.center is None else None) if rank is None else rank
         self.mender.unfit = set(self.ranks)
         self.mender.judge({})
         raise WorkerFailedError(

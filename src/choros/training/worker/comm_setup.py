@@ -44,7 +44,7 @@ class CommHandles:
 
     Attributes:
         group: Group. All ranks if synchronous, else a group of one rank.
-        centre: the parameter server, or None.
+        center: the parameter server, or None.
         board: ControlBlock or RemoteControlBlock.
         mail: EpochLog or RemoteEpochLog, or None.
         weights: SharedWeights, in which the driver reads weights, or None.
@@ -55,7 +55,7 @@ class CommHandles:
     """
 
     group: Group
-    centre: Any
+    center: Any
     board: Any
     mail: Any = None
     weights: SharedWeights | None = None
@@ -66,7 +66,7 @@ class CommHandles:
 
     def close(self) -> None:
         """Close all connections. The server comes first: it must not be restarted after its memory is released."""
-        for resource in (self.server, self.centre, self.group, *self.held):
+        for resource in (self.server, self.center, self.group, *self.held):
             if resource is not None:
                 resource.close()
 
@@ -99,8 +99,8 @@ def _on_one(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array,
     if job.workers > 1:
         lead = base.rank == 0
         segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
-    group, centre = join_meeting(job, algorithm, segment, base.rank)
-    return CommHandles(group, centre, board, mail, snapshots=mail.snapshots, held=[mail, board, segment])
+    group, center = join_meeting(job, algorithm, segment, base.rank)
+    return CommHandles(group, center, board, mail, snapshots=mail.snapshots, held=[mail, board, segment])
 
 
 def _notes(near: Group, job: FitConfig, trainable: Array, others: Array) -> tuple[ControlBlock, EpochLog]:
@@ -140,7 +140,7 @@ def _between(
     held: list[Any] = [near]
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
-    board, mail, centre, told, segments = None, None, None, {}, []
+    board, mail, center, told, segments = None, None, None, {}, []
     if mine == 0:
         board, mail = _notes(near, job, trainable, others)
         segments = [board.segment, mail.segment, *([mail.snapshots.segment] if mail.snapshots else [])]
@@ -155,7 +155,7 @@ def _between(
             )
         segment = share(near, made)
         held.append(segment)
-        centre = SharedMemoryParameterServer(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
+        center = SharedMemoryParameterServer(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
         segments.append(segment)
         told = {
             "algorithm": job.algorithm,
@@ -164,17 +164,17 @@ def _between(
             "values": job.metric_values,
             "timeout": job.timeout,
             "secret": secret.hex(),
-            "centre": segment.fd,
+            "center": segment.fd,
             "board": board.segment.fd if board else None,
             "mail": mail.segment.fd if mail else None,
             "snapshots": mail.snapshots.segment.fd if mail and mail.snapshots else None,
         }
     place, server = "", None
     cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
-    if centre is not None and near.rank == 0:
+    if center is not None and near.rank == 0:
         told["cores"] = sorted({core for some in cores for core in some})  # the cores of this host's ranks
         told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
-        kept = reply_segment(centre)
+        kept = reply_segment(center)
         held.append(kept)
         server = ShardServerProcess({**told, "kept": kept.fd}, [one.fd for one in (*segments, kept)], base.rank)
         place = server.place
@@ -185,9 +185,9 @@ def _between(
             where, host = places[hosts[i][0]]
             hello = {"rank": base.rank, "host": os.uname().nodename}
             lines[i] = ReconnectingClient(
-                where, secret, hello, f"The centre's server on {host}", job.timeout, base.timeout
+                where, secret, hello, f"The center's server on {host}", job.timeout, base.timeout
             )
-    parts: list[tuple[slice, Any]] = [(cut, lines.get(i, centre)) for i, cut in enumerate(cuts)]
+    parts: list[tuple[slice, Any]] = [(cut, lines.get(i, center)) for i, cut in enumerate(cuts)]
     whole = ShardedParameterServer(algorithm, parts)
     control = board or RemoteControlBlock(lines[0])
     logs = mail or RemoteEpochLog(lines[0], job.watched)

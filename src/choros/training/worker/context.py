@@ -44,7 +44,7 @@ class WorkerContext:
         group: Group. All ranks if synchronous, else a group of one rank.
         board: control block: heartbeats, control messages, metrics.
         weights: SharedWeights, through which the caller reads weights, or None.
-        centre: the parameter server, or None.
+        center: the parameter server, or None.
         arrived: float. ``time.perf_counter()`` at the arrival of the job.
         state: the state from which this synchronous rank resumes, or None.
         again: bool. Whether this rank has exchanged with the center before, in an earlier process.
@@ -62,7 +62,7 @@ class WorkerContext:
     group: Group
     board: ControlBlock
     weights: SharedWeights | None
-    centre: Any
+    center: Any
     arrived: float
     state: Part | None = None
     again: bool = False
@@ -209,15 +209,15 @@ class WorkerContext:
         return self.replica.metric_values(self.replica.metric_state()) if wanted else []
 
     @contextmanager
-    def at(self, centre: Array | None) -> Iterator[None]:
+    def at(self, center: Array | None) -> Iterator[None]:
         """Use the center's weights within this context instead of this worker's weights. None changes nothing."""
-        if centre is None:
+        if center is None:
             yield
             return
         own = np.empty(self.replica.size, self.replica.dtype)
         self.replica.get(own)
         ahead = self.replica.ahead() if self.algorithm.momentum else None
-        self.replica.set(centre)
+        self.replica.set(center)
         try:
             yield
         finally:

@@ -163,8 +163,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             """Connect to the other ranks through the driver's shared memory."""
             snapshots = Snapshots(Segment.attach(fds.pop())) if message["snapshots"] else None
             best = Best(Segment.attach(fds.pop()), weights.entries, board) if message["best"] else None
-            group, centre = join_meeting(job, algorithm, fds[4] if fds[4:] else None, rank)
-            return CommHandles(group, centre, board, None, weights, snapshots, best, held=[best, snapshots])
+            group, center = join_meeting(job, algorithm, fds[4] if fds[4:] else None, rank)
+            return CommHandles(group, center, board, None, weights, snapshots, best, held=[best, snapshots])
 
         def train_rank(context: WorkerContext, comm: CommHandles) -> None:
             """Train, and send the results to the driver."""

@@ -68,7 +68,7 @@ def run_rank(
             group=comm.group,
             board=comm.board,
             weights=comm.weights,
-            centre=comm.centre,
+            center=comm.center,
             arrived=request.begun,
             state=None if job.alone else state,
             again=again,

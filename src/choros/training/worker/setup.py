@@ -113,19 +113,19 @@ def create_meeting(job: FitConfig, algorithm: Algorithm, trainable: Array, other
     return None
 
 
-def met_in(group: Group, centre: Any) -> str:
+def met_in(group: Group, center: Any) -> str:
     """Return the name of a run's means of exchange, for ``RunRecord.group``.
 
     Args:
         group: Group. All ranks if synchronous, else a group of one rank.
-        centre: the parameter server, or None.
+        center: the parameter server, or None.
 
     Example:
         >>> met_in(SingleRankGroup(), None)
         'nothing'
     """
-    if centre is not None:
-        return str(centre.kind)
+    if center is not None:
+        return str(center.kind)
     return kind_of(group) if group.size > 1 else "nothing"
 
 
@@ -144,6 +144,6 @@ def join_meeting(
     if segment is None:
         return SingleRankGroup(), None
     if job.alone:
-        centre = SharedMemoryParameterServer(segment, algorithm, rank, job.workers, timeout=job.timeout, spin=spin)
-        return SingleRankGroup(), centre
+        center = SharedMemoryParameterServer(segment, algorithm, rank, job.workers, timeout=job.timeout, spin=spin)
+        return SingleRankGroup(), center
     return SharedGroup(segment, rank, timeout=job.first_timeout, spin=spin), None

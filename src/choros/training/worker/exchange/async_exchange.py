@@ -13,7 +13,7 @@ class AsyncExchange:
     """One worker's asynchronous exchanges with a center that all workers share.
 
     Args:
-        centre: ParameterServer. Runs propose, merge and adopt under one lock, and returns the staleness.
+        center: ParameterServer. Runs propose, merge and adopt under one lock, and returns the staleness.
         seen: flat float array. The center when this worker began. It is kept, and changed in place.
 
     Attributes:
@@ -33,8 +33,8 @@ class AsyncExchange:
         (0, [0.75])
     """
 
-    def __init__(self, centre: ParameterServer, seen: Array) -> None:
-        self.centre, self.seen = centre, seen
+    def __init__(self, center: ParameterServer, seen: Array) -> None:
+        self.center, self.seen = center, seen
         self.exchanges = 0
         self.staleness = 0
         self.seconds = 0.0
@@ -51,7 +51,7 @@ class AsyncExchange:
             The staleness of this exchange: merges by other workers since this worker's last one.
         """
         begun = time.perf_counter()
-        staleness = self.centre.exchange(local, self.seen, window, others)
+        staleness = self.center.exchange(local, self.seen, window, others)
         self.exchanges += 1
         self.staleness += staleness
         self.seconds += time.perf_counter() - begun

@@ -26,10 +26,10 @@ class SyncExchange:
     Args:
         algorithm: Algorithm. Bound (``algorithm.bound``) to the group's size.
         group: Group. All ranks that take part in the exchange.
-        centre: flat float array, the same on every rank. It is kept, and changed in place.
+        center: flat float array, the same on every rank. It is kept, and changed in place.
 
     Attributes:
-        centre: the center, the same on every rank after each exchange.
+        center: the center, the same on every rank after each exchange.
         exchanges: int. Exchanges so far.
         seconds: float. Time spent in exchanges, including waiting for other ranks.
 
@@ -40,19 +40,19 @@ class SyncExchange:
         >>> together = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(2))
         >>> local = np.ones(2)
         >>> together.meet(local, window=8, rows=256)
-        >>> local.tolist(), together.centre.tolist()
+        >>> local.tolist(), together.center.tolist()
         ([0.75, 0.75], [0.25, 0.25])
     """
 
-    def __init__(self, algorithm: Algorithm, group: Group, centre: Array) -> None:
-        self.algorithm, self.group, self.centre = algorithm, group, centre
-        self.memory = tuple(algorithm.start(centre, group.size))
+    def __init__(self, algorithm: Algorithm, group: Group, center: Array) -> None:
+        self.algorithm, self.group, self.center = algorithm, group, center
+        self.memory = tuple(algorithm.start(center, group.size))
         # If workers adopt the merged center, the last seen center is the center itself. If not, it needs a copy.
         apart = algorithm.uses_seen and algorithm.shows == "before"
-        self.seen = centre.copy() if apart else centre
+        self.seen = center.copy() if apart else center
         self.exchanges = 0
         self.seconds = 0.0
-        self._blocks = blocks(algorithm, centre.size)
+        self._blocks = blocks(algorithm, center.size)
 
     def meet(self, local: Array, window: int, rows: int) -> None:
         """Exchange with all ranks, and adopt the result. Collective: every rank must call it.
@@ -85,21 +85,21 @@ class SyncExchange:
             >>> from choros.algorithms import EASGD
             >>> from choros.comm.single_rank_group import SingleRankGroup
             >>> together = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(1))
-            >>> together.trial(np.ones(1), window=8, rows=256), together.centre
+            >>> together.trial(np.ones(1), window=8, rows=256), together.center
             (array([0.25]), array([0.]))
         """
-        centre, meeting = self.centre.copy(), ExchangeInfo(workers=self.group.size)
+        center, meeting = self.center.copy(), ExchangeInfo(workers=self.group.size)
         for part, message in self._messages(local, window, rows):
             held = tuple(vector[part] for vector in self.memory)
-            centre[part], _ = self.algorithm.merge(self.centre[part], message, meeting, held)
-        return centre
+            center[part], _ = self.algorithm.merge(self.center[part], message, meeting, held)
+        return center
 
     def _messages(self, local: Array, window: int, rows: int) -> Iterator[tuple[slice, Array]]:
         """Yield the mean proposal, block by block. Yield nothing if the total weight is 0."""
-        if local.shape != self.centre.shape or local.dtype != self.centre.dtype:
+        if local.shape != self.center.shape or local.dtype != self.center.dtype:
             raise ValueError(
-                f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a centre of "
-                f"{self.centre.shape} values of {self.centre.dtype}: give the vector that the model's replica gives."
+                f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a center of "
+                f"{self.center.shape} values of {self.center.dtype}: give the vector that the model's replica gives."
             )
         if self.group.size == 1:  # the message of the only rank is the mean, to the last bit
             for part in self._blocks if rows or not self.algorithm.weighted else []:
@@ -111,7 +111,7 @@ class SyncExchange:
 
     def _sum(self, local: Array, window: int, rows: int) -> tuple[Array, float]:
         """All-reduce the proposals; return their sum and the divisor."""
-        group, size, propose = self.group, self.centre.size, self.algorithm.propose
+        group, size, propose = self.group, self.center.size, self.algorithm.propose
         weighted = self.algorithm.weighted
         slot = group.slot(size + weighted, local.dtype)
         for part in self._blocks:
@@ -128,25 +128,25 @@ class SyncExchange:
 
     def _merge(self, local: Array, part: slice, message: Array) -> None:
         """Merge the message into one block of the center, and update the same block of ``local``."""
-        algorithm, old = self.algorithm, self.centre[part]
+        algorithm, old = self.algorithm, self.center[part]
         held = tuple(vector[part] for vector in self.memory)
         new, memory = algorithm.merge(old, message, ExchangeInfo(workers=self.group.size), held)
         shown = old if algorithm.shows == "before" else new
         if shown is old and new is message:  # with one worker the message may be a view of ``local``
             new = message.copy()
         local[part] = algorithm.adopt(local[part], shown)
-        if self.seen is not self.centre:
+        if self.seen is not self.center:
             self.seen[part] = shown
         for view, vector in zip(held, memory, strict=True):
             if vector is not view:
                 view[...] = vector
-        self.centre[part] = new
+        self.center[part] = new
 
-    def replace(self, centre: Array) -> None:
+    def replace(self, center: Array) -> None:
         """Set the center to new values, such as those a callback assigned. Every rank must pass the same values."""
-        self.centre[...] = centre
-        self.seen[...] = centre
-        held = self.algorithm.replaced(self.centre, self.memory)
+        self.center[...] = center
+        self.seen[...] = center
+        held = self.algorithm.replaced(self.center, self.memory)
         for vector, new in zip(self.memory, held, strict=True):
             if new is not vector:
                 vector[...] = new
@@ -154,7 +154,7 @@ class SyncExchange:
     def state(self) -> dict[str, Any]:
         """Return a copy of the state for a checkpoint."""
         return {
-            "centre": self.centre.copy(),
+            "center": self.center.copy(),
             "seen": self.seen.copy(),
             "memory": [vector.copy() for vector in self.memory],
             "exchanges": self.exchanges,
@@ -164,7 +164,7 @@ class SyncExchange:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state`` returned."""
         self.seen[...] = state["seen"]
-        self.centre[...] = state["centre"]
+        self.center[...] = state["center"]
         for vector, kept in zip(self.memory, state["memory"], strict=True):
             vector[...] = kept
         self.exchanges, self.seconds = int(state["exchanges"]), float(state["seconds"])

@@ -29,7 +29,7 @@ class AsyncLoop:
         self.run, self.replica = run, run.replica
         self.local, self.others = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
-        self.meeting = None if run.centre is None else AsyncExchange(run.centre, self.local.copy())
+        self.meeting = None if run.center is None else AsyncExchange(run.center, self.local.copy())
         self.solo = SingleRankGroup()
         self.at = run.begin  # the epoch, and the number of its batches that are done
         self.values = len(run.replica.metric_state())  # before any evaluation, which adds a count to the state
@@ -42,7 +42,7 @@ class AsyncLoop:
         run.obey(run.reporter.begin())
         self.take_rate()
         if self.meeting is not None:
-            run.centre.read(self.local, self.others)
+            run.center.read(self.local, self.others)
             self.meeting.seen[...] = self.local
             self.go_on()
         again = run.again and take_up(run)
@@ -109,7 +109,7 @@ class AsyncLoop:
         self.replica.get(self.local)
         self.replica.get_others(self.others)
         steps = self.schedule.trial_steps(epoch + 1 == run.job.epochs)
-        run.centre.leave(self.local, self.meeting.seen, steps, self.others)
+        run.center.leave(self.local, self.meeting.seen, steps, self.others)
 
     def wait_for_all(self, epoch: int) -> None:
         """Wait until all workers have ended an epoch and its callbacks have run.
@@ -135,7 +135,7 @@ class AsyncLoop:
         self.replica.get(self.local)
         self.finite.weights(self.local, self.at[0], self.at[1] - 1)
         self.replica.get_others(self.others)
-        run.centre.position = encode_position(*self.at)  # stored with the exchange: a new process resumes from it
+        run.center.position = encode_position(*self.at)  # stored with the exchange: a new process resumes from it
         begun = time.perf_counter()
         run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
         self.finite.met(self.local)
@@ -203,15 +203,15 @@ class AsyncLoop:
 
         If the epoch is reported again because its first reporter died, return the saved center.
         """
-        run, centre, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
+        run, center, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
         if run.snapshots is None:
-            run.centre.trial(centre, others)
-            return centre, others
+            run.center.trial(center, others)
+            return center, others
         self.wait_for_room(epoch)
-        if not run.snapshots.read(epoch, centre, others):
-            run.centre.trial(centre, others)
-            run.snapshots.put(epoch, centre, others)
-        return centre, others
+        if not run.snapshots.read(epoch, center, others):
+            run.center.trial(center, others)
+            run.snapshots.put(epoch, center, others)
+        return center, others
 
     def wait_for_room(self, epoch: int) -> None:
         """Wait until the slot of an epoch may be written.
@@ -230,11 +230,11 @@ class AsyncLoop:
                 )
             time.sleep(_LOOK)
 
-    def validate_at(self, centre: Array, others: Array) -> dict[str, float]:
+    def validate_at(self, center: Array, others: Array) -> dict[str, float]:
         """Validate a snapshot of the center while the other workers continue."""
         replica, own = self.replica, np.empty_like(self.others)
         replica.get_others(own)
-        with self.run.at(centre):
+        with self.run.at(center):
             replica.set_others(others)
             logs = self.run.validate(self.solo)
             replica.set_others(own)
@@ -245,7 +245,7 @@ class AsyncLoop:
         if self.meeting is None:
             self.replica.get(self.local)
         else:
-            self.run.centre.read(self.local, self.others)
+            self.run.center.read(self.local, self.others)
         return self.local
 
     def finish(self) -> None:

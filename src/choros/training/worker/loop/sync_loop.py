@@ -108,18 +108,18 @@ class SyncLoop:
         Returns:
             The values of the metrics' variables, flat.
         """
-        with self.run.at(self.centre()):
+        with self.run.at(self.center()):
             self.run.write_weights()
         held: list[float] = self.replica.metric_values(state)
         return held
 
-    def centre(self) -> Array | None:
+    def center(self) -> Array | None:
         """Return the center if this rank's weights differ from it; else None.
 
         They differ within a window. With EASGD they also differ right after an exchange.
         """
-        at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.centre)
-        return None if self.meeting is None or at_it else self.meeting.centre
+        at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.center)
+        return None if self.meeting is None or at_it else self.meeting.center
 
     def shown(self, epoch: int) -> Array | None:
         """Return the center to validate and show to callbacks at an epoch's end, if this rank's weights differ from it.
@@ -130,7 +130,7 @@ class SyncLoop:
         wanted = self.run.job.watched or self.run.job.validates(epoch)
         self.trial = None
         if self.meeting is None or not self.schedule.pending or not wanted:
-            return self.centre()
+            return self.center()
         self.replica.get(self.local)
         window = self.schedule.trial_steps(epoch + 1 == self.run.job.epochs)
         self.trial = self.meeting.trial(self.local, window, self.rows)
@@ -210,7 +210,7 @@ class SyncLoop:
             RankMismatchError: this rank's weights differ from those of most ranks.
             PeerLostError: those of another rank differ.
         """
-        run, shared = self.run, self.local if self.meeting is None else self.meeting.centre
+        run, shared = self.run, self.local if self.meeting is None else self.meeting.center
         if self.meeting is None:
             self.replica.get(shared)
         mine = [
@@ -247,12 +247,12 @@ class SyncLoop:
         if self.meeting is None:
             self.replica.get(self.local)
             return self.local
-        return self.meeting.centre
+        return self.meeting.center
 
     def finish(self) -> None:
         """Set the model to the center. Rank 0 also writes it for the caller."""
         if self.meeting is not None:
-            self.replica.set(self.meeting.centre)
+            self.replica.set(self.meeting.center)
         self.replica.finish()
         if self.run.rank == 0:
             self.run.write_weights()

@@ -14,7 +14,7 @@ from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
 NONE = np.zeros(0)
 
 
-def a_centre(count=5, workers=2):
+def a_center(count=5, workers=2):
     return SharedMemoryParameterServer.create(np.zeros(count), NONE, (), workers)
 
 
@@ -22,12 +22,12 @@ KILLER = """
 from choros.algorithms import DOWNPOUR
 
 class Killer(DOWNPOUR):
-    def merge(self, centre, message, meeting, memory):
-        Killer.calls += len(centre) > 0  # a stand-in has no length: this rule is called as it is
+    def merge(self, center, message, meeting, memory):
+        Killer.calls += len(center) > 0  # a stand-in has no length: this rule is called as it is
         if Killer.calls == BLOCKS * 3 + 2:  # in the fourth exchange, when one block is already written
             say(killed=True)
             os.kill(os.getpid(), HOW)
-        return super().merge(centre, message, meeting, memory)
+        return super().merge(center, message, meeting, memory)
 
 Killer.calls = 0
 """
@@ -39,34 +39,34 @@ def holding(does):
     return (
         killer
         + """
-centre = SharedMemoryParameterServer(fd, Killer(), rank, size, timeout=30)
+center = SharedMemoryParameterServer(fd, Killer(), rank, size, timeout=30)
 for _ in range(4):
-    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
-say(ended=centre.clock)
+    center.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
+say(ended=center.clock)
 """
     )
 
 
-def test_a_kill_in_the_middle_of_a_merge_leaves_the_centre_whole_and_the_others_go_on(ranks):
+def test_a_kill_in_the_middle_of_a_merge_leaves_the_center_whole_and_the_others_go_on(ranks):
     count = 3 * BLOCK
     script = (
         KILLER.replace("BLOCKS", "3").replace("HOW", "signal.SIGKILL")
         + f"""
 count = {count}
-centre = SharedMemoryParameterServer(fd, Killer() if rank == 1 else DOWNPOUR(), rank, size, timeout=30)
+center = SharedMemoryParameterServer(fd, Killer() if rank == 1 else DOWNPOUR(), rank, size, timeout=30)
 local, seen, none = np.zeros(count), np.zeros(count), np.zeros(0)
-centre.read(local, none)
+center.read(local, none)
 seen[:] = local
 turns = 0
 end = time.monotonic() + 1.5
 while time.monotonic() < end:
     local += 1
-    centre.exchange(local, seen, 1, none)
+    center.exchange(local, seen, 1, none)
     turns += 1
 say(turns=turns, equal=bool(local.min() == local.max()))
 """
     )
-    with a_centre(count, workers=3) as segment:
+    with a_center(count, workers=3) as segment:
         said = ranks.start(script, segment, 3).finish(codes={1: -signal.SIGKILL})
         with SharedMemoryParameterServer(segment) as controller:
             out = np.empty(count)
@@ -81,21 +81,21 @@ say(turns=turns, equal=bool(local.min() == local.max()))
     assert out.min() == out.max() == clock  # each contribution added one to every value, once
 
 
-def test_the_centre_is_read_after_every_worker_was_killed(ranks):
+def test_the_center_is_read_after_every_worker_was_killed(ranks):
     script = """
 from choros.algorithms import DOWNPOUR
 
-centre = SharedMemoryParameterServer(fd, DOWNPOUR(), rank, size, timeout=30)
+center = SharedMemoryParameterServer(fd, DOWNPOUR(), rank, size, timeout=30)
 local, seen, none = np.zeros(200_000), np.zeros(200_000), np.zeros(0)
 turn = 0
 while True:
     local += 1
-    centre.exchange(local, seen, 1, none)
+    center.exchange(local, seen, 1, none)
     turn += 1
     if turn == 20:
         say(going=True)
 """
-    with a_centre(200_000) as segment:
+    with a_center(200_000) as segment:
         ranks.start(script, segment, 2)
         for rank in range(2):
             ranks.line(rank)
@@ -113,8 +113,8 @@ while True:
             assert out.min() == out.max() == clock == sum(controller.contributions) >= 40
 
 
-def test_a_stopped_holder_is_named_and_the_centre_can_still_be_read(ranks):
-    with a_centre() as segment:
+def test_a_stopped_holder_is_named_and_the_center_can_still_be_read(ranks):
+    with a_center() as segment:
         ranks.start(holding("os.kill(os.getpid(), signal.SIGSTOP)"), segment, 2, ranks=[1])
         assert ranks.line(0) == {"killed": True}
         client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=0.6)
@@ -132,7 +132,7 @@ def test_a_stopped_holder_is_named_and_the_centre_can_still_be_read(ranks):
 
 
 def test_a_killed_holder_lets_the_lock_go_at_once(ranks):
-    with a_centre() as segment:
+    with a_center() as segment:
         ranks.start(holding("time.sleep(60)"), segment, 2, ranks=[1])
         assert ranks.line(0) == {"killed": True}
         client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=20)
@@ -147,12 +147,12 @@ def test_an_abort_ends_the_wait_for_the_lock(ranks):
     script = """
 from choros.algorithms import DOWNPOUR
 
-centre = SharedMemoryParameterServer(fd, DOWNPOUR(), rank, size, timeout=60)
+center = SharedMemoryParameterServer(fd, DOWNPOUR(), rank, size, timeout=60)
 say(ready=True)
-trying(lambda: centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0)))
+trying(lambda: center.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0)))
 say(at=time.time())
 """
-    with a_centre() as segment:
+    with a_center() as segment:
         holder = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2)
         with holder._lock.hold(5, "a test"):
             ranks.start(script, segment, 2, ranks=[1])

@@ -1,4 +1,4 @@
-"""A centre between hosts: what any algorithm gives there is what it gives in one process, part for part."""
+"""A center between hosts: what any algorithm gives there is what it gives in one process, part for part."""
 
 import threading
 
@@ -21,13 +21,13 @@ RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.
 
 @pytest.fixture
 def hosts():
-    """Two hosts that serve a part each; what makes a worker's hold on the centre, at one of the hosts or at none."""
+    """Two hosts that serve a part each; what makes a worker's hold on the center, at one of the hosts or at none."""
     held, rooms, guests = [], [], []
 
-    def start(rule, centre, others, cuts):
+    def start(rule, center, others, cuts):
         doors = []
         for i, cut in enumerate(cuts):
-            vector, own = centre[cut].copy(), others if i == 0 else others[:0]
+            vector, own = center[cut].copy(), others if i == 0 else others[:0]
             segment = SharedMemoryParameterServer.create(vector, own, rule.start(vector, WORKERS), WORKERS)
             door = AuthListener("127.0.0.1", b"secret")
             kept = reply_segment(SharedMemoryParameterServer(segment))
@@ -53,9 +53,9 @@ def hosts():
 
     def guest(door, segment, kept, rule):
         hello, end = door.next_peer(5.0)
-        centre = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
+        center = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
         answer = RpcConnection(end, "a worker", 5.0).serve
-        thread = threading.Thread(target=answer, args=(centre.handle,), daemon=True)
+        thread = threading.Thread(target=answer, args=(center.handle,), daemon=True)
         thread.start()
         return thread
 
@@ -80,31 +80,31 @@ def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
         return
     one = InMemoryParameterServer(rule, begin, WORKERS, own)
     at = hosts(rule, begin, own, CUTS[cuts])
-    centres = [at(0, 0), at(1, 1), at(2, 1)]  # at home with the first part, with the second, and again
+    centers = [at(0, 0), at(1, 1), at(2, 1)]  # at home with the first part, with the second, and again
     mine = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
     theirs = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
-    for centre, (local, seen, others) in zip(centres, mine, strict=True):
-        assert centre.read(local, others) == 0
+    for center, (local, seen, others) in zip(centers, mine, strict=True):
+        assert center.read(local, others) == 0
         seen[:] = local
     for rank in (0, 1, 1, 2, 0, 2, 1):
         step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
         for vectors in (mine[rank], theirs[rank]):
             vectors[0][:] += step
             vectors[2][:] += more
-        stale = centres[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
+        stale = centers[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
         assert stale == one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
         np.testing.assert_allclose(mine[rank][0], theirs[rank][0], rtol=0, atol=2e-6)
         np.testing.assert_allclose(mine[rank][2], theirs[rank][2], rtol=0, atol=2e-6)
-    for centre in centres:
+    for center in centers:
         out, others = np.empty_like(begin), np.empty_like(own)
-        assert centre.read(out, others) == 7
+        assert center.read(out, others) == 7
         np.testing.assert_allclose(out, one.center, rtol=0, atol=2e-6)
         np.testing.assert_allclose(others, one.others, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
-def test_a_trial_is_the_centre_with_what_all_have_left(hosts, kind, cuts):
+def test_a_trial_is_the_center_with_what_all_have_left(hosts, kind, cuts):
     """Rank 2 has exchanged since, and counts no more; nothing is kept, and the exchanges that come are the same."""
     rule = kind().bound(WORKERS, 0.01, strict=False)
     if not rule.elementwise and cuts == "two":
@@ -113,48 +113,48 @@ def test_a_trial_is_the_centre_with_what_all_have_left(hosts, kind, cuts):
     begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
     one = InMemoryParameterServer(rule, begin, WORKERS, own)
     at = hosts(rule, begin, own, CUTS[cuts])
-    centres = [at(0, 0), at(1, 1), at(2, 1)]
+    centers = [at(0, 0), at(1, 1), at(2, 1)]
     out, mean = np.empty_like(begin), np.empty_like(own)
     mine, theirs = ([(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)] for _ in range(2))
     for rank in (1, 2, 0, 2, 1):
         step = rng.standard_normal(SIZE).astype("float32")
         for vectors in (mine[rank], theirs[rank]):
             vectors[0][:] += step
-        centres[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
+        centers[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
         one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
     for rank in range(WORKERS):
         step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
         for vectors in (mine[rank], theirs[rank]):
             vectors[0][:] += step
             vectors[2][:] += more
-        centres[rank].leave(*mine[rank][:2], 4, mine[rank][2])
+        centers[rank].leave(*mine[rank][:2], 4, mine[rank][2])
         np.testing.assert_array_equal(mine[rank][0], theirs[rank][0])
-    centres[2].exchange(*mine[2][:2], 4, mine[2][2])
+    centers[2].exchange(*mine[2][:2], 4, mine[2][2])
     one.exchange(2, *theirs[2][:2], 4, theirs[2][2])
-    centres[1].trial(out, mean)
+    centers[1].trial(out, mean)
     again = out.copy(), mean.copy()
-    centres[0].trial(out, mean)
+    centers[0].trial(out, mean)
     np.testing.assert_array_equal(out, again[0])
-    assert centres[0].read(out, mean) == 6
+    assert centers[0].read(out, mean) == 6
     np.testing.assert_allclose(out, one.center, rtol=0, atol=2e-6)
     for rank in (0, 1):
-        centres[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
+        centers[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
         one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
     np.testing.assert_allclose(again[0], one.center, rtol=0, atol=4e-6)
     np.testing.assert_allclose(again[1], one.others, rtol=0, atol=4e-6)
-    centres[2].trial(out, mean)  # nobody has left anything since
-    centres[0].read(*again)
+    centers[2].trial(out, mean)  # nobody has left anything since
+    centers[0].read(*again)
     np.testing.assert_array_equal(out, again[0])
     np.testing.assert_array_equal(mean, again[1])
 
 
-def test_what_was_left_is_void_where_the_centre_was_set(hosts):
+def test_what_was_left_is_void_where_the_center_was_set(hosts):
     rule = algorithms.DOWNPOUR()
     zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
     at = hosts(rule, zero, none, CUTS["two"])
     lead, far = at(0, 0), at(1, 1)
-    for centre in (lead, far):
-        centre.leave(np.ones(SIZE, "float32"), zero, 4, none)
+    for center in (lead, far):
+        center.leave(np.ones(SIZE, "float32"), zero, 4, none)
     out = zero.copy()
     lead.trial(out, none)
     assert set(out) == {2.0}
@@ -163,7 +163,7 @@ def test_what_was_left_is_void_where_the_centre_was_set(hosts):
     assert set(out) == {5.0}
 
 
-def test_a_centre_that_was_set_is_taken_as_it_is(hosts):
+def test_a_center_that_was_set_is_taken_as_it_is(hosts):
     rule = algorithms.DOWNPOUR()
     zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
     at = hosts(rule, zero, none, CUTS["two"])
@@ -186,14 +186,14 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     rule = algorithms.AEASGD(alpha=0.3)
     zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
     at = hosts(rule, zero, none, CUTS["two"])
-    centre = at(0, 2)
-    assert centre.timeout == 5.0
+    center = at(0, 2)
+    assert center.timeout == 5.0
     with pytest.raises(InvalidInputError, match="host 0: InvalidInputError: rank 0 gave a others of shape"):
-        centre.exchange(zero.copy(), zero.copy(), 1, np.zeros(3, "float32"))
-    assert centre.read(np.empty_like(zero), none) == 0
-    line = centre._remote_shards[0][1].connection
+        center.exchange(zero.copy(), zero.copy(), 1, np.zeros(3, "float32"))
+    assert center.read(np.empty_like(zero), none) == 0
+    line = center._remote_shards[0][1].connection
     with pytest.raises(InvalidInputError, match="'explode'"):
         line.request({"op": "explode"})
     line.close()
     with pytest.raises(PeerLostError, match="host 0 has gone"):
-        centre.read(np.empty_like(zero), none)
+        center.read(np.empty_like(zero), none)

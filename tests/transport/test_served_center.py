@@ -1,4 +1,4 @@
-"""A server of the centre that ends before it has answered: what it was asked is asked again, and is done once."""
+"""A server of the center that ends before it has answered: what it was asked is asked again, and is done once."""
 
 import os
 import threading
@@ -31,12 +31,12 @@ NONE = np.zeros(0, "float32")
 
 
 class Host:
-    """A centre in memory, its rank 0, and rank 1 elsewhere; ``harm`` breaks the connection at a question, once."""
+    """A center in memory, its rank 0, and rank 1 elsewhere; ``harm`` breaks the connection at a question, once."""
 
-    def __init__(self, rule, centre, others):
+    def __init__(self, rule, center, others):
         self.rule, self.segment = (
             rule,
-            SharedMemoryParameterServer.create(centre, others, rule.start(centre, WORKERS), WORKERS),
+            SharedMemoryParameterServer.create(center, others, rule.start(center, WORKERS), WORKERS),
         )
         self.near = SharedMemoryParameterServer(self.segment, rule, 0, WORKERS)
         self.kept = reply_segment(self.near)
@@ -48,7 +48,7 @@ class Host:
         self.porter = threading.Thread(target=self.welcome, daemon=True)
         self.porter.start()
         self.line = ReconnectingClient(self.door.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
-        self.far = ShardedParameterServer(rule, [(slice(0, len(centre)), self.line)])
+        self.far = ShardedParameterServer(rule, [(slice(0, len(center)), self.line)])
 
     def welcome(self):
         while not self.closed:
@@ -57,19 +57,19 @@ class Host:
             except CommTimeoutError:
                 continue
             self.came += 1
-            centre = ParameterShard(
+            center = ParameterShard(
                 self.segment, self.rule, hello["rank"], WORKERS, self.kept
             )  # as a new process has it
             channel = RpcConnection(end, "rank 1", 20.0)
 
-            def reply(head, arrays, centre=centre, channel=channel):
+            def reply(head, arrays, center=center, channel=channel):
                 when, meanwhile = self.harm.pop(head["op"], (None, None))
                 if when == "before":
                     channel.close()
                     return {}, []
                 said, back = answer(self.board, self.mail, head, arrays)
                 if said is None:
-                    said, back = centre.handle(head, arrays)
+                    said, back = center.handle(head, arrays)
                 if when == "after":
                     meanwhile()
                     channel.close()
@@ -91,8 +91,8 @@ class Host:
 def host():
     made = []
 
-    def make(rule, centre, others=NONE):
-        made.append(Host(rule, centre, others))
+    def make(rule, center, others=NONE):
+        made.append(Host(rule, center, others))
         return made[-1]
 
     yield make
@@ -145,7 +145,7 @@ def test_an_exchange_that_was_cut_gives_the_bits_of_one_that_was_not(host, make,
     assert cut.near.contributions == [5, 5]
 
 
-def test_a_centre_that_was_set_is_taken_by_a_worker_whose_server_is_another_one(host):
+def test_a_center_that_was_set_is_taken_by_a_worker_whose_server_is_another_one(host):
     """What it learnt before is void, also where it is the new server's first question; and its next one counts."""
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
@@ -156,7 +156,7 @@ def test_a_centre_that_was_set_is_taken_by_a_worker_whose_server_is_another_one(
     assert set(local) == set(seen) == {5.0}
     local += 1
     one.harm["exchange"] = "after", lambda: one.near.replace(np.full(SIZE, 9, "float32"), NONE)
-    one.far.exchange(local, seen, 1, NONE)  # it was merged, and then the centre was set
+    one.far.exchange(local, seen, 1, NONE)  # it was merged, and then the center was set
     assert set(local) == {6.0}
     one.far.exchange(local, seen, 1, NONE)
     assert set(local) == {9.0}
@@ -164,7 +164,7 @@ def test_a_centre_that_was_set_is_taken_by_a_worker_whose_server_is_another_one(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_centre_is_set_once_and_read_again(host, when):
+def test_a_center_is_set_once_and_read_again(host, when):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     mine, seen, out = (np.zeros(SIZE, "float32") for _ in range(3))
 
@@ -247,8 +247,8 @@ def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
 
 
 @pytest.mark.parametrize("who", ["near", "far"])
-def test_memory_goes_with_a_centre_that_was_set(host, who):
-    """ADAG measures how far the centre moved since a worker saw it: what was set is what all see next."""
+def test_memory_goes_with_a_center_that_was_set(host, who):
+    """ADAG measures how far the center moved since a worker saw it: what was set is what all see next."""
     one = host(algorithms.ADAG(), np.zeros(SIZE, "float32"))
     start = np.zeros(SIZE, "float32")
     one.near.exchange(start.copy(), start.copy(), 1, NONE)
@@ -268,15 +268,15 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
     rule, vector = algorithms.AEASGD(alpha=0.5), np.ones(1 << 20, "float32")
     with (
         SharedMemoryParameterServer.create(vector, NONE, rule.start(vector, WORKERS), WORKERS) as segment,
-        SharedMemoryParameterServer(segment, rule, 0, WORKERS) as centre,
-        reply_segment(centre) as kept,
+        SharedMemoryParameterServer(segment, rule, 0, WORKERS) as center,
+        reply_segment(center) as kept,
     ):
         told = {
             "algorithm": algorithms.to_config(rule),
             "workers": WORKERS,
             "timeout": 20.0,
             "secret": b"secret".hex(),
-            "centre": segment.fd,
+            "center": segment.fd,
             "kept": kept.fd,
             "board": None,
             "cores": [],

@@ -20,8 +20,8 @@ class Rule:
     def propose(self, local, seen, window):
         return local - seen
 
-    def merge(self, centre, message, meeting, memory):
-        return centre + message, memory
+    def merge(self, center, message, meeting, memory):
+        return center + message, memory
 
     def adopt(self, local, shown):
         return shown
@@ -33,8 +33,8 @@ class Elastic(Rule):
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, centre, message, meeting, memory):
-        return centre + 0.25 * (message - centre), memory
+    def merge(self, center, message, meeting, memory):
+        return center + 0.25 * (message - center), memory
 
     def adopt(self, local, shown):
         return local - 0.25 * (local - shown)
@@ -43,16 +43,16 @@ class Elastic(Rule):
 class Whole(Rule):
     elementwise = False
 
-    def merge(self, centre, message, meeting, memory):
-        norm = float((centre * centre).sum())
-        mine = tuple(centre if i == meeting.sender else vector for i, vector in enumerate(memory))
-        return centre + message / (norm + meeting.staleness + 1), mine
+    def merge(self, center, message, meeting, memory):
+        norm = float((center * center).sum())
+        mine = tuple(center if i == meeting.sender else vector for i, vector in enumerate(memory))
+        return center + message / (norm + meeting.staleness + 1), mine
 
 
 RULES = "\n\n".join(inspect.getsource(rule) for rule in (Rule, Elastic, Whole))
 
 
-def a_centre(count=5, memory=0, workers=2, others=0):
+def a_center(count=5, memory=0, workers=2, others=0):
     return SharedMemoryParameterServer.create(
         np.zeros(count), np.zeros(others), tuple(np.zeros(count) for _ in range(memory)), workers
     )
@@ -60,23 +60,23 @@ def a_centre(count=5, memory=0, workers=2, others=0):
 
 @pytest.mark.parametrize("count", [1, 3000, 2 * BLOCK + 17])
 def test_contended_exchanges_lose_and_repeat_nothing(ranks, count):
-    """Law 2: what was contributed is the centre less its start; whole numbers in float64 are exact."""
+    """Law 2: what was contributed is the center less its start; whole numbers in float64 are exact."""
     script = f"""
 {RULES}
 count, turns = {count}, {400 if count <= 3000 else 60}
-centre = SharedMemoryParameterServer(fd, Rule(), rank, size, timeout=60)
+center = SharedMemoryParameterServer(fd, Rule(), rank, size, timeout=60)
 rng = np.random.default_rng(rank)
 local, none = np.empty(count), np.zeros(0)
-centre.read(local, none)
+center.read(local, none)
 seen, sent, stale = local.copy(), np.zeros(count), 0
 for turn in range(turns):
     delta = rng.integers(-1000, 1000, count).astype(float)
     local += delta
     sent += delta
-    stale += centre.exchange(local, seen, 1, none)
+    stale += center.exchange(local, seen, 1, none)
     assert np.array_equal(local, seen)
 say(sums=[float(sent.sum()), float(sent[0]), float(sent[-1])], stale=stale)
-centre.close()
+center.close()
 """
     start = np.arange(count, dtype=float)
     with SharedMemoryParameterServer.create(start, NONE, (), 3) as segment:
@@ -90,7 +90,7 @@ centre.close()
     moved = out - start
     totals = [sum(line["sums"][i] for (line,) in said) for i in range(3)]
     assert [float(moved.sum()), float(moved[0]), float(moved[-1])] == totals
-    # each merge is stale by the merges of others since its sender last saw the centre
+    # each merge is stale by the merges of others since its sender last saw the center
     assert 0 <= sum(line["stale"] for (line,) in said) <= 2 * clock
 
 
@@ -98,21 +98,21 @@ centre.close()
 def test_an_exchange_does_what_the_three_functions_say(kind):
     rule = kind()
     count, rng = BLOCK + 100, np.random.default_rng(0)
-    centre, memory = rng.standard_normal(count), [rng.standard_normal(count) for _ in range(2)]
-    with SharedMemoryParameterServer.create(centre, NONE, tuple(memory), 2) as segment:
+    center, memory = rng.standard_normal(count), [rng.standard_normal(count) for _ in range(2)]
+    with SharedMemoryParameterServer.create(center, NONE, tuple(memory), 2) as segment:
         clients = [SharedMemoryParameterServer(segment, rule, rank, 2) for rank in range(2)]
         controller = SharedMemoryParameterServer(segment)
         assert all(isinstance(client, ParameterServer) for client in clients)
-        views = [(rng.standard_normal(count), centre.copy()) for _ in range(2)]
+        views = [(rng.standard_normal(count), center.copy()) for _ in range(2)]
         last = [0, 0]
         for clock, sender in enumerate((0, 1, 1, 0, 1)):
             local, seen = views[sender]
             told = type("M", (), {"workers": 1, "sender": sender, "staleness": clock - last[sender]})
             message = rule.propose(local.copy(), seen.copy(), 4)
-            old = centre
-            centre, kept = rule.merge(old, message, told, tuple(memory))
+            old = center
+            center, kept = rule.merge(old, message, told, tuple(memory))
             memory = list(kept)
-            shown = old if rule.shows == "before" else centre
+            shown = old if rule.shows == "before" else center
             want = rule.adopt(local.copy(), shown)
             want_seen = shown if getattr(rule, "uses_seen", True) else seen.copy()
             stale = clients[sender].exchange(local, seen, 4, NONE)
@@ -122,7 +122,7 @@ def test_an_exchange_does_what_the_three_functions_say(kind):
             assert np.array_equal(seen, want_seen)
             out = np.empty(count)
             assert controller.read(out, NONE) == clock + 1
-            assert np.array_equal(out, centre)
+            assert np.array_equal(out, center)
             header = clients[0]._header()
             for i in range(2):
                 assert np.array_equal(clients[0]._buffers[2 + i][header[ACTIVE + 2 + i]], memory[i])
@@ -141,7 +141,7 @@ def test_only_the_memory_that_changed_is_rewritten():
             self.block += len(local) > 0  # a stand-in has no length: this rule is called as it is
             return local
 
-        def merge(self, centre, message, meeting, memory):
+        def merge(self, center, message, meeting, memory):
             one = memory[1] + 1 if self.block else memory[1]
             two = memory[2] if self.block else memory[2] + 1
             return message, (memory[0], one, two)
@@ -160,13 +160,13 @@ def test_only_the_memory_that_changed_is_rewritten():
         assert np.array_equal(client._buffers[4][1], np.r_[np.full(BLOCK, 3.0), np.full(count - BLOCK, 2.0)])
 
 
-def test_a_rule_cannot_write_into_the_centre():
+def test_a_rule_cannot_write_into_the_center():
     class Vandal(Rule):
-        def merge(self, centre, message, meeting, memory):
-            centre[0] = 1
-            return centre, memory
+        def merge(self, center, message, meeting, memory):
+            center[0] = 1
+            return center, memory
 
-    with a_centre() as segment:
+    with a_center() as segment:
         client = SharedMemoryParameterServer(segment, Vandal(), 0, 2)
         with pytest.raises(ValueError, match="read-only"):
             client.exchange(np.ones(5), np.zeros(5), 1, NONE)
@@ -197,9 +197,9 @@ def test_moving_statistics_are_averaged_and_adopted():
         assert alone.tolist() == [0.7]  # one worker: to the last bit
 
 
-def test_a_centre_that_was_set_is_taken_as_it_is():
+def test_a_center_that_was_set_is_taken_as_it_is():
     rule = Rule()
-    with a_centre() as segment:
+    with a_center() as segment:
         one, two = (SharedMemoryParameterServer(segment, rule, rank, 2) for rank in range(2))
         local, seen = np.ones(5), np.zeros(5)
         two.exchange(local.copy(), seen.copy(), 1, NONE)
@@ -219,7 +219,7 @@ def test_a_centre_that_was_set_is_taken_as_it_is():
 
 def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
     rule = Rule()
-    with a_centre(workers=3) as segment:
+    with a_center(workers=3) as segment:
         one, two, late = (SharedMemoryParameterServer(segment, rule, rank, 3) for rank in range(3))
         local, seen, out = np.zeros(5), np.zeros(5), np.empty(5)
         assert [one.exchange(local, seen, 1, NONE) for _ in range(4)] == [0, 0, 0, 0]
@@ -233,7 +233,7 @@ def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
 
 def test_a_rank_may_come_back_but_not_twice_at_once():
     rule = Rule()
-    with a_centre() as segment:
+    with a_center() as segment:
         first = SharedMemoryParameterServer(segment, rule, 0, 2)
         first.exchange(np.ones(5), np.zeros(5), 1, NONE)
         again = SharedMemoryParameterServer(segment, rule, 0, 2)
@@ -246,7 +246,7 @@ def test_a_rank_may_come_back_but_not_twice_at_once():
 
 def test_what_does_not_fit_is_refused():
     rule = Rule()
-    with a_centre(others=2) as segment:
+    with a_center(others=2) as segment:
         client, fine = SharedMemoryParameterServer(segment, rule, 1, 2), np.zeros(2)
         for local, others in ((np.zeros(4), fine), (np.zeros(5, "float32"), fine), (np.zeros(5), np.zeros(3))):
             with pytest.raises(InvalidInputError, match=r"rank 1 gave a (vector|others) of shape"):
@@ -259,14 +259,14 @@ def test_what_does_not_fit_is_refused():
             with pytest.raises(InvalidInputError):
                 SharedMemoryParameterServer(segment, *arguments)
         assert client.clock == 0
-    for centre, others, memory, workers in (
+    for center, others, memory, workers in (
         (np.zeros((2, 2)), NONE, (), 1),
         (np.zeros(2, int), NONE, (), 1),
         (np.zeros(2), NONE, (np.zeros(3),), 1),
         (np.zeros(2), NONE, (), 0),
     ):
         with pytest.raises(InvalidInputError):
-            SharedMemoryParameterServer.create(centre, others, memory, workers)
+            SharedMemoryParameterServer.create(center, others, memory, workers)
     with (
         Segment.create(4096) as plain,
         pytest.raises(InvalidInputError, match="a parameter server's was expected"),
@@ -279,10 +279,10 @@ def test_a_worker_closes_every_descriptor(ranks):
         RULES
         + """
 before = sorted(os.listdir("/proc/self/fd"))
-with SharedMemoryParameterServer(fd, Rule(), rank, size) as centre:
-    centre.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
+with SharedMemoryParameterServer(fd, Rule(), rank, size) as center:
+    center.exchange(np.ones(5), np.zeros(5), 1, np.zeros(0))
 say(fewer=len(before) - len(os.listdir("/proc/self/fd")))
 """
     )
-    with a_centre() as segment:
+    with a_center() as segment:
         assert ranks.start(script, segment, 2).finish() == [[{"fewer": 1}]] * 2

@@ -4,7 +4,7 @@ With one client and with two that contend (each pinned to one core, one thread),
 DOWNPOUR's. Rounds of a copy by one client alone and of exchanges are interleaved; the contended figure is the time
 until every client has made its exchange, divided by the clients. Prints JSON.
 
-    python benchmarks/centre_shm.py --sizes 1000000 25000000
+    python benchmarks/center_shm.py --sizes 1000000 25000000
 """
 
 import argparse
@@ -32,8 +32,8 @@ class Elastic:
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, centre, message, meeting, memory):
-        return centre + 0.3 * (message - centre), memory
+    def merge(self, center, message, meeting, memory):
+        return center + 0.3 * (message - center), memory
 
     def adopt(self, local, shown):
         return local - 0.3 * (local - shown)
@@ -47,8 +47,8 @@ class Downpour:
     def propose(self, local, seen, window):
         return local - seen
 
-    def merge(self, centre, message, meeting, memory):
-        return centre + message, memory
+    def merge(self, center, message, meeting, memory):
+        return center + message, memory
 
     def adopt(self, local, shown):
         return shown
@@ -57,11 +57,11 @@ class Downpour:
 def client_main(fds: str, rank: int, count: int, rounds: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    meeting, *centres = [Segment.attach(int(fd)) for fd in fds.split(",")]
+    meeting, *centers = [Segment.attach(int(fd)) for fd in fds.split(",")]
     group = SharedGroup(meeting, rank, timeout=120)
     clients = [
         SharedMemoryParameterServer(segment, rule, rank, group.size, timeout=120)
-        for segment, rule in zip(centres, (Elastic(), Downpour()), strict=True)
+        for segment, rule in zip(centers, (Elastic(), Downpour()), strict=True)
     ]
     local = np.random.default_rng(rank).random(count, dtype="float32")
     seen, source, target = local.copy(), local.copy(), local.copy()
@@ -133,7 +133,7 @@ def main() -> None:
         if any(child.returncode for child in children):
             sys.exit("a client failed")
         results.append(json.loads(said[0]))
-    print(json.dumps({"benchmark": "centre_shm", "results": results}, indent=1))
+    print(json.dumps({"benchmark": "center_shm", "results": results}, indent=1))
 
 
 if __name__ == "__main__":
