@@ -390,7 +390,7 @@ class _Batched:
         tensors = keras.tree.map_structure(to_tensor, data)
         if self._eager:
             return self._function(tensors, *more)
-        kind = tuple(leaf if leaf is None else form(leaf) for leaf in keras.tree.flatten(data))
+        kind = tuple(_form(leaf) for leaf in keras.tree.flatten(data))
         if kind not in self._traces:
             if len(self._traces) == KINDS:  # many shapes, such as lengths of sentences: TensorFlow relaxes more axes
                 return self._function(tensors, *more)
@@ -410,10 +410,19 @@ def _scalar(value: float, dtype: str = "float32") -> Any:
 
 
 def to_tensor(leaf: Any) -> Any:
-    """Return a leaf of a batch as a tensor; None stays None."""
+    """Return a leaf of a batch as a tensor. None and a leaf of a batch that was made ready stay as they are."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    return tf.RaggedTensor.from_tensor(*ragged_parts(leaf)) if is_ragged(leaf) else tf.constant(leaf)
+
+
+def _form(leaf: Any) -> Any:
+    """Return the dtype and the shape of a row of an array or a tensor; None stays None."""
     if leaf is None:
         return None
-    return tf.RaggedTensor.from_tensor(*ragged_parts(leaf)) if is_ragged(leaf) else tf.constant(leaf)
+    if isinstance(leaf, np.ndarray):
+        return form(leaf)
+    return type(leaf), leaf.dtype, tuple(leaf.shape.as_list()[1:])
 
 
 def _any_rows(leaf: Any) -> Any:
