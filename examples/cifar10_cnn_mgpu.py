@@ -14,7 +14,7 @@ import images
 import keras
 
 import choros
-from choros.parallel import list_devices, logical_devices, make_parallel, print_mgpu_modelsummary
+from choros.parallel import list_devices, logical_devices, make_parallel, print_mgpu_modelsummary, print_placement
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--data", help="an .npz file of CIFAR-10; without it pictures are made up")
@@ -23,7 +23,9 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
 parser.add_argument("--checkpt", help="a file for the weights of each epoch; they are taken up where it is there")
 parser.add_argument("--aug", action="store_true", help="shift and flip the pictures, while the step before runs")
-parser.add_argument("--logdevp", action="store_true", help="say which devices there are")
+parser.add_argument(
+    "--logdevp", action="store_true", help="print the device of each variable and of each part of a batch"
+)
 options = parser.parse_args()
 if options.mgpu > 1:
     logical_devices(options.mgpu)  # of a CPU, where there is no more; before the first model
@@ -32,11 +34,12 @@ if options.mgpu > 1:
 (x, y), (x_test, y_test) = images.coloured(options.data)
 keras.utils.set_random_seed(7)
 serial = images.network()
-if options.logdevp:
-    print("devices:", ", ".join(list_devices()))
 model = make_parallel(serial, options.mgpu)
 model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
 print_mgpu_modelsummary(model)
+if options.logdevp:
+    print("devices:", ", ".join(list_devices()))
+    print_placement(model, x[: options.batch_size], y[: options.batch_size])
 callbacks = [choros.callbacks.SamplesPerSec(options.batch_size), choros.callbacks.BatchTiming()]
 if options.checkpt:
     keep = keras.callbacks.ModelCheckpoint(options.checkpt, save_best_only=True, monitor="val_accuracy", mode="max")

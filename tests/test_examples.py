@@ -49,8 +49,11 @@ def test_cifar10_cnn_mgpu(tmp_path):
 
     Which of two replicas draws first from PyTorch's one generator is chance: it was 0.81 to 1.0, guessing is 0.1.
     """
-    options = ["--mgpu", 2, "--epochs", 3, "--aug", "--checkpt", tmp_path / "c.keras"]
+    options = ["--mgpu", 2, "--epochs", 3, "--aug", "--checkpt", tmp_path / "c.keras", "--logdevp"]
     said = run(EXAMPLES / "cifar10_cnn_mgpu.py", *options, backend="torch")
+    lines = said.splitlines()
+    assert "variable sequential/conv2d/kernel, shape (3, 3, 3, 32): cpu:0, cpu:1" in lines
+    assert {"devices: cpu:0, cpu:1", "rows 0 to 31 of 64: cpu:0", "rows 32 to 63 of 64: cpu:1"} <= set(lines)
     assert "over 2 devices (cpu:0, cpu:1): a model on each" in said
     assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.5
     assert "choros" not in keras.models.load_model(tmp_path / "c.keras").to_json()

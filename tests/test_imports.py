@@ -32,7 +32,7 @@ DEPENDENCIES = {
     "google_crc32c": {"data"},
     "cloudpickle": {"pickling"},
     "ml_dtypes": {"types"},
-    "mpi4py": {"comm"},
+    "mpi4py": {"cluster", "comm"},
     "matplotlib": {"tools"},
     "sklearn": {"tools"},
 }

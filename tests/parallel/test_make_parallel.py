@@ -178,6 +178,69 @@ def over_two_the_names_and_arguments_of_old(lab):
     assert "Total params" in said.getvalue()
 
 
+def over_two_devices_are_objects_and_full_names(lab):
+    class Spec:  # as a tf.DeviceSpec
+        def to_string(self):
+            return "/job:localhost/replica:0/task:0/device:CPU:1"
+
+    serial = lab.make()
+    full = ["/job:worker/task:1/device:CPU:1", "/job:worker/replica:0/task:1/cpu:0"]
+    assert parallel.make_parallel(serial, full).devices == ["cpu:1", "cpu:0"]
+    assert parallel.make_parallel(serial, ["cpu:0", Spec()]).devices == ["cpu:0", "cpu:1"]
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        native = jax.devices("cpu")[:2]
+    elif backend == "torch":
+        import torch
+
+        native = [torch.device("cpu"), torch.device("cpu", 1)]
+    else:
+        import tensorflow as tf
+
+        native = [tf.DeviceSpec(device_type="CPU", device_index=0), tf.config.list_logical_devices("CPU")[1]]
+    plain, model = lab.make(), parallel.make_parallel(serial, devices=native)
+    assert model.devices == ["cpu:0", "cpu:1"]
+    for each in (plain, model):
+        each.fit(lab.X, lab.Y, **lab.HOW)
+    lab.same(model, plain)
+
+
+def over_the_placement_has_the_device_of_each_variable_and_of_each_row(lab):
+    plain, model = lab.pair(lab.count)
+    names = tuple(f"cpu:{number}" for number in range(lab.count))
+    placement = model.placement(lab.X[:13], lab.Y[:13])
+    listed = {(held.path, held.shape) for held in placement.variables}
+    variables = [*model.serial.variables, *model.optimizer.variables]
+    assert {(variable.path, tuple(variable.shape)) for variable in variables} <= listed
+    assert {held.devices for held in placement.variables} == {names}
+    rows = [(shard.start, shard.stop, shard.device) for shard in placement.shards]
+    if JAX:  # equal parts, of which the last ones are filled up
+        each = -(-13 // lab.count)
+        assert rows == [
+            (min(number * each, 13), min((number + 1) * each, 13), name) for number, name in enumerate(names)
+        ]
+    else:
+        sizes = [13 // lab.count + (number < 13 % lab.count) for number in range(lab.count)]
+        ends = np.cumsum(sizes).tolist()
+        assert rows == list(zip([0, *ends[:-1]], ends, names, strict=True))
+    if lab.count > 2:
+        few = model.placement(lab.X[:1], lab.Y[:1]).shards
+        assert [(shard.stop - shard.start, shard.device) for shard in few] == [
+            (1 if number == 0 else 0, name) for number, name in enumerate(names)
+        ]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        parallel.print_placement(model, lab.X[:13], lab.Y[:13])
+    lines = printed.getvalue().splitlines()
+    assert len(lines) == len(placement.variables) + lab.count
+    assert lines[-lab.count] == f"rows 0 to {rows[0][1] - 1} of 13: cpu:0"
+    assert sum(line.endswith(", ".join(names)) for line in lines) == len(placement.variables)
+    for each in (plain, model):  # a look at the placement changes nothing
+        each.fit(lab.X, lab.Y, **lab.HOW)
+    lab.same(model, plain)
+
+
 def test_over_devices(passed):
     passed()
 
@@ -194,6 +257,14 @@ REFUSED = {
     "one is named twice": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "/CPU:0"]),
     "no device 'tpu:7'": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "tpu:7"]),
     "no device 'disk:0'": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "disk"]),
+    "one is named twice.": lambda: parallel.make_parallel(SERIAL, ["cpu", "/job:localhost/task:0/device:CPU:0"]),
+    "'gpu zero' is no name of a device": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "gpu zero"]),
+    "'/replica:1/cpu:0' is no name of a device": lambda: parallel.make_parallel(SERIAL, "/replica:1/cpu:0"),
+    "0 of type int is no device: give a name": lambda: parallel.make_parallel(SERIAL, [0, 1]),
+    "of several processes: give the devices of this": lambda: parallel.make_parallel(
+        SERIAL, ["/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"]
+    ),
+    "device /job:ps/task:0/cpu:0 is of another process": lambda: parallel.make_parallel(SERIAL, "/job:ps/task:0/cpu:0"),
     "devices=-3: there are": lambda: parallel.make_parallel(SERIAL, -3),
     "devices=True: there are": lambda: parallel.make_parallel(SERIAL, True),
     "gdev_list and devices are the same": lambda: parallel.make_parallel(SERIAL, 2, devices=2),

@@ -21,11 +21,13 @@ import numpy as np
 
 from choros.backends import step_counter
 from choros.backends.base import BaseReplica, large_frozen
-from choros.backends.devices.jax import MeshSharding
+from choros.backends.devices.jax import MeshSharding, devices_of, row_shards
+from choros.backends.devices.placement import HeldVariable, Placement
 from choros.backends.gradient_capture import refuse_other_optimizers
 from choros.backends.metrics import UNUSED, LossSample, flattened
+from choros.backends.optimizers import model_variables
 from choros.errors import InexactLossError
-from choros.types import Array
+from choros.types import Array, Batch
 
 
 class JaxReplica(BaseReplica):
@@ -157,6 +159,16 @@ class JaxReplica(BaseReplica):
             placed: tuple[Any, ...] = jax.device_put(data)
             return placed
         return self.spread.lay(data)
+
+    def placement(self, batch: Batch) -> Placement:
+        """Return the devices of the variables and of a batch's rows. The batch is placed for it."""
+        variables = []
+        for variable in model_variables(self.model):
+            where = self._where.get(id(variable))
+            value = variable.value if where is None else self._state[where[0]][where[1]]
+            variables.append(HeldVariable(variable.path, tuple(variable.shape), devices_of(value)))
+        leaf = jax.tree_util.tree_leaves(tuple(self.ready(batch).packed))[0]
+        return Placement(tuple(variables), row_shards(leaf, batch.rows))
 
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
         logs, state = self._train(*self._state, data)

@@ -1,9 +1,16 @@
 """The rank of this process and the number of ranks, from the variables of its launcher; and lists of hosts.
 
-Only environment variables are read. Nothing is imported or contacted for this.
+Only environment variables and the files that they name are read, and nothing is contacted, except by
+``MpiClusterParser``, which starts MPI.
 """
 
-from choros.cluster.cluster_parser import ClusterParser, SlurmClusterParser
+from choros.cluster.cluster_parser import (
+    ClusterParser,
+    MpiClusterParser,
+    PbsClusterParser,
+    SlurmClusterParser,
+    UgeClusterParser,
+)
 from choros.cluster.host_slots import Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.launcher_env import TABLES, LauncherEnv
@@ -13,9 +20,12 @@ __all__ = [
     "TABLES",
     "ClusterParser",
     "LauncherEnv",
+    "MpiClusterParser",
+    "PbsClusterParser",
     "Place",
     "Slots",
     "SlurmClusterParser",
+    "UgeClusterParser",
     "expand_hosts",
     "expand_tasks",
     "is_this_machine",

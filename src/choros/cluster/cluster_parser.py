@@ -1,12 +1,15 @@
-"""The classes ``ClusterParser`` and ``SlurmClusterParser`` of keras_experiments, implemented with ``Place``."""
+"""``ClusterParser`` and ``SlurmClusterParser`` of keras_experiments, and parsers for PBS, Grid Engine and MPI."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from choros.cluster.host_slots import Slots
 from choros.cluster.hostlist import expand_hosts, expand_tasks
-from choros.cluster.rank_info import Place
+from choros.cluster.rank_info import Place, meets_by_mpi
 from choros.errors import InvalidInputError
 
 
@@ -44,7 +47,7 @@ class ClusterParser:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._environ = os.environ if environ is None else environ
-        self.place = Place.here(self._environ)
+        self.place = self._read_place()
         self._servers, self.starting_port, self.network = num_param_servers, starting_port, network
 
     @property
@@ -75,6 +78,9 @@ class ClusterParser:
         """This rank."""
         return self.place.rank
 
+    def _read_place(self) -> Place:
+        return Place.here(self._environ)
+
     def _hosts(self) -> tuple[str, ...]:
         if self.place.hosts:
             return self.place.hosts
@@ -102,7 +108,7 @@ class SlurmClusterParser(ClusterParser):
     @property
     def num_tasks_per_host(self) -> list[int]:
         """The number of ranks on each host."""
-        return list(expand_tasks(self._told("TASKS_PER_NODE")))
+        return list(expand_tasks(self._variable("TASKS_PER_NODE")))
 
     @property
     def my_proc_id(self) -> int:
@@ -113,11 +119,197 @@ class SlurmClusterParser(ClusterParser):
         return int(value)
 
     def _hosts(self) -> tuple[str, ...]:
-        return expand_hosts(self._told("NODELIST"))
+        return expand_hosts(self._variable("NODELIST"))
 
-    def _told(self, name: str) -> str:
+    def _variable(self, name: str) -> str:
         names = (f"SLURM_STEP_{name}", "SLURM_JOB_NODELIST" if name == "NODELIST" else f"SLURM_{name}")
         for variable in names:
             if self._environ.get(variable):
                 return self._environ[variable]
         raise InvalidInputError(f"this is no job of SLURM: neither {names[0]} nor {names[1]} is set.")
+
+
+class _FileClusterParser(ClusterParser, ABC):
+    """A parser for a scheduler that writes the hosts of a job and their slots to a file.
+
+    A slot may be a core, so the number of ranks on a host may differ from its slots.
+    """
+
+    _scheduler, _file_variable = "", ""
+
+    @property
+    def num_tasks_per_host(self) -> list[int]:
+        """The number of ranks on each host: its slots, or as many as on this host if the launcher did not fill them."""
+        counts, place = [count for _, count in self._slots()], self.place
+        if place.launcher == "single" or (sum(counts) == place.size and place.local_size in counts):
+            return counts
+        if place.local_size * len(counts) != place.size:
+            raise InvalidInputError(
+                f"{place.launcher} started {place.size} ranks, {place.local_size} of them on this host, and "
+                f"{self._file_variable} lists {sum(counts)} slots on {len(counts)} hosts, so the ranks of the other "
+                "hosts are unknown: start one rank for each slot or equal numbers on all hosts, or use "
+                "MpiClusterParser, which asks all ranks."
+            )
+        return [place.local_size] * len(counts)
+
+    def _hosts(self) -> tuple[str, ...]:
+        return tuple(host for host, _ in self._slots())
+
+    def _slots(self) -> Slots:
+        name = self._file_variable
+        path = self._environ.get(name)
+        if not path:
+            raise InvalidInputError(f"this is no job of {self._scheduler}: {name} is not set.")
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInputError(
+                f"{name}={path} cannot be read ({getattr(error, 'strerror', None) or error}). The scheduler may write "
+                f"it on the first host of a job only: copy it to a directory of all hosts, and set {name} to the copy."
+            ) from None
+        slots: dict[str, int] = {}
+        for number, line in enumerate(lines, 1):
+            if fields := line.split():
+                host, count = self._read_line(fields, f"line {number} of {name}={path} is {line!r}")
+                slots[host] = slots.get(host, 0) + count
+        if not slots:
+            raise InvalidInputError(f"{name}={path} lists no host: set it to the file that {self._scheduler} wrote.")
+        return tuple(slots.items())
+
+    @abstractmethod
+    def _read_line(self, fields: list[str], where: str) -> tuple[str, int]:
+        """Return the host and the slots of a line; ``where`` begins the message of an error."""
+
+
+class PbsClusterParser(_FileClusterParser):
+    r"""The same interface for PBS (OpenPBS, PBS Professional, Torque): the hosts of ``PBS_NODEFILE``.
+
+    The file has a line for each slot of a host (``mpiprocs``). The rank is that of the launcher inside the job, and 0
+    in the shell of the job.
+
+    Args:
+        num_param_servers, starting_port, network, environ: as in ``ClusterParser``.
+
+    Raises:
+        InvalidInputError: this process is in no job of PBS, or the file is invalid. A property raises it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w") as file:
+        ...     print("n1", "n1", "n2", sep="\n", file=file, flush=True)
+        ...     parser = PbsClusterParser(environ={"PBS_NODEFILE": file.name})
+        ...     parser.hostnames, parser.num_tasks_per_host, parser.num_parameter_servers, parser.my_proc_id
+        (['n1', 'n2'], [2, 1], 2, 0)
+    """
+
+    _scheduler, _file_variable = "PBS", "PBS_NODEFILE"
+
+    def _read_line(self, fields: list[str], where: str) -> tuple[str, int]:
+        if len(fields) != 1:
+            raise InvalidInputError(f"{where}, not the name of a host: set PBS_NODEFILE to the file that PBS wrote.")
+        return fields[0], 1
+
+
+class UgeClusterParser(_FileClusterParser):
+    r"""The same interface for Grid Engine (Univa, Altair, Sun): the hosts of ``PE_HOSTFILE``.
+
+    A line has a host, its slots, a queue and a range of processors. The slots of a host in several queues are added.
+    The rank is that of the launcher inside the job, and 0 in the shell of the job.
+
+    Args:
+        num_param_servers, starting_port, network, environ: as in ``ClusterParser``.
+
+    Raises:
+        InvalidInputError: this process is in no parallel job of Grid Engine, or the file is invalid. A property raises
+            it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w") as file:
+        ...     print("n1 2 all.q@n1 UNDEFINED", "n2 1 all.q@n2 UNDEFINED", sep="\n", file=file, flush=True)
+        ...     parser = UgeClusterParser(environ={"PE_HOSTFILE": file.name})
+        ...     parser.hostnames, parser.num_tasks_per_host, parser.num_parameter_servers, parser.my_proc_id
+        (['n1', 'n2'], [2, 1], 2, 0)
+    """
+
+    _scheduler, _file_variable = "Grid Engine", "PE_HOSTFILE"
+
+    def _read_line(self, fields: list[str], where: str) -> tuple[str, int]:
+        if len(fields) < 2 or not (fields[1].isascii() and fields[1].isdecimal() and int(fields[1])):
+            raise InvalidInputError(
+                f"{where}, not of the form: host slots queue range. Set PE_HOSTFILE to the file that Grid Engine wrote."
+            )
+        return fields[0], int(fields[1])
+
+
+class MpiClusterParser(ClusterParser):
+    """The same interface for ranks of any MPI: all ranks exchange the names of their hosts. All ranks make one.
+
+    The hosts are in the order of their first rank. MPI is started if it has not been started. mpi4py is needed.
+
+    Args:
+        num_param_servers, starting_port, network, environ: as in ``ClusterParser``.
+        timeout: float. Seconds that the start of MPI and the exchange may each last. After that this process is ended.
+            Defaults to 300.
+
+    Raises:
+        InvalidInputError: mpi4py is missing, or MPI does not belong to the launcher of this process.
+
+    Example:
+        >>> parser = MpiClusterParser()  # doctest: +SKIP
+        >>> parser.hostnames, parser.num_tasks_per_host, parser.my_proc_id  # doctest: +SKIP
+        (['n1', 'n2'], [2, 1], 0)
+    """
+
+    def __init__(
+        self,
+        num_param_servers: int = -1,
+        starting_port: int = 2300,
+        network: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        self._timeout = timeout
+        super().__init__(num_param_servers, starting_port, network, environ=environ)
+
+    @property
+    def num_tasks_per_host(self) -> list[int]:
+        """The number of ranks on each host."""
+        return [self._names.count(host) for host in self.place.hosts]
+
+    def _read_place(self) -> Place:
+        from choros.cluster.hardware import MPICH_UNDER_PMI2
+        from choros.cluster.mpi_library import gather_names, remedy
+
+        try:
+            reported = Place.here(self._environ)
+        except InvalidInputError:  # MPI knows the place even if the variables do not give it
+            reported = Place()
+        if reported.launcher == "slurm":
+            for name, value in MPICH_UNDER_PMI2.items():  # MPICH reads them at its start
+                os.environ.setdefault(name, value)
+        rank, self._names = gather_names(os.uname().nodename, self._timeout)
+        if meets_by_mpi(reported.launcher) and reported.size != len(self._names):
+            raise InvalidInputError(
+                f"MPI reports a size of {len(self._names)}, but {reported.launcher} started {reported.size} ranks. "
+                f"{remedy()}"
+            )
+        return _place_of(rank, self._names)
+
+
+def _place_of(rank: int, names: Sequence[str]) -> Place:
+    """Return the place of a rank from the host name of each rank."""
+    hosts = tuple(dict.fromkeys(names))
+    host = names[rank]
+    return Place(
+        rank,
+        len(names),
+        names[:rank].count(host),
+        names.count(host),
+        hosts.index(host),
+        len(hosts),
+        hosts,
+        hosts[0],
+        "mpi",
+    )

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from choros.backends.devices import list_devices, logical_devices
+from choros.backends.devices import Devices, device_of, list_devices, logical_devices
+from choros.backends.devices.placement import HeldVariable, Placement, RowShard
+from choros.backends.optimizers import model_variables
 from choros.errors import InvalidInputError
 from choros.parallel.multi_gpu_model import ModelMGPU, chosen
 
@@ -25,12 +27,13 @@ __all__ = [
     "make_parallel",
     "multi_gpu_model",
     "print_mgpu_modelsummary",
+    "print_placement",
 ]
 
 
 def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
     serial_model: Any,
-    gdev_list: int | Sequence[str] | None = None,
+    gdev_list: Devices | None = None,
     ps_device: str = "/cpu:0",
     usenccl: bool = False,
     initsync: bool = True,
@@ -38,19 +41,21 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
     enqueue: bool = False,
     model_class: Any = ModelMGPU,
     *,
-    devices: int | Sequence[str] | None = None,
+    devices: Devices | None = None,
 ) -> Any:
     """Return the model over several devices; for fewer than two devices, the serial model itself.
 
     Args:
         serial_model: a ``keras.Model``.
-        gdev_list: the names of the devices (``"gpu:0"``, ``"/gpu:0"``), or their number. Defaults to all devices.
+        gdev_list: the devices, or their number. A device is a name (``"gpu:0"``, ``"/gpu:0"``, or a full one of this
+            process: ``"/job:worker/task:1/device:GPU:0"``), a ``tf.DeviceSpec`` or an object with ``to_string()`` or
+            ``device_type`` and ``device_index``, a ``jax.Device``, or a ``torch.device``. Defaults to all devices.
         ps_device, usenccl, initsync, syncopt, enqueue: as in ``ModelMGPU``.
         model_class: the class to make, called with these keyword arguments. Defaults to ``ModelMGPU``.
         devices: another name of ``gdev_list``.
 
     Raises:
-        InvalidInputError: a device does not exist, or both names are given.
+        InvalidInputError: a device does not exist or is of another process, or both names are given.
 
     Example:
         >>> import keras
@@ -115,3 +120,33 @@ def print_mgpu_modelsummary(mgpu_model: Any) -> None:
         print(mgpu_model)
         mgpu_model = mgpu_model.serial
     mgpu_model.summary(expand_nested=True)
+
+
+def print_placement(  # noqa: D417 - two arguments share one entry
+    mgpu_model: Any, x: Any, y: Any = None
+) -> None:
+    """Print the device of each variable, and of each device's rows of a batch. Nothing is trained.
+
+    Args:
+        mgpu_model: a compiled ``ModelMGPU``, or a ``keras.Model``.
+        x, y: a batch, as for ``train_on_batch``.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="dense")], name="serial")
+        >>> print_placement(make_parallel(model, ["cpu:0"]), np.ones((6, 4)))  # doctest: +SKIP
+        variable serial/dense/kernel, shape (4, 1): cpu:0
+        variable serial/dense/bias, shape (1,): cpu:0
+        rows 0 to 5 of 6: cpu:0
+    """
+    import keras
+
+    if isinstance(mgpu_model, ModelMGPU):
+        print(mgpu_model.placement(x, y))
+        return
+    leaf = keras.ops.convert_to_tensor(keras.tree.flatten(x)[0])
+    variables = [
+        HeldVariable(variable.path, tuple(variable.shape), (device_of(variable.value),))
+        for variable in model_variables(mgpu_model)
+    ]
+    print(Placement(tuple(variables), (RowShard(0, len(leaf), device_of(leaf)),)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from choros.backends.devices import choose_devices
+from choros.backends.devices import Devices, choose_devices
+from choros.backends.devices.placement import Placement
 from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
 from choros.errors import InvalidInputError
 from choros.parallel.in_process import InProcessExecutor
@@ -34,7 +35,7 @@ class ModelMGPU:
 
     Args:
         serial_model: a ``keras.Model``.
-        gdev_list: the names of the devices, or their number. Defaults to all devices.
+        gdev_list: the devices, or their number, as in ``make_parallel``. Defaults to all devices.
         ps_device: ignored; batches are cut and outputs are joined on the host.
         usenccl, initsync, syncopt: ignored. Gradients are always added, by the means of the backend (NCCL on GPUs under
             JAX), and all devices begin with the same weights.
@@ -57,14 +58,14 @@ class ModelMGPU:
     def __init__(
         self,
         serial_model: Any = None,
-        gdev_list: int | Sequence[str] | None = None,
+        gdev_list: Devices | None = None,
         ps_device: str = "/cpu:0",
         usenccl: bool = False,
         initsync: bool = True,
         syncopt: bool = False,
         enqueue: bool = False,
         *,
-        devices: int | Sequence[str] | None = None,
+        devices: Devices | None = None,
     ) -> None:
         import keras
 
@@ -203,6 +204,22 @@ class ModelMGPU:
         """Predict one batch."""
         return self.predict(x, len(_first(x)))
 
+    def placement(self, x: Any, y: Any = None, sample_weight: Any = None) -> Placement:  # noqa: D417 - one entry
+        """Return the devices of each variable and of each share of a batch's rows, as they are. Nothing is trained.
+
+        Args:
+            x, y, sample_weight: one batch, as for ``train_on_batch``.
+
+        Returns:
+            ``Placement``, which prints as a line for each variable and for each device's rows.
+
+        Raises:
+            InvalidInputError: the model is not compiled.
+        """
+        batch = _whole(make_source(x, y, sample_weight))
+        placement: Placement = self._in_process().ready(batch).placement(batch)
+        return placement
+
     def _in_process(self) -> InProcessExecutor:
         if self._executor is None:
             check_model(self.serial)
@@ -218,7 +235,7 @@ class ModelMGPU:
             self._executor = None
 
 
-def chosen(gdev_list: int | Sequence[str] | None, devices: int | Sequence[str] | None) -> list[str]:
+def chosen(gdev_list: Devices | None, devices: Devices | None) -> list[str]:
     """Return the names of the devices given by either argument.
 
     Raises:

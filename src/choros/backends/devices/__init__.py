@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import Any
 
+from choros.backends.devices.device_names import Devices, device_names
 from choros.errors import InvalidInputError
 
-__all__ = ["choose_devices", "limit_threads", "list_devices", "logical_devices", "place_of", "scope"]
+__all__ = [
+    "Devices",
+    "choose_devices",
+    "device_of",
+    "limit_threads",
+    "list_devices",
+    "logical_devices",
+    "place_of",
+    "scope",
+]
 
 
 def list_devices(kind: str | None = None) -> list[str]:
@@ -58,15 +67,15 @@ def logical_devices(count: int) -> list[str]:
     return [f"cpu:{number}" for number in range(count)]
 
 
-def choose_devices(devices: int | Sequence[str] | None) -> list[str]:
+def choose_devices(devices: Devices | None) -> list[str]:
     """Return the names of the selected devices in Keras' form.
 
     Args:
-        devices: their number or their names. None and -1 select all. If there is only a CPU that is not in use yet, it
-            is divided into the requested number. TensorFlow's names (``"/gpu:1"``, ``"/device:GPU:1"``) are accepted.
+        devices: their number, or names or objects as in ``device_names``. None and -1 select all. If there is only a
+            CPU that is not in use yet, it is divided into the requested number.
 
     Raises:
-        InvalidInputError: a device does not exist, or is named twice.
+        InvalidInputError: a device does not exist, is named twice, or is of another process.
     """
     if devices is None or isinstance(devices, int):
         if devices is not None and devices > 1:
@@ -78,8 +87,7 @@ def choose_devices(devices: int | Sequence[str] | None) -> list[str]:
             more = f" Call choros.parallel.logical_devices({count}) first of all." if there[0].startswith("cpu") else ""
             raise InvalidInputError(f"devices={devices!r}: there are {len(there)} ({', '.join(there)}).{more}")
         return there[:count]
-    names = [str(one).lower().removeprefix("/").removeprefix("device:").replace("cuda", "gpu") for one in devices]
-    names = [name if ":" in name else f"{name}:0" for name in names]
+    names = device_names(devices)
     for name in names:
         kind = name.partition(":")[0]
         there = list_devices(kind) if kind in ("cpu", "gpu", "tpu") else []
@@ -111,6 +119,12 @@ def place_of(model: Any) -> str | None:
     """Return the device of a built model's weights (PyTorch, TensorFlow); None if the model has no weights."""
     place: str | None = _backend().place_of(model)
     return place
+
+
+def device_of(value: Any) -> str:
+    """Return the name of the device that has a backend's tensor, or of the first one."""
+    name: str = _backend().device_of(value)
+    return name
 
 
 def _backend() -> Any:

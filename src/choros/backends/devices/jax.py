@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from choros.backends.devices.placement import RowShard
 from choros.types import Array
 
 _ROWS = "batch"
@@ -110,6 +111,25 @@ def device(name: str) -> Any:
     """Return this process's device with the given name, which must exist."""
     kind, _, number = name.partition(":")
     return next(each for each in jax.local_devices(backend=kind) if each.id == int(number))
+
+
+def devices_of(value: jax.Array) -> tuple[str, ...]:
+    """Return the names of the devices that have an array, in the order of their numbers."""
+    return tuple(f"{each.platform}:{each.id}" for each in sorted(value.devices(), key=lambda each: each.id))
+
+
+def device_of(value: jax.Array) -> str:
+    """Return the name of the first device that has an array."""
+    return devices_of(value)[0]
+
+
+def row_shards(value: jax.Array, rows: int) -> tuple[RowShard, ...]:
+    """Return the devices' rows of an array of a batch; rows from ``rows`` on are padding."""
+    shards = []
+    for shard in value.addressable_shards:
+        start, stop, _ = shard.index[0].indices(len(value))
+        shards.append(RowShard(min(start, rows), min(stop, rows), devices_of(shard.data)[0]))
+    return tuple(sorted(shards, key=lambda shard: (shard.start, shard.stop, shard.device)))
 
 
 def names(kind: str | None) -> list[str]:

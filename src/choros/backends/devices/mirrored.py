@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 
-from choros.backends import make_replica
-from choros.backends.devices import scope
+from choros.backends import backend_name, make_replica
+from choros.backends.devices import device_of, scope
 from choros.backends.devices.device_threads import DeviceThreads
+from choros.backends.devices.placement import HeldVariable, Placement, RowShard
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.data.batch_format import cut
@@ -105,6 +107,34 @@ class MirroredReplica:
             with scope(name):
                 parts.append(replica.ready(part))
         return replace(batch, packed=parts)
+
+    def placement(self, batch: Batch) -> Placement:
+        """Return the devices of the variables and of a batch's rows. The batch is placed for it."""
+        replicas, names, count = self.replicas, self.crew.devices, len(self.replicas)
+
+        def held(number: int) -> list[str]:
+            return [self._seen(names[number], variable.value) for variable in model_variables(replicas[number].model)]
+
+        devices = self.crew.each(held)
+        variables = [
+            HeldVariable(variable.path, tuple(variable.shape), tuple(each[place] for each in devices))
+            for place, variable in enumerate(model_variables(self.model))
+        ]
+        shards = []
+        for number, part in enumerate(self.ready(batch).packed):
+            rows = share(batch.rows, number, count)
+            leaves = (
+                [] if part.packed is None else [leaf for leaf in keras.tree.flatten(part.packed) if leaf is not None]
+            )
+            device = self._seen(names[number], leaves[0]) if leaves else names[number]
+            shards.append(RowShard(rows.start, rows.stop, device))
+        return Placement(tuple(variables), tuple(shards))
+
+    @staticmethod
+    def _seen(name: str, value: Any) -> str:
+        """Return the device of a tensor. Devices that share PyTorch's one CPU have the name that they were given."""
+        device = device_of(value)
+        return name if device == "cpu:0" and name.startswith("cpu") and backend_name() == "torch" else device
 
     def seed_generators(self, rank: int, seed: int) -> None:
         """Seed the generators, which all models of this process share."""

@@ -28,6 +28,12 @@ def logical(count: int) -> bool:
 def place_of(model: Any) -> str | None:
     """Return the device of the model's weights; None if it has none."""
     for variable in model.variables:
-        kind, number = variable.value.device.split(":")[-2:]
-        return f"{kind.lower()}:{number}"
+        return device_of(variable.value)
     return None
+
+
+def device_of(value: Any) -> str:
+    """Return the name of the device of a tensor or variable."""
+    dense = getattr(value, "flat_values", getattr(value, "values", value))  # a ragged or sparse tensor has no device
+    kind, number = dense.device.split(":")[-2:]
+    return f"{kind.lower()}:{number}"

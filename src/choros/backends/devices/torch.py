@@ -33,6 +33,11 @@ def limit(count: int) -> None:
 def place_of(model: Any) -> str | None:
     """Return the device of the model's weights; None if it has none."""
     for variable in model.variables:
-        device = variable.value.device
-        return f"gpu:{device.index or 0}" if device.type == "cuda" else f"{device.type}:0"
+        return device_of(variable.value)
     return None
+
+
+def device_of(value: torch.Tensor) -> str:
+    """Return the name of a tensor's device. The CPU is one device, ``"cpu:0"``."""
+    device = value.device
+    return f"gpu:{device.index or 0}" if device.type == "cuda" else f"{device.type}:0"

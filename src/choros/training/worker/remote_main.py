@@ -40,6 +40,7 @@ from choros.training.executors.remote_callbacks import RemoteCallbackRunner, Rem
 from choros.training.payload import HOME, put, read_code, shown, unpack_payload
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker.main import configure_keras
+from choros.training.worker.setup import rank_devices
 
 _DIAL = 60.0  # seconds to try to connect to the caller
 
@@ -77,6 +78,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     told, _ = line.request({"ask": "job"})
     job = FitConfig(**told["job"])
     configure_keras(job.keras)
+    rank_devices(job, place.rank)  # the model starts the backend, which then divides a CPU no more
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
     data = _data(line, group, told["bytes"])
     source, validation, written = unpack_payload(job, told, read_code(told["code"]), data)

@@ -1,0 +1,85 @@
+"""Names of devices, as frameworks and TensorFlow's clusters write them, in Keras' form."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from choros.backends.devices.device_names import device_names
+from choros.errors import InvalidInputError
+
+NAMES = {
+    "gpu:3": "gpu:3",
+    "gpu": "gpu:0",
+    "GPU:1": "gpu:1",
+    "/gpu:1": "gpu:1",
+    "cuda:2": "gpu:2",
+    "/device:GPU:12": "gpu:12",
+    "/physical_device:GPU:1": "gpu:1",
+    "/device:CPU:*": "cpu:0",
+    "/replica:0/task:0/device:GPU:1": "gpu:1",
+    "/job:localhost/replica:0/task:0/device:CPU:1": "cpu:1",
+    "/job:worker/task:1/device:GPU:0": "gpu:0",
+    "/job:worker/replica:0/task:1/gpu:2": "gpu:2",
+    "/job:chief/device:TPU:7": "tpu:7",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name(name):
+    assert device_names(name) == device_names([name]) == [NAMES[name]]
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        (SimpleNamespace(to_string=lambda: "/job:worker/task:1/device:GPU:1", device_type="TPU"), "gpu:1"),
+        (SimpleNamespace(device_type="GPU", device_index=3), "gpu:3"),
+        (SimpleNamespace(device_type="GPU", device_index=None), "gpu:0"),
+        (SimpleNamespace(device_type="GPU", name="/device:GPU:2"), "gpu:2"),
+        (SimpleNamespace(platform="gpu", id=5), "gpu:5"),
+        (SimpleNamespace(type="cuda", index=1), "gpu:1"),
+        (SimpleNamespace(type="cuda", index=None), "gpu:0"),
+    ],
+)
+def test_an_object(device, name):
+    assert device_names(device) == device_names(each for each in [device]) == [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "gpu:x", "gpu:-1", "/job:worker/task:1/", "/gpu:0/cpu:0", "/replica:1/gpu:0", "0"]
+)
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(InvalidInputError, match="is no name of a device of this process: give one such as 'gpu:0'"):
+        device_names([name])
+
+
+def test_what_is_no_device_is_refused():
+    with pytest.raises(InvalidInputError, match="None of type NoneType is no device: give a name such as 'gpu:0'"):
+        device_names([None])
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    """Make this process rank 1 of 2."""
+    variables = {"CHOROS_RANK": 1, "CHOROS_SIZE": 2, "CHOROS_LOCAL_RANK": 1, "CHOROS_LOCAL_SIZE": 2}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.usefixtures("rank")
+def test_the_task_of_a_rank_is_its_number():
+    assert device_names(["/job:worker/task:1/device:GPU:0", "/job:localhost/task:0/gpu:1"]) == ["gpu:0", "gpu:1"]
+    for name in ("/job:worker/task:0/device:GPU:0", "/task:0/gpu:0", "/job:ps/task:1/cpu:0"):
+        with pytest.raises(InvalidInputError, match=f"device {name} is of another process; this one is rank 1"):
+            device_names(name)
+
+
+@pytest.mark.parametrize(("job", "index"), [("chief", 0), ("worker", 1)])
+def test_the_task_of_a_cluster_of_tensorflow_is_that_of_tf_config(job, index, monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}))
+    assert device_names(f"/job:{job}/task:{index}/device:GPU:1") == ["gpu:1"]
+    for other in ("/job:worker/task:0/gpu:1", "/job:worker/task:2/gpu:1"):
+        with pytest.raises(InvalidInputError, match=f"{other} is of another process; this one is {job} {index}"):
+            device_names(other)
