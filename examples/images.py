@@ -1,4 +1,4 @@
-"""What the examples share: where their images come from, and a network for them; no example itself."""
+"""What the examples share: where their images come from; no example itself. cifar.py has CIFAR-10's."""
 
 from pathlib import Path
 
@@ -33,45 +33,6 @@ def load(path=None):
 
 def _ready(x, y):
     return x.astype("float32")[..., None], y.astype("int32")
-
-
-def coloured(path=None):
-    """Return (images, labels) to train on and to test on: small colour pictures, float32 of 32 x 32 x 3 in 0..1.
-
-    Args:
-        path: an .npz file of CIFAR-10 (x_train, y_train, x_test, y_test). Without it they are made up, and it is said:
-            each class a colour and stripes of a width, with noise.
-    """
-    if path is not None:
-        with np.load(path) as file:
-            x, y, x_test, y_test = (file[name] for name in ("x_train", "y_train", "x_test", "y_test"))
-        return (x.astype("float32") / 255, y.ravel()), (x_test.astype("float32") / 255, y_test.ravel())
-    print("made-up pictures: the figures tell that training works, not how well")
-    return _striped(1024, 1), _striped(256, 2)
-
-
-def _striped(count, seed):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 10, count)
-    colours = np.random.default_rng(0).random((10, 1, 1, 3))
-    stripes = np.stack([(np.arange(32) // (number % 5 + 1)) % 2 for number in range(10)])[:, None, :, None]
-    x = (colours * (0.5 + 0.5 * stripes))[y] * np.ones((1, 32, 1, 1)) + rng.normal(0, 0.3, (count, 32, 32, 3))
-    return x.astype("float32"), y
-
-
-def network():
-    """Keras' old example for such pictures: a convolutional network of 1.25 million weights."""
-    layers = keras.layers
-    parts = [keras.Input((32, 32, 3))]
-    for filters in (32, 64):
-        parts += [
-            layers.Conv2D(filters, 3, padding="same", activation="relu"),
-            layers.Conv2D(filters, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Dropout(0.25),
-        ]
-    parts += [layers.Flatten(), layers.Dense(512, "relu"), layers.Dropout(0.5), layers.Dense(10, "softmax")]
-    return keras.Sequential(parts)
 
 
 class Synthetic(keras.utils.PyDataset):

@@ -1,8 +1,10 @@
 """Handwritten digits out of TFRecord files, over the devices of one process, as keras_experiments' example.
 
+    CUDA_VISIBLE_DEVICES=0 python examples/mnist_tfrecord_mgpu.py
     KERAS_BACKEND=torch python examples/mnist_tfrecord_mgpu.py --mgpu 2
     python examples/mnist_tfrecord_mgpu.py --data mnist.npz --mgpu 2 --epochs 12
 
+All devices that there are, or --mgpu N of them; as ranks of a job the script trains over the devices of all ranks.
 The images are first written as TFRecord, two files of images as bytes and their labels, without TensorFlow; then
 ``choros.files`` reads them: in blocks, shuffled anew in each epoch, decoded once. --data is an .npz file of MNIST (see
 images.py); without it, scikit-learn's digits, drawn larger.
@@ -23,11 +25,12 @@ from choros.parallel import logical_devices, make_parallel
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--data", help="an .npz file of MNIST")
-parser.add_argument("--mgpu", type=int, default=2, help="devices; a CPU is cut into as many")
+parser.add_argument("--mgpu", type=int, default=-1, help="devices, or -1 for all; a CPU is cut into as many")
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
 options = parser.parse_args()
-logical_devices(max(options.mgpu, 1))
+if options.mgpu > 1:
+    logical_devices(options.mgpu)
 
 
 def number(value):
@@ -68,7 +71,9 @@ def decode(columns):
 
 
 (x, y), test = images.load(options.data)
-room = pathlib.Path(tempfile.mkdtemp())
+place = choros.Place.here()
+temporary = tempfile.TemporaryDirectory()  # each rank of a job writes files of its own, and reads its share of them
+room = pathlib.Path(temporary.name)
 pixels, half = (255 * x).astype("uint8"), len(x) // 2
 write(room / "digits-00000-of-00002.tfrecord", pixels[:half], y[:half])
 write(room / "digits-00001-of-00002.tfrecord", pixels[half:], y[half:])
@@ -89,10 +94,12 @@ serial = keras.Sequential(
         layers.Dense(10, activation="softmax"),
     ]
 )
-model = make_parallel(serial, options.mgpu)
-model.compile(keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
-if model is serial:
-    model = choros.Trainer(serial, "single")
+serial.compile(keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+if place.size > 1:
+    model = choros.Trainer(serial, devices_per_worker=max(options.mgpu, 1))
+else:
+    model = make_parallel(serial, options.mgpu)
+    model = choros.Trainer(serial, "single") if model is serial else model
 model.fit(records, batch_size=options.batch_size, epochs=options.epochs, validation_data=test, verbose=2)
 _, accuracy = model.evaluate(*test, verbose=0)
 print(f"accuracy {accuracy:.4f} on {len(test[0])} images")

@@ -1,29 +1,24 @@
 """A VGG whose weights two devices divide, in each of two workers that divide the rows: model and data parallel (JAX).
 
-    KERAS_BACKEND=jax python examples/vgg_two_devices.py
-    KERAS_BACKEND=jax python examples/vgg_two_devices.py --network VGG16 --data cifar10.npz --epochs 30
+    KERAS_BACKEND=jax python examples/vgg_two_devices.py --synthetic
+    KERAS_BACKEND=jax python examples/vgg_two_devices.py --network VGG16 --download --epochs 30
 
 keras_experiments put one half of VGG-16 on each of a rank's two GPUs, by hand, and Horovod between the ranks. Here a
 layout says which dimension of which weights is divided, ``jax.sharding`` does the rest, and any algorithm of Choros may
-be between the workers. By default the network is a small VGG. Without --data the pictures are made up (see images.py).
+be between the workers. By default the network is a small VGG. cifar.py says where the pictures come from.
 """
 
-import argparse
-
-import images
+import cifar
 import keras
 
 import choros
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--data", help="an .npz file of CIFAR-10; without it pictures are made up")
+parser = cifar.parser(__doc__, "of all workers together", checkpt=False)
 parser.add_argument("--network", choices=["small", "VGG16", "VGG19"], default="small")
 parser.add_argument("--algorithm", default="allreduce")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--devices", type=int, default=2, help="of each worker")
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--batch_size", type=int, default=64, help="of all workers together")
-options = parser.parse_args()
+options = cifar.parse(parser)
 
 
 def small():
@@ -51,12 +46,11 @@ if options.network == "small":
 else:
     model = getattr(keras.applications, options.network)(weights=None, input_shape=(32, 32, 3), classes=10)
 model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
-(x, y), test = images.coloured(options.data)
+(x, y), test = cifar.load(options)
 with choros.Trainer(
     model, options.algorithm, options.workers, devices_per_worker=options.devices, layout=LAYOUT
 ) as trainer:
     trainer.fit(x, y, options.batch_size, options.epochs, validation_data=test, verbose=2, seed=1)
 loss, accuracy = trainer.evaluate(*test, verbose=0)
 print(f"accuracy {accuracy:.4f}, loss {loss:.4f} on {len(test[0])} images")
-if not options.data and options.epochs >= 3 and loss >= 1.5:
-    raise SystemExit("the loss of made-up pictures should have fallen below 1.5 in three epochs")
+cifar.check(options, loss, 1.5, 3)

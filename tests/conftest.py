@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import pickle
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.pop("PYTHONUNBUFFERED", None)  # with it each word of a print is a write of its own, and ranks' words mingle
 
+import numpy as np
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
@@ -63,6 +65,47 @@ def pytest_sessionfinish():
         with contextlib.suppress(OSError):
             if STARTED < path.stat().st_mtime < time.time() - 60:  # a job reads it when it starts
                 path.unlink()
+
+
+OLD_COMMANDS = HERE.parent / "docs" / "from-keras-experiments.md"
+
+
+def pytest_generate_tests(metafunc):
+    """Give a test with ``old_command`` each command line of the table in docs/from-keras-experiments.md that runs."""
+    if "old_command" in metafunc.fixturenames:
+        lines = re.findall(r"^\| `([^`|]+\.py[^`|]*)` \| runs", OLD_COMMANDS.read_text(), re.MULTILINE)
+        metafunc.parametrize("old_command", lines)
+
+
+@pytest.fixture
+def old_scripts(tmp_path):
+    """Return a folder with the examples, and a KERAS_HOME in it with 60 pictures of CIFAR-10's form to train on."""
+    for path in (HERE.parent / "examples").glob("*.py"):
+        (tmp_path / path.name).symlink_to(path)
+    write_cifar10(tmp_path / "home" / "datasets" / "cifar-10-batches-py-target" / "cifar-10-batches-py")
+    return tmp_path
+
+
+def write_cifar10(folder, rows=12):
+    """Write the files that keras.datasets.cifar10 unpacks, with a few rows of noise in each."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        part = {b"data": rng.integers(0, 256, (rows, 3072), "uint8"), b"labels": rng.integers(0, 10, rows).tolist()}
+        (folder / name).write_bytes(pickle.dumps(part))
+
+
+def launched(line, launcher):
+    """Return an old command line with another launcher in the place of ``mpirun``, ``srun`` and ``python``."""
+    changed, count = re.subn(r"^((?:\w+=\S+ )*)(?:srun |mpirun OPTIONS )?python ", rf"\1{launcher} ", line)
+    assert count == 1, f"{line}: no python in it"
+    return changed
+
+
+@pytest.fixture
+def old_launched():
+    """The function ``launched``."""
+    return launched
 
 
 @pytest.fixture(scope="session")

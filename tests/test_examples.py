@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-NO_EXAMPLE = {"images.py"}  # what several of them share
+NO_EXAMPLE = {"cifar.py", "images.py"}  # what several of them share
 
 
 def run(*command, backend=None):
@@ -49,7 +49,7 @@ def test_cifar10_cnn_mgpu(tmp_path):
 
     Which of two replicas draws first from PyTorch's one generator is chance: it was 0.81 to 1.0, guessing is 0.1.
     """
-    options = ["--mgpu", 2, "--epochs", 3, "--aug", "--checkpt", tmp_path / "c.keras", "--logdevp"]
+    options = ["--synthetic", "--mgpu", 2, "--epochs", 3, "--aug", "--checkpt", tmp_path / "c.keras", "--logdevp"]
     said = run(EXAMPLES / "cifar10_cnn_mgpu.py", *options, backend="torch")
     lines = said.splitlines()
     assert "variable sequential/conv2d/kernel, shape (3, 3, 3, 32): cpu:0, cpu:1" in lines
@@ -60,41 +60,50 @@ def test_cifar10_cnn_mgpu(tmp_path):
 
 
 def test_mnist_tfrecord_mgpu(mnist):
-    said = run(EXAMPLES / "mnist_tfrecord_mgpu.py", "--data", mnist, "--epochs", 2, backend="torch")
+    said = run(EXAMPLES / "mnist_tfrecord_mgpu.py", "--data", mnist, "--mgpu", 2, "--epochs", 2, backend="torch")
     assert "over 2 devices" in said
     assert float(re.search(r"accuracy ([\d.]+) on 256 images", said)[1]) > 0.5
 
 
 @pytest.mark.long
-def test_cifar10_cnn_distrib():
+def test_cifar10_cnn_distrib_slurm():
     """Who commits when is chance: with batches of 64 it was 0.67 to 1.0, of 32 it is 0.84 to 1.0."""
-    options = ["--algorithm", "adag", "--aug", "--batch_size", 32]
-    said = run(EXAMPLES / "cifar10_cnn_distrib.py", *options, backend="torch")
+    options = ["--synthetic", "--algorithm", "adag", "--aug", "--batch_size", 32]
+    said = run(EXAMPLES / "cifar10_cnn_distrib_slurm.py", *options, backend="torch")
     assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.5
 
 
 @pytest.mark.long
-def test_cifar10_cnn_tfqueue():
-    said = run(EXAMPLES / "cifar10_cnn_tfqueue.py", "--epochs", 2, backend="torch")
+def test_cifar10_cnn_distrib_v2_slurm(tmp_path):
+    options = ["--synthetic", "--maps", tmp_path, "--batch_size", 32]
+    said = run(EXAMPLES / "cifar10_cnn_distrib_v2_slurm.py", *options, backend="torch")
+    assert said.count("of 1024 rows an epoch") == 2
+    assert float(re.search(r"accuracy ([\d.]+)", said)[1]) > 0.5
+
+
+@pytest.mark.long
+def test_cifar10_cnn_mgpu_tfqueue():
+    said = run(EXAMPLES / "cifar10_cnn_mgpu_tfqueue.py", "--synthetic", "--epochs", 2, backend="torch")
     assert re.search(r"waiting for data \d+% of the time", said)
 
 
 @pytest.mark.long
-def test_cifar10_cnn_tfqueue_var():
-    said = run(EXAMPLES / "cifar10_cnn_tfqueue_var.py", backend="torch")
+def test_cifar10_cnn_mgpu_tfqueue_var():
+    said = run(EXAMPLES / "cifar10_cnn_mgpu_tfqueue_var.py", "--synthetic", "--workers", 2, backend="torch")
     assert re.search(r"accuracy [\d.]+, loss [\d.]+ on 256 images", said)
 
 
 @pytest.mark.long
 def test_cifar10_cnn_horovod(tmp_path):
-    said = ranks("cifar10_cnn_horovod.py", "--checkpt", tmp_path / "c.keras", backend="torch")
+    said = ranks("cifar10_cnn_horovod.py", "--synthetic", "--checkpt", tmp_path / "c.keras", backend="torch")
     assert len(re.findall(r"rank \d of 2: (accuracy .*)", said)) == 2
     assert isinstance(keras.models.load_model(tmp_path / "c.keras").optimizer, keras.optimizers.Adam)
 
 
 @pytest.mark.long
 def test_cifar10_cnn_horovod_tfqueue(tmp_path):
-    said = ranks("cifar10_cnn_horovod_tfqueue.py", "--timeline", tmp_path / "t.json", backend="torch")
+    options = ["--synthetic", "--aug", "--timeline", tmp_path / "t.json"]
+    said = ranks("cifar10_cnn_horovod_tfqueue.py", *options, backend="torch")
     lines = dict(re.findall(r"rank (\d) of 2: (accuracy .*)", said))
     assert lines["0"] == lines["1"]
     assert "data_us" in (tmp_path / "t.json").read_text()
@@ -131,7 +140,7 @@ def test_uncertainty():
 @pytest.mark.long
 def test_vgg_two_devices():
     """On JAX, whose programs span devices; the example asserts that the loss falls."""
-    said = run(EXAMPLES / "vgg_two_devices.py", backend="jax")
+    said = run(EXAMPLES / "vgg_two_devices.py", "--synthetic", backend="jax")
     assert "2 workers" in said
 
 
