@@ -74,6 +74,10 @@ def pytest_generate_tests(metafunc):
     """Give a test with ``old_command`` each command line of the table in docs/from-keras-experiments.md that runs."""
     if "old_command" in metafunc.fixturenames:
         lines = re.findall(r"^\| `([^`|]+\.py[^`|]*)` \| runs", OLD_COMMANDS.read_text(), re.MULTILINE)
+        if metafunc.module.__name__.endswith("real.test_old_commands"):  # .ci/run has time for those of srun alone
+            lines = [
+                pytest.param(line, marks=() if line.startswith("srun") else pytest.mark.long, id=line) for line in lines
+            ]
         metafunc.parametrize("old_command", lines)
 
 
