@@ -198,8 +198,17 @@ def test_together_and_alone_ranks_of_two_nodes_end_with_the_same_weights(slurm, 
 
 
 HERE = """
-import os
+import functools, os
 import numpy as np, keras, choros
+from scipy.sparse import csr_matrix
+class Bare(keras.Model):  # no get_config
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+    def call(self, inputs):
+        return self.dense(inputs)
+def scaled(y_true, y_pred, scale):
+    return scale * keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 x = np.random.default_rng(0).standard_normal((80, 4)).astype("float32")
 for algorithm in ("allreduce", "dynsgd"):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -208,6 +217,10 @@ for algorithm in ("allreduce", "dynsgd"):
     trainer = choros.Trainer(model, algorithm, launcher="srun")
     history = trainer.fit(x, x[:, 0], batch_size=16, epochs=2, verbose=0, callbacks=[seen])
     print(algorithm, len(history.run.workers), history.history["loss"][1] < history.history["loss"][0], flush=True)
+model = Bare()
+model.compile("sgd", functools.partial(scaled, scale=0.5))
+history = choros.Trainer(model, launcher="srun").fit(csr_matrix(x), x[:, :1], batch_size=16, epochs=2, verbose=0)
+print("bare", len(history.run.workers), history.history["loss"][1] < history.history["loss"][0], flush=True)
 """
 
 
@@ -216,4 +229,5 @@ def test_a_trainer_in_an_allocation_has_its_workers_started_by_srun(slurm, tmp_p
     out = slurm.run("salloc", "-N2", "-n4", sys.executable, "here.py", cwd=tmp_path, KERAS_BACKEND="jax")
     assert "allreduce 4 True" in out
     assert "dynsgd 4 True" in out
+    assert "bare 4 True" in out
     assert out.count("seen by") == 4
