@@ -9,6 +9,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -96,24 +97,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="K",
         help="start the whole job again when it fails, at most K times; fit(checkpoint=, resume=True) goes on",
     )
-    add("--min-np", "--min-num-proc", dest="least", type=count, metavar="N", help="an elastic job: go on with N ranks")
-    add("--max-np", "--max-num-proc", dest="most", type=count, metavar="N", help="at most N (default: all slots)")
-    add(
-        "--host-discovery-script",
-        metavar="COMMAND",
-        help="an elastic job: what prints a line host:slots for each host there is now; asked about once a second",
-    )
-    add("--slots-per-host", type=count, metavar="N", help="slots of a host of which it tells none (default: 1)")
-    add("--elastic-timeout", type=some_seconds, metavar="S", help="end when short of ranks for S (default: 600)")
-    add("--reset-limit", type=whole, metavar="K", help="end when the ranks change more than K times")
-    add(
-        "--blacklist-cooldown-range",
-        dest="cooldown",
-        nargs=2,
-        type=some_seconds,
-        metavar=("MIN", "MAX"),
-        help="a host whose rank failed gets new ones again after MIN seconds, later up to MAX (default: never)",
-    )
+    _add_elastic_options(add)
     add("--output-filename", metavar="DIR", help="also keep what rank N prints in DIR/rank.N/stdout and stderr")
     add(
         "-prefix-timestamp",
@@ -143,6 +127,28 @@ def add_parser(subparsers: Any) -> None:
         add(*option.names, action=_Other, option=option, nargs=None if option.values == 1 else option.values)
     add("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
     add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what the ranks run")
+
+
+def _add_elastic_options(add: Callable[..., Any]) -> None:
+    """Add the options of an elastic job."""
+    add("--min-np", "--min-num-proc", dest="least", type=count, metavar="N", help="an elastic job: go on with N ranks")
+    add("--max-np", "--max-num-proc", dest="most", type=count, metavar="N", help="at most N (default: all slots)")
+    add(
+        "--host-discovery-script",
+        metavar="COMMAND",
+        help="an elastic job: what prints a line host:slots for each host there is now; asked about once a second",
+    )
+    add("--slots-per-host", type=count, metavar="N", help="slots of a host of which it tells none (default: 1)")
+    add("--elastic-timeout", type=some_seconds, metavar="S", help="end when short of ranks for S (default: 600)")
+    add("--reset-limit", type=whole, metavar="K", help="end when the ranks change more than K times")
+    add(
+        "--blacklist-cooldown-range",
+        dest="cooldown",
+        nargs=2,
+        type=some_seconds,
+        metavar=("MIN", "MAX"),
+        help="a host whose rank failed gets new ones again after MIN seconds, later up to MAX (default: never)",
+    )
 
 
 class _Other(argparse.Action):

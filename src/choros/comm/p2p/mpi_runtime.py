@@ -1,4 +1,4 @@
-"""What ranks ask of a running MPI library: their place, and the end of the whole job if a rank raises."""
+"""A rank in a running MPI library: its place, and the end of the whole job if a rank raises."""
 
 from __future__ import annotations
 

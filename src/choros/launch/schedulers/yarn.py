@@ -143,7 +143,7 @@ def _url(address: str, scheme: str = "http") -> str:
 
 @dataclass
 class _Answer:
-    """What a request has given so far."""
+    """The body or the failure of a request, once it has ended."""
 
     body: bytes = b""
     failure: str = "no answer"
