@@ -237,6 +237,13 @@ def test_slots_are_ranks_and_lines_have_their_time():
     assert all(abs(datetime.fromisoformat(when).timestamp() - time.time()) < 60 for when, _ in lines)
 
 
+def test_options_after_the_program_are_the_programs():
+    words = ["-c", "-s", "-cb", "-N", "2", "-n4", "--launcher", "aprun"]
+    done = choros("run", "-n", 1, "sh", "-c", 'echo "$@"', "sh", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[0]", *words] or done.stdout.split() == words
+
+
 MEETING = """
 import os, sys, time
 import choros.hvd as hvd

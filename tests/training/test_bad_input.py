@@ -126,7 +126,7 @@ def test_numbers_of_workers(workers, refused):
         ({"validation_steps": -1, "validation_split": 0.5}, "validation_steps=-1"),
         ({"verbose": 3}, "verbose=3"),
         ({"y": np.zeros(59)}, "x has 60 rows and y has 59"),
-        ({"x": np.array(["text"] * 60)}, "convert"),
+        ({"x": np.array([None] * 60)}, "convert"),
         ({"x": [1.0, 2.0], "y": None}, r"np\.array"),
         ({"x": (row for row in range(3)), "y": None}, r"batch 1 of the generator .* is of type int: yield \(x,\)"),
         ({"validation_data": 7}, "validation_data is of type int"),

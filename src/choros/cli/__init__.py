@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
+from typing import Any
 
 from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
 
@@ -74,9 +75,21 @@ def _prepared(arguments: list[str]) -> list[str]:
     return list(prepare(arguments))
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that takes no option with a single dash for an abbreviation of another one.
+
+    argparse always does, also for arguments of the user's program: ``-c`` of ``sh -c`` would be ambiguous in ``choros
+    run``, which has ``-cb`` and ``-cc``.
+    """
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        matches: list[Any] = super()._get_option_tuples(option_string)  # type: ignore[misc]
+        return [match for match in matches if option_string.startswith(("--", match[1]))]
+
+
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser; it imports only the module of the given command."""
-    parser = argparse.ArgumentParser(prog="choros", description="Train one Keras 3 model with many workers.")
+    parser = _Parser(prog="choros", description="Train one Keras 3 model with many workers.")
     parser.add_argument("--version", action="version", version=f"choros {metadata.version('choros')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = _asked(arguments)
