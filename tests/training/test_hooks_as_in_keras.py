@@ -224,3 +224,23 @@ def test_evaluate_and_predict_in_a_hook_set_nothing(pools):
         warnings.simplefilter("error", UserWarning)
         trainer = choros.Trainer(model, choros.DOWNPOUR(window=2), workers=2, pool=pools(2))
         trainer.fit(x, y, batch_size=8, epochs=2, callbacks=[look], verbose=0)
+
+
+@pytest.fixture
+def epsilon():
+    before = keras.config.epsilon()
+    keras.config.set_epsilon(1e-2)
+    yield
+    keras.config.set_epsilon(before)
+
+
+def test_keras_epsilon_reaches_the_workers(epsilon, pools):
+    x, y = table(24)
+    models = [make(), make()]
+    for model in models:
+        model.compile(keras.optimizers.SGD(0.1), "mean_squared_logarithmic_error")
+    models[0].fit(x, np.abs(y), batch_size=8, shuffle=False, verbose=0)
+    trainer = choros.Trainer(models[1], "allreduce", workers=2, pool=pools(2))
+    trainer.fit(x, np.abs(y), batch_size=8, shuffle=False, verbose=0)
+    for a, b in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)

@@ -486,6 +486,7 @@ def keras_settings() -> dict[str, Any]:
     return {
         "versions": versions(),
         "floatx": keras.config.floatx(),
+        "epsilon": keras.config.epsilon(),
         "image_data_format": keras.config.image_data_format(),
         "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
     }

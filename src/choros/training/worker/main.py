@@ -241,5 +241,6 @@ def configure_keras(settings: dict[str, Any]) -> None:
     check_versions(settings["versions"])
 
     keras.config.set_floatx(settings["floatx"])
+    keras.config.set_epsilon(settings["epsilon"])
     keras.config.set_image_data_format(settings["image_data_format"])
     keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(settings["dtype_policy"]))
