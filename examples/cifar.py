@@ -57,7 +57,9 @@ def add_mgpu(made):
     """Add ``--mgpu`` and ``--logdevp``."""
     text = "devices of this process, or of each rank of a job; without a number all (in a job 1 for each rank)"
     made.add_argument("--mgpu", type=int, nargs="?", const=-1, default=1, help=text)
-    made.add_argument("--logdevp", action="store_true", help="print the names of the devices")
+    made.add_argument(
+        "--logdevp", action="store_true", help="print the device of each variable and of each part of a batch"
+    )
 
 
 def add_workers(made, algorithm="adag"):

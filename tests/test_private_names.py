@@ -152,6 +152,7 @@ PRIVATE = [
     # Python: documented, though they begin with an underscore, but for _run_exitfuncs and _initializing
     Name("_getframe", "sys", "the caller's frame (errors.py, hvd/rank_shard.py)"),
     Name("_exit", "os", "ends a process at once"),
+    Name("_get_option_tuples", "argparse.ArgumentParser", "the options that an argument may abbreviate (cli)"),
     Name("_replace", "collections.namedtuple()", "a tuple with another value"),
     Name("_lru_cache_wrapper", "functools", "the type of a function with a cache (pickling.py)"),
     Name("_initializing", "json.__spec__", "whether a module is still being imported (device_choice.py)"),

@@ -21,7 +21,7 @@ from choros.backends.metric_additivity import not_additive
 from choros.cluster import Place
 from choros.cluster.hardware.cpu_affinity import usable_cores
 from choros.cluster.hardware.network_address import own_address
-from choros.data import StreamSource, py_dataset_of
+from choros.data import StreamSource
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
@@ -252,7 +252,8 @@ class Trainer:
         result = self._executor.run(request)
         history = request.conductor.history
         history.run, self.models = result.record, result.models
-        request.follow_datasets(history.epoch)
+        if history.epoch:
+            request.job.follow_datasets(history.epoch[-1] + 1, source=request.source, validation=request.validation)
         if request.verbose:
             print(result.record.line())
         return history
@@ -281,8 +282,6 @@ class Trainer:
             limit.restore(self.model, arguments.initial_batch)
         epoch = restore_backup(callbacks, self.model, arguments.initial_epoch, arguments.checkpoint)
         check_epochs(arguments.epochs, epoch, arguments.initial_batch)
-        if dataset := py_dataset_of(source):
-            dataset.first_epoch = epoch
         written = self._write()
         verbose = 1 if arguments.verbose == "auto" else arguments.verbose
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
@@ -293,6 +292,7 @@ class Trainer:
         )
         job = FitConfig(
             **replace(arguments, initial_epoch=epoch, verbose=verbose).config(source),
+            first_epoch=epoch,
             **self._worker_config(),
             algorithm=algorithms.to_config(algorithm),
             validation=None if validation is None else {},

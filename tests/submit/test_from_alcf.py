@@ -20,17 +20,8 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 CONSOLE = [text for language, text in BLOCKS if language == "console"]
 
 
-@pytest.fixture
-def room(tmp_path, monkeypatch):
-    """A directory with a script."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CHOROS_SUBMIT_CPU", "")
-    (tmp_path / "train.py").touch()
-    return tmp_path
-
-
 @pytest.mark.parametrize("block", CONSOLE, ids=lambda text: text[:32])
-def test_a_command_of_the_page_prints_what_follows_it(room, capsys, block):
+def test_a_command_of_the_page_prints_what_follows_it(script_folder, capsys, block):
     command, _, expected = block.removeprefix("$ choros ").partition("\n")
     assert main(shlex.split(command)) == 2
     output = capsys.readouterr()
@@ -127,10 +118,10 @@ def test_the_script_for_polaris_starts_its_ranks(started, tmp_path):
     ]
 
 
-def test_packages_of_pip_s_target_reach_the_ranks(started, room, capsys):
+def test_packages_of_pip_s_target_reach_the_ranks(started, script_folder, capsys):
     """The package is installed by pip itself, from a wheel that is made here."""
     pytest.importorskip("pip")
-    wheel = room / "mine_of_theta-1.0-py3-none-any.whl"
+    wheel = script_folder / "mine_of_theta-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("mine_of_theta.py", "HERE = __file__\n")
         file.writestr(
@@ -142,10 +133,10 @@ def test_packages_of_pip_s_target_reach_the_ranks(started, room, capsys):
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target=packages"]
     subprocess.run([*install, str(wheel)], check=True, timeout=60)
     wheel.unlink()
-    (room / "train.py").write_text("import mine_of_theta; print(mine_of_theta.HERE)")
-    setup = f"export PYTHONPATH={room}/packages:$PYTHONPATH"
+    (script_folder / "train.py").write_text("import mine_of_theta; print(mine_of_theta.HERE)")
+    setup = f"export PYTHONPATH={script_folder}/packages:$PYTHONPATH"
     assert main(["submit", "--on", "pbs", "--mpi", "pals", "--setup", setup, "--dry-run", "train.py"]) == 0
-    assert str(room / "packages" / "mine_of_theta.py") in started(capsys.readouterr().out)
+    assert str(script_folder / "packages" / "mine_of_theta.py") in started(capsys.readouterr().out)
 
 
 def test_the_shell_reads_the_scripts_of_the_examples():

@@ -11,23 +11,14 @@ from choros.cli import main
 
 
 @pytest.fixture
-def room(tmp_path, monkeypatch):
-    """An empty directory with a script."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CHOROS_SUBMIT_CPU", "")
-    (tmp_path / "train.py").touch()
-    return tmp_path
-
-
-@pytest.fixture
-def refused(room, capsys):
+def refused(script_folder, capsys):
     """The lines of the error of a command that is refused as wrong usage; nothing is written or started."""
 
     def run(words):
         assert main(shlex.split(words)) == 2
         output = capsys.readouterr()
         assert output.out == ""
-        assert sorted(path.name for path in room.iterdir() if path.suffix != ".sc") == ["train.py"]
+        assert sorted(path.name for path in script_folder.iterdir() if path.suffix != ".sc") == ["train.py"]
         return [line.strip() for line in output.err.splitlines()]
 
     return run
@@ -122,9 +113,9 @@ def test_options_of_aprun_that_cannot_be_meant(refused, options, words):
     assert line.startswith(words)
 
 
-def test_a_script_s_own_options_stay_its_own(room):
+def test_a_script_s_own_options_stay_its_own(script_folder):
     """After the script everything is the script's, whatever aprun or Cobalt called so."""
-    (room / "train.py").write_text("import sys; print(sys.argv[1:])")
+    (script_folder / "train.py").write_text("import sys; print(sys.argv[1:])")
     words = ["-N", "2", "--launcher", "aprun", "--on", "cobalt"]
     command = [sys.executable, "-m", "choros", "run", "-n", "1", "train.py", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -188,9 +179,9 @@ aprun -n $((COBALT_JOBSIZE*4)) -N 4 -d 32 -j 2 -cc depth \\
 """
 
 
-def test_a_script_of_cobalt_is_read(room, refused, printed):
+def test_a_script_of_cobalt_is_read(script_folder, refused, printed):
     """Its directives, its modules and its aprun; what was typed comes before what it has."""
-    (room / "qsub.sc").write_text(QSUB)
+    (script_folder / "qsub.sc").write_text(QSUB)
     _, submit, *rest = refused("submit --on cobalt -t 10 -q debug qsub.sc")
     assert submit == (
         "choros submit --on pbs --mpi pals --nodes 128 --account datascience --time 10m --queue debug "
@@ -203,15 +194,17 @@ def test_a_script_of_cobalt_is_read(room, refused, printed):
     assert line.endswith("python train.py --epochs 3")
 
 
-def test_a_script_of_cobalt_with_variables_gets_names_to_fill_in(room, refused):
-    (room / "qsub.sc").write_text("#COBALT -n 2\naprun -n $ranks -N ${each} -d $depth -e A=$a ./a.out\naprun ./b.out\n")
+def test_a_script_of_cobalt_with_variables_gets_names_to_fill_in(script_folder, refused):
+    (script_folder / "qsub.sc").write_text(
+        "#COBALT -n 2\naprun -n $ranks -N ${each} -d $depth -e A=$a ./a.out\naprun ./b.out\n"
+    )
     _, submit, *rest = refused("submit --on cobalt qsub.sc")
     assert submit == (
         "choros submit --on pbs --mpi pals --nodes 2 --ranks-per-node RANKS_PER_NODE --cores CORES ./a.out"
     )
     assert any("1 more aprun" in line for line in rest)
     assert any("give --env A=VALUE" in line for line in rest)
-    (room / "qsub.sc").write_text("#COBALT -n 2\npython train.py\n")
+    (script_folder / "qsub.sc").write_text("#COBALT -n 2\npython train.py\n")
     _, submit, *rest = refused("submit --on cobalt qsub.sc")
     assert submit.endswith("--nodes 2 SCRIPT.py")
     assert any("it has no aprun" in line for line in rest)

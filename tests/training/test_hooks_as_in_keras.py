@@ -188,6 +188,20 @@ def test_hooks_of_a_dataset_are_called_as_often_as_in_keras(workers, pools):
         assert [each.ended for each in ours] == [each.ended for each in theirs]
 
 
+def test_a_resumed_fit_calls_the_hooks_that_it_has_missed(pools, tmp_path):
+    plain, theirs = make(), (Changing(), Changing())
+    expected = plain.fit(theirs[0], validation_data=theirs[1], epochs=4, shuffle=False, verbose=0)
+    for epochs in (2, 4):
+        given, ours = make(), (Changing(), Changing())
+        how = {"checkpoint": choros.Checkpoint(tmp_path / "state", every="epoch"), "resume": epochs == 4}
+        trainer = choros.Trainer(given, "allreduce", workers=2, pool=pools(2))
+        history = trainer.fit(ours[0], validation_data=ours[1], epochs=epochs, shuffle=False, verbose=0, **how)
+    assert history.epoch == [2, 3]
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(history.history[name], expected.history[name][2:], atol=1e-5)
+    assert [each.ended for each in ours] == [each.ended for each in theirs]
+
+
 class Median(keras.metrics.Metric):
     """The median of the predictions, which are kept in a list."""
 

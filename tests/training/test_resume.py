@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -168,7 +169,12 @@ def alive(pid):
 def undisturbed(pool):
     """The weights and the figures of a run that nothing happened to."""
     made = {}
-    exec(MODEL, made)
+    hidden = {name: sys.modules.get(name) for name in ("tensorflow", "sklearn", "matplotlib")}
+    exec(MODEL, made)  # hides them
+    for name, module in hidden.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
     fit = choros.Trainer(made["model"], made["together"], workers=2, pool=pool).fit
     return made["digest"], fit(made["x"], made["y"], **made["how"]).history
 
@@ -201,9 +207,13 @@ def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
     run = Run(tmp_path, "alone", ranks=2, slow=0.02).until("batch 1 2")
     os.kill(run.rank(1), signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
-    assert "choros: asked to end: epoch 2, batch 0, is saved in" in run.errors
+    saved = re.search(r"choros: asked to end: epoch (\d), batch 0, is saved in", run.errors)
+    assert saved, run.errors
+    next_epoch = int(saved[1]) - 1
+    assert next_epoch in (1, 2)  # the signal may arrive an epoch later on a busy machine
     assert "Traceback" not in run.errors
-    assert [epochs for _, _, epochs in Run(tmp_path, "alone", "resume", ranks=2).ends(0)] == [[1, 2, 3]] * 2
+    resumed = Run(tmp_path, "alone", "resume", ranks=2).ends(0)
+    assert [epochs for _, _, epochs in resumed] == [list(range(next_epoch, 4))] * 2
     assert CheckpointStore(tmp_path / "state").latest().facts["epoch"] == 4
 
 

@@ -145,9 +145,11 @@ def test_text_beside_numbers_with_shuffled_rows_and_asynchronous_workers(pools):
 
 
 @pytest.mark.skipif(ON_TENSORFLOW, reason="TensorFlow takes text")
-def test_text_is_refused_with_the_backend_that_takes_it():
+@pytest.mark.parametrize("kind", [str, object, "bytes"])
+def test_text_is_refused_with_the_backend_that_takes_it(kind):
+    x = np.array([text.encode() for text in texts()]) if kind == "bytes" else np.array(texts(), dtype=kind)
     with pytest.raises(choros.errors.InvalidDataError, match=r"x holds text, which Keras takes on the TensorFlow"):
-        choros.Trainer(compiled(wide_model), workers=2).fit(np.array(texts()), labels(), verbose=0)
+        choros.Trainer(compiled(wide_model), workers=2).fit(x, labels(), verbose=0)
 
 
 def test_objects_and_labels_of_text_are_refused():

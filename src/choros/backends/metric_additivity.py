@@ -33,9 +33,9 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         Indices; an empty list if all metrics add up.
     """
     _warn_of_derived_logs(model, sample)
-    _warn_of_values_outside_variables(model, sample)
     place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
     single = [m for metric in model.metrics for m in single_metrics(metric)]
+    _warn_of_values_outside_variables(model, single, sample)
     foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
     if not foreign or sample.rows < 2:
         return []
@@ -87,12 +87,11 @@ def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
         )
 
 
-def _warn_of_values_outside_variables(model: Any, sample: Batch) -> None:
+def _warn_of_values_outside_variables(model: Any, single: list[Any], sample: Batch) -> None:
     """Warn if a user-defined metric has no variables and changes other attributes, such as a list of predictions.
 
     Only variables are added over the ranks.
     """
-    single = [m for metric in model.metrics for m in single_metrics(metric)]
     suspects = [m for m in single if not m.variables and not type(m).__module__.startswith("keras.")]
     if not suspects:
         return

@@ -104,7 +104,7 @@ def as_array(value: Any, name: str = "x") -> Array:
             f"{name} is a {type(value).__name__} that numpy cannot read ({brief(error)}): {_REMEDY}."
         ) from None
     text = encode(array, name)
-    if text is not None and not is_encoded(array):
+    if text is not None:
         _check_tensorflow(name, "holds text", "numbers, as a StringLookup or TextVectorization layer makes them")
         array = text
     if array.dtype.kind not in "biufc" and "float" not in array.dtype.name and not is_encoded(array):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import groupby
@@ -36,7 +36,7 @@ class PyDatasetSource:
     With ``shuffle``, the order of the batches is a permutation, as in Keras. Every rank calls ``on_epoch_begin`` and
     ``on_epoch_end`` as often as Keras: ``on_epoch_end`` also before the first epoch of a fit and before each
     evaluation. (On JAX and PyTorch Keras reads a batch to build a model; its call of ``on_epoch_begin`` before that is
-    not made here.) A rank that starts later calls them for the epochs that it missed. During these calls Python's and
+    not made here.) ``follow`` calls them for passes that a rank missed. During these calls Python's and
     numpy's global generators are seeded by (seed, epoch), so a dataset that shuffles there has the same order on every
     rank. The ``workers`` of the dataset are threads that read ahead, also with ``use_multiprocessing``.
 
@@ -48,7 +48,6 @@ class PyDatasetSource:
 
     Attributes:
         rows: None, as the number of rows is known only after all batches were read.
-        first_epoch: Index of the epoch at which the fit began. Defaults to 0.
         evaluates: Whether each pass is an evaluation. Defaults to False.
 
     Raises:
@@ -69,7 +68,7 @@ class PyDatasetSource:
         self.dataset = dataset
         self.class_weight = class_weight
         self.floatx, self.cuts = floatx, cuts
-        self.first_epoch, self.evaluates = 0, False
+        self.evaluates = False
         self._passes, self._reset = 0, False
         if self._count() == 0:
             raise InvalidDataError(f"{self._name} has no batches: its length must be 1 or more.")
@@ -140,8 +139,6 @@ class PyDatasetSource:
     def _epoch(
         self, rank: int, size: int, together: bool, seed: int, epoch: int, shuffle: bool, steps: int | None
     ) -> Iterator[Batch]:
-        if not self.evaluates:
-            self.follow(seed, epoch - self.first_epoch)
         self._begin(seed, epoch)
         try:
             reads = self._reads(rank, size, together, self._indices(seed, epoch, shuffle, steps), steps)
@@ -152,15 +149,14 @@ class PyDatasetSource:
         finally:
             self._end(seed, epoch)
 
-    def follow(self, seed: int, passes: int) -> None:
+    def follow(self, seed: int, epochs: Sequence[int]) -> None:
         """Call the dataset's hooks for passes that other processes made, so that this copy has the same state.
 
         Args:
             seed: The seed of the passes.
-            passes: Number of passes since the fit began.
+            epochs: The epoch of each pass since the fit began. The first ones are passes of this copy.
         """
-        while self._passes < passes:
-            epoch = 0 if self.evaluates else self.first_epoch + self._passes
+        for epoch in epochs[self._passes :]:
             self._begin(seed, epoch)
             self._end(seed, epoch)
 

@@ -74,7 +74,7 @@ def pack(
             first = _spec(source.first, arrays, {}, mapped=False)
             spec |= {"kind": "files", **source.spec(here), "first": first}
         else:
-            spec |= {"kind": "pydataset", "first_epoch": source.first_epoch, "evaluates": source.evaluates}
+            spec |= {"kind": "pydataset", "evaluates": source.evaluates}
         spec["blob"] = _code(source.decode if isinstance(source, FileSource) else source.dataset, blobs)
         return spec, arrays, blobs
     places = {_identity(array): i for i, array in enumerate(arrays)}
@@ -106,7 +106,7 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
         weights = None if spec["classes"] is None else dict(spec["classes"])
         if spec["kind"] == "pydataset":
             made = PyDatasetSource(code, weights, spec["floatx"])
-            made.first_epoch, made.evaluates = spec["first_epoch"], spec["evaluates"]
+            made.evaluates = spec["evaluates"]
             return made
         return FileSource(
             reopen(spec["table"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ class FitConfig:
     batch_size: int
     epochs: int
     initial_epoch: int = 0
+    first_epoch: int = 0  # where the fit began; after a resume initial_epoch is later
     initial_batch: int = 0
     steps: int | None = None  # steps_per_epoch, in global batches
     shuffle: bool | str = True
@@ -76,6 +77,20 @@ class FitConfig:
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
 
+    def follow_datasets(self, epoch: int, source: Any = None, validation: Any = None) -> None:
+        """Call the hooks of this process's PyDatasets for epochs before ``epoch`` that other processes have trained.
+
+        Args:
+            epoch: index of an epoch.
+            source: the source of training batches, or None.
+            validation: the source of validation batches, or None.
+        """
+        epochs = range(self.first_epoch, epoch)
+        if dataset := py_dataset_of(source):
+            dataset.follow(self.seed, epochs)
+        if dataset := py_dataset_of(validation):
+            dataset.follow(0, [0] * sum(map(self.validates, epochs)))
+
 
 @dataclass(frozen=True)
 class FitRequest:
@@ -103,17 +118,6 @@ class FitRequest:
     begun: float
     saver: Any = None
     verbose: bool = False
-
-    def follow_datasets(self, epochs: Sequence[int]) -> None:
-        """Call the hooks of the caller's PyDatasets, so that they are in the state of the workers' copies.
-
-        Args:
-            epochs: indices of the epochs that the fit has trained.
-        """
-        validated = sum(map(self.job.validates, epochs))
-        for source, seed, passes in ((self.source, self.job.seed, len(epochs)), (self.validation, 0, validated)):
-            if dataset := py_dataset_of(source):
-                dataset.follow(seed, passes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from choros.errors import InvalidInputError
@@ -54,6 +54,7 @@ OPTIONS = (
     AprunOption(("-a", "-D", "-F", "-R", "-t"), 1, "", "PALS has no such option"),
 )
 _RANKS = AprunOption(("-n", "--pes"), 1, "ranks", "-n gives the number of ranks")  # choros run has -n itself
+_KNOWN = {name: option for option in (_RANKS, *OPTIONS) for name in option.names}
 _BINDINGS = {"": "depth", "cpu": "depth", "depth": "depth", "none": "none", "numa_node": "numa"}
 _EXPRESSION = re.compile(r"(?:\w+=)?\$(?:\w+|\{\w+\}|\(\([^()]*\)\))", re.ASCII)  # $ranks, ${ranks}, $((nodes * 4))
 
@@ -121,13 +122,30 @@ def split_line(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
         >>> split_line(["-n", "8", "-N4", "-b", "python", "a.py", "-n", "1"])
         ([('-n', '8'), ('-N', '4'), ('-b', '')], ['python', 'a.py', '-n', '1'])
     """
-    known = {name: option for option in (_RANKS, *OPTIONS) for name in option.names}
+    flags = [name for name, option in _KNOWN.items() if not option.values]
+    return split_words(words, flags, lambda name: name not in _KNOWN and name[:2] in _KNOWN)
+
+
+def split_words(
+    words: Sequence[str], flags: Collection[str], is_glued: Callable[[str], bool], ends: Collection[str] = ()
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Split words into the options with which they begin, and the words after them.
+
+    Args:
+        words: the arguments.
+        flags: names of options without a value. All others have one.
+        is_glued: whether the value of an option with one dash follows its letter without a space, as in ``-N64``.
+        ends: words with a dash that are no options, and end them. Defaults to none.
+
+    Returns:
+        The options with their values, "" for a flag; and the words that are left.
+    """
     left, options = list(words), list[tuple[str, str]]()
-    while left and left[0].startswith("-"):
+    while left and left[0].startswith("-") and left[0] not in ends:
         name, equal, value = left.pop(0).partition("=")
-        if name not in known and name[:2] in known and not name.startswith("--"):  # as in -N64
+        if not name.startswith("--") and is_glued(name):
             name, value, equal = name[:2], f"{name[2:]}{equal}{value}", "="
-        if not equal and left and (name not in known or known[name].values):
+        if not equal and name not in flags and left:
             value = left.pop(0)
         options.append((name, value))
     return options, left
@@ -146,10 +164,9 @@ def read_options(given: Sequence[tuple[str, str]]) -> AprunLine:
         >>> read_options([("-n", "8"), ("-N", "4"), ("-d", "2")]).depth
         '2'
     """
-    known = {name: option for option in (_RANKS, *OPTIONS) for name in option.names}
     texts, environment, notes = dict[str, str](), list[str](), list[str]()
     for name, value in given:
-        option = known.get(name)
+        option = _KNOWN.get(name)
         if option is None:
             notes.append(f"{name} {value}".rstrip() + ": not an option of aprun that is known here")
         elif option.field == "environment":

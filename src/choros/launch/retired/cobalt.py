@@ -10,7 +10,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from choros.launch.retired.aprun import PAGE, AprunLine, read_options, split_line, submit_options, submitted_target
+from choros.launch.retired.aprun import (
+    PAGE,
+    AprunLine,
+    read_options,
+    split_line,
+    split_words,
+    submit_options,
+    submitted_target,
+)
 
 _FLAGS = ("--dry-run", "--help", "-h", "-I", "--interactive")
 _ALIKE = {  # Cobalt's names of options that choros submit has too
@@ -64,15 +72,7 @@ def split_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str
         >>> split_options(["-n2", "--env", "A=1", "--dry-run", "a.py", "-t", "1"])
         ([('-n', '2'), ('--env', 'A=1'), ('--dry-run', '')], ['a.py', '-t', '1'])
     """
-    left, options = list(words), list[tuple[str, str]]()
-    while left and left[0].startswith("-") and left[0] not in ("-m", "--"):
-        name, equal, value = left.pop(0).partition("=")
-        if not name.startswith("--") and len(name) > 2:  # as in -n2
-            name, value, equal = name[:2], f"{name[2:]}{equal}{value}", "="
-        if not equal and name not in _FLAGS and left:
-            value = left.pop(0)
-        options.append((name, value))
-    return options, left
+    return split_words(words, _FLAGS, lambda name: len(name) > 2, ends=("-m", "--"))
 
 
 def translation(words: Sequence[str]) -> str:

@@ -106,6 +106,7 @@ class WorkerContext:
         if job.ensemble:  # each member has a separate shard
             rank, size, together, batch_size = 0, 1, True, -(-batch_size // size)
         self.leaving = self.dropped = False
+        job.follow_datasets(epoch, source=self.source)
         asked = time.perf_counter()
         batches = feed(
             self.source,
@@ -172,9 +173,15 @@ class WorkerContext:
         return self.before + time.perf_counter() - self._ready - self._compiling
 
     # -- validation and weights
-    def validate(self, group: Group) -> dict[str, float]:
-        """Evaluate the validation set, divided among the group, and return the exact ``val_*`` metrics. Collective."""
+    def validate(self, group: Group, epoch: int) -> dict[str, float]:
+        """Evaluate the validation set, divided among the group, and return the exact ``val_*`` metrics. Collective.
+
+        Args:
+            group: the ranks that evaluate.
+            epoch: index of the epoch that was trained.
+        """
         assert self.validation is not None  # noqa: S101 - the loops check FitConfig.validates first
+        self.job.follow_datasets(epoch, validation=self.validation)
         self.replica.reset_metrics()
         rows = 0
         for batch in feed(

@@ -78,7 +78,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     told, _ = line.request({"ask": "job"})
     job = FitConfig(**told["job"])
     configure_keras(job.keras)
-    rank_devices(job, place.rank)  # the model starts the backend, which then divides a CPU no more
+    rank_devices(job, place.rank)  # before the model starts the backend: a CPU cannot be divided later
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
     data = _data(line, group, told["bytes"])
     source, validation, written = unpack_payload(job, told, read_code(told["code"]), data)

@@ -170,7 +170,7 @@ class AsyncLoop:
             run.score = replica.metrics().get("loss", math.inf)
             self.finite.loss(run.score, epoch)
             if run.job.validates(epoch):
-                members = run.validate(self.solo)
+                members = run.validate(self.solo, epoch)
                 run.score = members.get("val_loss", math.inf)
             if run.best is not None:
                 self.wait_for_room(epoch)
@@ -194,7 +194,7 @@ class AsyncLoop:
         elif run.snapshots is not None or run.job.validates(epoch):
             shown = self.snapshot(epoch)
             if run.job.validates(epoch):
-                logs |= self.validate_at(*shown)
+                logs |= self.validate_at(epoch, *shown)
                 held = run.held_by_metrics()
         run.reporter.epoch_end(epoch, logs, run.clock(), held)
 
@@ -230,13 +230,13 @@ class AsyncLoop:
                 )
             time.sleep(_LOOK)
 
-    def validate_at(self, center: Array, others: Array) -> dict[str, float]:
+    def validate_at(self, epoch: int, center: Array, others: Array) -> dict[str, float]:
         """Validate a snapshot of the center while the other workers continue."""
         replica, own = self.replica, np.empty_like(self.others)
         replica.get_others(own)
         with self.run.at(center):
             replica.set_others(others)
-            logs = self.run.validate(self.solo)
+            logs = self.run.validate(self.solo, epoch)
             replica.set_others(own)
         return logs
 

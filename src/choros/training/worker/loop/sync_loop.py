@@ -187,7 +187,7 @@ class SyncLoop:
         shown = self.shown(epoch)
         if run.job.validates(epoch):
             with run.at(average_of(replica) if run.job.validate_average else shown):
-                logs |= run.validate(group)
+                logs |= run.validate(group, epoch)
             held = run.held_by_metrics()
         if run.rank == 0:
             with run.at(shown):
