@@ -1,11 +1,12 @@
 """Cost of sending a model to a worker: the pickle, the weights, and the memory that both take.
 
 ``python benchmarks/models_by_value.py --backend jax --megabytes 256`` prints JSON. The weights are frozen, so that a
-step costs nothing that grows with them.
+step costs nothing that grows with them. With ``--trained`` they are trained: a step then costs what
+``step_ms_per_mb`` gives, from fits of 5 steps and of 1 step, and ``ms_per_mb`` does not include it.
 
 - ``pickle_ms``, ``unpickle_ms``: the model without weights.
-- ``ms_per_mb``: time of a fit by one worker that has started, less that of a model of 1 MB, for each MB of weights. A
-  fit sends the weights and brings them back.
+- ``ms_per_mb``: time of a fit by one worker that has started, less its step and less the time of a model of 1 MB, for
+  each MB of weights. A fit sends the weights and brings them back.
 - ``floor_ms_per_mb``: time to write as many bytes into a new anonymous file that processes can share, and to free it.
   ``ratio`` is the time of the fit over it.
 - ``shared``: the most memory that the system had for such files during the fits, above that before them, in units of
@@ -57,7 +58,7 @@ class Shared:
 
 def main() -> None:
     """Measure, and print JSON."""
-    options = arguments(__doc__ or "", megabytes={"type": int, "default": 256})
+    options = arguments(__doc__ or "", megabytes={"type": int, "default": 256}, trained={"action": "store_true"})
     import keras
     import numpy as np
 
@@ -66,32 +67,42 @@ def main() -> None:
     from choros.comm.shm.segment import Segment
     from choros.training.model_io.serialization import pack_model
 
+    trained, steps = options.trained, 5 if options.trained else 1
+
     def make(megabytes: int) -> Any:
-        table = keras.layers.Embedding(megabytes * 1024, 256, embeddings_initializer="zeros", trainable=False)
+        table = keras.layers.Embedding(megabytes * 1024, 256, embeddings_initializer="zeros", trainable=trained)
         average = keras.layers.GlobalAveragePooling1D()
         model = keras.Sequential([keras.Input((4,)), table, average, keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         return model
 
-    x, y = np.zeros((8, 4), "int32"), np.zeros((8, 1), "float32")
+    def timed(trainer: Any, steps: int) -> list[float]:
+        """Return the seconds of some fits of so many steps, after one that compiles."""
+        x, y = np.zeros((8 * steps, 4), "int32"), np.zeros((8 * steps, 1), "float32")
+        trainer.fit(x, y, batch_size=8, verbose=0)
+        times = []
+        for _ in range(options.rounds or 5):
+            begun = time.perf_counter()
+            trainer.fit(x, y, batch_size=8, verbose=0)
+            times.append(time.perf_counter() - begun)
+        return times
+
     megabytes = 16 if options.quick else options.megabytes
     seconds: dict[int, list[float]] = {}
+    longer: dict[int, list[float]] = {}
     peaks: dict[int, tuple[int, int]] = {}
     shared: dict[int, Shared] = {}
     for size in (SMALL, megabytes):
         model = make(size)
         with choros.WorkerPool(1) as pool:
             trainer = choros.Trainer(model, workers=1, pool=pool)
-            trainer.fit(x, y, batch_size=8, verbose=0)  # the worker starts and compiles
+            timed(trainer, steps)  # the worker starts and compiles
+            longer[size] = timed(trainer, steps)
             time.sleep(1)  # the worker frees the model of a job after it has told of its end
             Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted anew
             before = peak_memory()
-            times = seconds[size] = []
             with Shared() as shared[size]:
-                for _ in range(options.rounds or 5):
-                    begun = time.perf_counter()
-                    trainer.fit(x, y, batch_size=8, verbose=0)
-                    times.append(time.perf_counter() - begun)
+                seconds[size] = timed(trainer, 1)
             peaks[size] = peak_memory() - before, peak_memory(pool.start().pids[0])
     model = make(SMALL)
     begun = time.perf_counter()
@@ -110,14 +121,21 @@ def main() -> None:
     floor = statistics.median(floors)
     fits = {size: statistics.median(times) for size, times in seconds.items()}
     more = megabytes - SMALL
+    step = 0.0
+    if trained:
+        slow = {size: statistics.median(times) for size, times in longer.items()}
+        step = max(slow[megabytes] - slow[SMALL] - fits[megabytes] + fits[SMALL], 0) / (steps - 1)
+    cost = (fits[megabytes] - fits[SMALL] - step) / more
     result = {
         "megabytes": megabytes,
         "pickle_ms": round(1e3 * packing, 1),
         "unpickle_ms": round(1e3 * unpacking, 1),
         "fit_ms": {str(size): round(1e3 * each, 1) for size, each in fits.items()},
-        "ms_per_mb": round(1e3 * (fits[megabytes] - fits[SMALL]) / more, 3),
+        "trained": trained,
+        "step_ms_per_mb": round(1e3 * step / more, 3),
+        "ms_per_mb": round(1e3 * cost, 3),
         "floor_ms_per_mb": round(1e3 * floor / megabytes, 3),
-        "ratio": round((fits[megabytes] - fits[SMALL]) / more / (floor / megabytes), 2),
+        "ratio": round(cost / (floor / megabytes), 2),
         "shared": round(shared[megabytes].most / (megabytes << 20), 2),
         "caller": round(peaks[megabytes][0] / (megabytes << 20), 2),
         "worker": round((peaks[megabytes][1] - peaks[SMALL][1]) / (more << 20), 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -131,6 +132,12 @@ def flat_vectors(model: Any) -> tuple[Array, Array]:
     """Return the trainable vector and the moving statistics, in the layout of the replicas."""
     dtype = vector_dtype(model.trainable_variables)
     return _flat(model.trainable_variables, dtype), _flat(moving_statistics(model), dtype)
+
+
+def vector_nbytes(model: Any) -> int:
+    """Return the bytes of the trainable vector."""
+    variables = model.trainable_variables
+    return int(sum(math.prod(variable.shape) for variable in variables)) * vector_dtype(variables).itemsize
 
 
 def split_vector(model: Any, vector: Array) -> list[Array]:

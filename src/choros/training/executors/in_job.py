@@ -43,7 +43,7 @@ from choros.training.checkpoint.snapshot import Part, Snapshot, packed, unpacked
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl, WorkerStats
 from choros.training.worker.comm_setup import CommHandles, meet
-from choros.training.worker.context import Held, WorkerContext, vectors
+from choros.training.worker.context import Held, WorkerContext, blank_vectors, vectors
 from choros.training.worker.loop.rank_means import mean_average
 from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
@@ -342,7 +342,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
     def connect(replica: Replica) -> CommHandles:
         """Give all ranks the variables of rank 0, and connect them."""
         replica.restore([base.broadcast(value) for value in replica.snapshot()])
-        comm = meet(base, job, plan.algorithm, *vectors(replica))
+        comm = meet(base, job, plan.algorithm, replica.size * replica.dtype.itemsize, partial(vectors, replica))
         for group in (base, comm.group):
             group.warn_after = min(group.warn_after, _STALL)
         return comm
@@ -355,7 +355,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
             reporter.hangs = JobHangs(comm.board, job, rank, hosts)
             if saver.checkpoint is not None:
                 _keep_states(reporter, comm.center)
-        buffers = context.vectors()
+        buffers = blank_vectors(context.replica)
         plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
         with saver.listening(comm.board.ask):
             with told_of_an_exit(rank, job.workers):

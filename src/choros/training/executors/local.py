@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from choros.backends.driver_model import (
     flat_vectors,
     host_views,
     split_vector,
+    vector_nbytes,
 )
 from choros.backends.optimizers import model_variables, optimizer_variables
 from choros.backends.replica_state import Groups
@@ -116,7 +118,7 @@ class LocalRun:
         self.data = Segment.create(max(nbytes, 64), "choros-data")
         for entry, array in zip(self.entries, self.cargo.arrays, strict=True):
             self.data.write(array, entry["offset"])
-        self.meeting = create_meeting(job, self.algorithm, *flat_vectors(self.model))
+        self.meeting = create_meeting(job, self.algorithm, vector_nbytes(self.model), partial(flat_vectors, self.model))
         self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
         self.line = BatchLine() if job.together and job.per_batch else None
         self.hangs = None if job.together else Hangs(self.board, job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,46 +72,51 @@ class CommHandles:
                 resource.close()
 
 
-def meet(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> CommHandles:
+def meet(
+    base: Group, job: FitConfig, algorithm: Algorithm, nbytes: int, vectors: Callable[[], tuple[Array, Array]]
+) -> CommHandles:
     """Connect the ranks of a job. Collective: every rank must call it.
 
     Args:
         base: Group. All ranks.
         job: FitConfig.
         algorithm: the bound algorithm.
-        trainable: flat float array. The initial center.
-        others: flat float array. The moving statistics.
+        nbytes: int. Bytes of the trainable vector.
+        vectors: returns the initial center, a flat float array, and the moving statistics, another one. It is called
+            only if there is a center, because these copies take as much memory as the model.
     """
     hosts = hosts_of(base)
     if len(hosts) == 1 and (job.alone or not isinstance(base, OffloadGroup)):
-        return _on_one(base, job, algorithm, trainable, others)
+        return _on_one(base, job, algorithm, nbytes, vectors)
     if not job.alone:
         epochs = job.epochs - job.initial_epoch
         group = part(base, range(base.size)) or base
         board = ControlBlock.create(job.workers, epochs, job.metric_values)
         return CommHandles(group, None, board, held=[board])
     wide = base.control if isinstance(base, OffloadGroup) else base  # no vectors are summed here
-    return _between(wide, job, algorithm, trainable, others, hosts)
+    return _between(wide, job, algorithm, *vectors(), hosts)
 
 
-def _on_one(base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> CommHandles:
-    board, mail = _notes(base, job, trainable, others)
+def _on_one(
+    base: Group, job: FitConfig, algorithm: Algorithm, nbytes: int, vectors: Callable[[], tuple[Array, Array]]
+) -> CommHandles:
+    board, mail = _notes(base, job, vectors)
     segment = None
     if job.workers > 1:
         lead = base.rank == 0
-        segment = share(base, create_meeting(job, algorithm, trainable, others) if lead else None)
+        segment = share(base, create_meeting(job, algorithm, nbytes, vectors) if lead else None)
     group, center = join_meeting(job, algorithm, segment, base.rank)
     return CommHandles(group, center, board, mail, snapshots=mail.snapshots, held=[mail, board, segment])
 
 
-def _notes(near: Group, job: FitConfig, trainable: Array, others: Array) -> tuple[ControlBlock, EpochLog]:
+def _notes(near: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array]]) -> tuple[ControlBlock, EpochLog]:
     """Return the control block and the epoch log, in memory that the ranks of one host share."""
     lead, sizes = near.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.metric_values)
     board = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
     logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-mail") if lead else None)
     snapshots = None
     if job.alone and job.watched:
-        snapshots = Snapshots(share(near, Snapshots.create(trainable, others).segment if lead else None))
+        snapshots = Snapshots(share(near, Snapshots.create(*vectors()).segment if lead else None))
     return board, EpochLog(logs, board, snapshots)
 
 
@@ -142,7 +148,7 @@ def _between(
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
     board, mail, center, told, segments = None, None, None, {}, []
     if mine == 0:
-        board, mail = _notes(near, job, trainable, others)
+        board, mail = _notes(near, job, lambda: (trainable, others))
         segments = [board.segment, mail.segment, *([mail.snapshots.segment] if mail.snapshots else [])]
     if mine < len(cuts):
         cut = cuts[mine]

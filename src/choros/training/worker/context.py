@@ -303,9 +303,14 @@ class WorkerContext:
             self.replica.reset_metrics()
 
 
+def blank_vectors(replica: Replica) -> tuple[Array, Array]:
+    """Return memory for a trainable vector and moving statistics; the system provides it when it is written."""
+    return aligned(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
+
+
 def vectors(replica: Replica) -> tuple[Array, Array]:
     """Return a replica's trainable vector and its moving statistics."""
-    trainable, others = aligned(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
+    trainable, others = blank_vectors(replica)
     replica.get(trainable)
     replica.get_others(others)
     return trainable, others

@@ -19,6 +19,7 @@ from choros.training.spec import FitConfig
 from choros.training.worker.gradient_tail import Tail
 from choros.types import Array, Batch
 
+_VALUE = 8  # bytes of the widest value of a vector
 _LEAST = 1 << 16  # least bytes of a slot, so that metrics and messages fit even with a tiny model
 
 
@@ -102,14 +103,25 @@ def several_models(devices: int) -> bool:
     return devices > 1 and keras.backend.backend() != "jax"
 
 
-def create_meeting(job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array) -> Segment | None:
-    """Create the segment for a job's exchanges: of the group or of the center; None if ranks do not exchange."""
+def create_meeting(
+    job: FitConfig, algorithm: Algorithm, nbytes: int, vectors: Callable[[], tuple[Array, Array]]
+) -> Segment | None:
+    """Create the segment for a job's exchanges: of the group or of the center; None if ranks do not exchange.
+
+    Args:
+        job: FitConfig.
+        algorithm: the bound algorithm.
+        nbytes: int. Bytes of the trainable vector.
+        vectors: returns the trainable vector and the moving statistics. It is called only for a center, because these
+            copies take as much memory as the model.
+    """
     if job.alone:
+        trainable, others = vectors()
         memory = algorithm.start(trainable, job.workers)
         return SharedMemoryParameterServer.create(trainable, others, memory, job.workers)
     if job.together and job.workers > 1:
         more = Tail.of(job, 0).size if job.per_batch else 0
-        return SharedGroup.create(job.workers, max((len(trainable) + 2 + more) * trainable.itemsize, _LEAST))
+        return SharedGroup.create(job.workers, max(nbytes + (2 + more) * _VALUE, _LEAST))
     return None
 
 

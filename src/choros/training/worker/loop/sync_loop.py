@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from choros.training.worker.exchange import Schedule, SyncExchange
 from choros.training.worker.loop.checks import check_epoch, finite, late_check
 from choros.training.worker.loop.rank_means import average_of, mean_average, mean_others
 from choros.training.worker.setup import adding
-from choros.types import Array, Batch
+from choros.types import Array, Batch, aligned
 
 
 class SyncLoop:
@@ -29,15 +30,17 @@ class SyncLoop:
         self.gradients = adding(run.job, run.algorithm) > 1
         length = run.job.steps or run.source.steps(run.job.batch_size)
         self.recheck = late_check(run, length)
-        self.local, _ = run.vectors()
+        self.local = aligned(self.replica.size, self.replica.dtype)  # takes memory when it is written
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
         self.meeting: SyncExchange | None = None
         self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
+        self.written = False  # whether the caller's memory holds the weights as they are
         self.keeper = None if run.job.keep is None else SyncCheckpointer(self)
         self.reducing = Reducing(self) if self.gradients else None
         if run.algorithm.level == "parameters" and run.job.mode is not None:
+            self.replica.get(self.local)
             self.meeting = SyncExchange(run.algorithm, run.group, self.local.copy())
 
     def train(self) -> None:
@@ -54,6 +57,7 @@ class SyncLoop:
             if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
                 self.rows_before = run.tally.rows
+            self.written = False
             step = self.reducing or self.window
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.at = (epoch, number)
@@ -192,6 +196,7 @@ class SyncLoop:
         if run.rank == 0:
             with run.at(shown):
                 run.write_weights()
+            self.written = self.meeting is None and not replica.averages
         return logs, held
 
     def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
@@ -237,6 +242,7 @@ class SyncLoop:
     def obey(self, orders: TrainerControl) -> None:
         """Apply a control message. New weights replace the center."""
         self.run.obey(orders)
+        self.written = self.written and replace(orders, stop=False, leave=False) == TrainerControl()
         if orders.weights and self.meeting is not None:
             self.replica.get(self.local)
             self.meeting.replace(self.local)
@@ -254,5 +260,5 @@ class SyncLoop:
         if self.meeting is not None:
             self.replica.set(self.meeting.center)
         self.replica.finish()
-        if self.run.rank == 0:
+        if self.run.rank == 0 and not self.written:
             self.run.write_weights()
