@@ -32,4 +32,4 @@ class AllReduce(Algorithm):
         """Refuse any window but 1: gradients are averaged at every step."""
         super().__post_init__()
         if self.window != 1:
-            self.refuse("window", "gradients meet at every step, so leave it at 1, or take LocalSGD for a window")
+            self.refuse("window", "gradients are summed at every step: leave it at 1, or use LocalSGD for a window")
