@@ -178,8 +178,8 @@ def test_the_inner_launcher_wins(environ, launcher):
         ),
         ({**FLUX, "FLUX_JOB_SIZE": "5"}, "FLUX_JOB_SIZE / FLUX_JOB_NNODES is not set"),
         ({**POD, "CHOROS_COMPLETIONS": "2"}, "rank 2 is not below the size 2"),
-        ({"TF_CONFIG": "no"}, "TF_CONFIG gives no place (JSONDecodeError"),
-        ({"TF_CONFIG": '{"cluster": {}}'}, "TF_CONFIG gives no place (KeyError: 'task')"),
+        ({"TF_CONFIG": "no"}, "TF_CONFIG gives no rank (JSONDecodeError"),
+        ({"TF_CONFIG": '{"cluster": {}}'}, "TF_CONFIG gives no rank (KeyError: 'task')"),
         (
             {"TF_CONFIG": TF["TF_CONFIG"].replace('"worker", "index"', '"ps", "index"')},
             "this process is ps 1, and ranks",

@@ -109,7 +109,7 @@ def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
         addresses = [str(cluster[role][i]) for role, i in places]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInputError(
-            f"TF_CONFIG gives no place ({type(error).__name__}: {error}): give it cluster and task, or unset it."
+            f"TF_CONFIG gives no rank ({type(error).__name__}: {error}): give it cluster and task, or unset it."
         ) from None
     if (kind, index) not in places:
         ranks = ", ".join(f"{role} {i}" for role, i in places)

@@ -164,8 +164,8 @@ def _nvidia(program: str | None) -> tuple[tuple[tuple[Gpu, ...], ...], bool]:
         ).stdout
     except subprocess.TimeoutExpired:  # the result is cached, so this is printed once
         print(
-            f"choros: {program} did not answer within {_PATIENCE:g} s on {os.uname().nodename}, so this process takes "
-            "the host for one without GPUs of NVIDIA. Look at the driver (dmesg), then start again.",
+            f"choros: {program} did not answer within {_PATIENCE:g} s on {os.uname().nodename}, so this process "
+            f"uses no NVIDIA GPU. Check the driver (dmesg), then start again.",
             file=sys.stderr,
             flush=True,
         )
