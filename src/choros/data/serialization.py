@@ -246,7 +246,7 @@ def _code(code: Any, blobs: list[bytes]) -> int | None:
     except Exception as error:
         name = f"function {code.__name__}" if hasattr(code, "__name__") else f"dataset {type(code).__name__}"
         raise NotSerializableError(
-            f"The {name} cannot travel to the workers ({type(error).__name__}: {error}): "
+            f"The {name} cannot be sent to the workers ({type(error).__name__}: {error}): "
             f"let it open files, locks and connections when it reads its first batch, not when it is made."
         ) from error
     blobs.append(blob)
