@@ -1,4 +1,4 @@
-"""AllReduce updates weights after ``train_step``: a step that goes on with updated weights is made again."""
+"""AllReduce updates weights after ``train_step``: a step that reads updated weights is made again."""
 
 import keras
 import numpy as np
@@ -263,7 +263,7 @@ def test_a_step_that_changes_other_variables_is_made_once(pools, capsys):
     equal(model, plain, history, other)
     assert "calculated twice" not in capsys.readouterr().out
     choros.Trainer(made(Teacher, x), workers=2, pool=pools(2)).fit(x, y, batch_size=8, verbose=2)
-    assert "goes on with updated weights" in capsys.readouterr().out
+    assert "reads updated weights" in capsys.readouterr().out
 
 
 def test_a_trial_leaves_weights_that_a_step_sets_as_they_were():

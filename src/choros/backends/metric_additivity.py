@@ -46,7 +46,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         if type(model).call is not keras.Model.call:  # without call() a model has no test step
             warn(
                 f"The metrics {', '.join(repr(m.name) for m in foreign)} could not be tried on some rows, as test_step "
-                f"of model {model.name!r} raised {brief(error)}; what is shown is the mean of the workers' values, "
+                f"of model {model.name!r} raised {brief(error)}; the logs show the mean of the workers' values, "
                 "weighted by their rows."
             )
         untried = [metric for metric in foreign if type(metric) is keras.metrics.Mean]
@@ -61,8 +61,8 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
         found += indices
         why = "does not add up over parts of the data" if tried else "is updated by no test_step, so it was not tried"
         warn(
-            f"The metric {metric.name!r} ({type(metric).__name__}) {why}: what is shown is the mean of the workers' "
-            "values, weighted by their rows."
+            f"The metric {metric.name!r} ({type(metric).__name__}) {why}: the logs show the mean of the workers' "
+            f"values, weighted by their rows."
         )
     return found
 
@@ -82,7 +82,7 @@ def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
     if derived:
         warn(
             f"compute_metrics of {type(model).__name__} logs {', '.join(map(repr, derived))}, which no metric holds: "
-            "what is shown is the mean of the workers' values, weighted by their rows. Override get_metrics_result "
+            "the logs show the mean of the workers' values, weighted by their rows. Override get_metrics_result "
             "instead, where the metrics hold the values of all workers."
         )
 
@@ -102,8 +102,9 @@ def _warn_of_values_outside_variables(model: Any, single: list[Any], sample: Bat
     model.reset_metrics()
     for metric in changed:
         warn(
-            f"The metric {metric.name!r} ({type(metric).__name__}) keeps its values outside of variables, so what is "
-            "shown is that of rank 0's rows: keep them in variables (add_variable), or calculate it in a callback."
+            f"The metric {metric.name!r} ({type(metric).__name__}) keeps its values outside of variables, so the "
+            f"logs show the value of rank 0's rows: keep them in variables (add_variable), or calculate it in a "
+            f"callback."
         )
 
 

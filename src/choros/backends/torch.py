@@ -104,7 +104,7 @@ class TorchReplica(BaseReplica):
             self._watch.disarm()
         if self._watch.used is not None:
             raise InexactLossError(
-                f"{type(self.model).__name__}.train_step of model {self.model.name!r} goes on with weights that the "
+                f"{type(self.model).__name__}.train_step of model {self.model.name!r} reads weights that the "
                 f"optimizer has updated (it uses {self._watch.used!r} after the update), which it did not do in the "
                 "trial before training. Set repeat_step = True on the model, so that AllReduce makes each step again "
                 "with the sum of all gradients; or use another algorithm, such as LocalSGD."
