@@ -201,11 +201,11 @@ def test_mpich_under_a_launcher_that_speaks_pmix_is_refused_before_it_would_abor
 def test_mpi_that_was_asked_for_a_place_and_says_one_of_one_is_refused_where_a_launcher_left_signs(mpiexec):
     told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", PMI_ID="1")
     assert (
-        "MPI reports rank 0 of 1 for this process, though PMI_ID=1 shows a launcher: the ranks would train apart"
-        in told
+        "MPI reports rank 0 of 1 for this process, though PMI_ID=1 shows a launcher: the ranks would train separate "
+        "models" in told
     )
     told = alone("import choros.hvd as hvd; hvd.init(); raise ValueError(hvd.size())", CHOROS_COMM="mpi")
-    assert "choros: CHOROS_COMM=mpi is set, and MPI reports that this process is alone" in told
+    assert "choros: CHOROS_COMM=mpi is set, and MPI reports a single process" in told
     assert "ValueError: 1" in told
     told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", ALPS_APP_PE="1")
     assert "as alps reports it, makes no sense: PMI_SIZE is not set" in told

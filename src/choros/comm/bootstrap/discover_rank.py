@@ -56,7 +56,7 @@ def find_place(timeout: float = 300.0) -> Place:
     if signs:
         raise InvalidInputError(
             f"An MPI launcher started this process ({signs}), and no variable that Choros knows has its rank: each "
-            "rank would train alone. Set CHOROS_COMM=mpi on all ranks to get the rank from MPI; or unset "
+            f"rank would train a model of its own. Set CHOROS_COMM=mpi on all ranks to get the rank from MPI; or unset "
             f"{', '.join(sign.partition('=')[0] for sign in strange())} to train without other ranks."
         )
     return place
@@ -72,9 +72,9 @@ def _place_from_mpi(timeout: float, signs: str, contradiction: InvalidInputError
         if signs:
             raise InvalidInputError(
                 f"CHOROS_COMM=mpi is set, and MPI reports rank 0 of 1 for this process, though {signs} shows a "
-                f"launcher: the ranks would train apart. {mpi_runtime.remedy()}"
+                f"launcher: the ranks would train separate models. {mpi_runtime.remedy()}"
             )
-        print("choros: CHOROS_COMM=mpi is set, and MPI reports that this process is alone", file=sys.stderr, flush=True)
+        print("choros: CHOROS_COMM=mpi is set, and MPI reports a single process", file=sys.stderr, flush=True)
         return Place()
     mpi_runtime.abort_on_exception(mpi_runtime.load_mpi())
     os.environ.update({f"CHOROS_MPI_{name.upper()}": str(value) for name, value in numbers.items()})

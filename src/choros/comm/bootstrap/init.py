@@ -285,5 +285,5 @@ def _check_size(group: _GroupT, rank: int, size: int, remedy: str) -> _GroupT:
     group.close()
     raise InvalidInputError(
         f"Rank {rank} is one of {size}, says the launcher, but in its group it is rank {actual[0]} of "
-        f"{actual[1]}: the ranks would train apart. {remedy}"
+        f"{actual[1]}: the ranks would train separate models. {remedy}"
     )

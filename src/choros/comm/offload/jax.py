@@ -40,7 +40,7 @@ def check_unused() -> None:
         jax.config.update("jax_num_cpu_devices", device_count)
     except RuntimeError:
         raise InvalidInputError(
-            "JAX was used before this job's ranks met, so it can no longer connect to the other processes: call "
+            "JAX was used before this job's ranks connected, so it can no longer connect to the other processes: call "
             'choros.native.initialize("jax") at the top of the script, before the model and the first array are made, '
             "or unset CHOROS_COMM."
         ) from None

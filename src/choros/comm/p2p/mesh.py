@@ -121,7 +121,8 @@ class FullMesh:
         if departed := [rank for rank, call in enumerate(calls) if call[0] == LEAVE]:
             self._broken = f"{format_ranks(departed)} left"
             raise PeerLostError(
-                f"{self._where}: {self._broken} while awaited at {self._activity(posted)}. This group cannot go on."
+                f"{self._where}: {self._broken} while awaited at {self._activity(posted)}. This group cannot be "
+                f"used any more."
             )
         if problem := describe_difference(self._where, calls):
             raise CallsDifferError(problem, calls)
@@ -196,12 +197,12 @@ class FullMesh:
 
     def _check_peers(self, missing: set[int], waited: float, activity: Callable[[], str]) -> None:
         if self._broken:  # another thread called ``give_up``
-            raise PeerLostError(f"{self._where}: the run was given up while it waited at {activity()}: {self._broken}")
+            raise PeerLostError(f"{self._where}: the run was aborted while it waited at {activity()}: {self._broken}")
         for rank, process in self._host_processes.items():
             if rank in missing and not alive(process):
                 raise PeerLostError(
                     f"{self._where}: rank {rank} (process {process.pid}) died while it was awaited at {activity()}. "
-                    f"This group cannot go on; see the last output of rank {rank}."
+                    f"This group cannot be used any more; see the last output of rank {rank}."
                 )
         if missing and waited >= self.timeout:
             raise CommTimeoutError(

@@ -292,7 +292,7 @@ class GroupHeader:
         words = self.words
         if (reason := abort_reason(words)) is not None:
             raise PeerLostError(
-                f"{self.where}: the run was given up while it waited at {self._activity(describe_call)}: {reason}"
+                f"{self.where}: the run was aborted while it waited at {self._activity(describe_call)}: {reason}"
             )
         missing = [other for other in self._others if words[self._record(other)] < target]
         if waited >= 0.9 * POLL_SECONDS:  # the liveness query is a system call for each rank: not in the first check
@@ -348,7 +348,7 @@ class GroupHeader:
         fate = "left" if self.words[record + STATE] == LEFT else "died"
         raise PeerLostError(
             f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at "
-            f"{self._activity(describe_call)}. This group cannot go on; see the last output of rank {other}."
+            f"{self._activity(describe_call)}. This group cannot be used any more; see the last output of rank {other}."
         )
 
     def wait_until_ready(self, ready: Callable[[], bool], describe_call: Callable[[], str]) -> None:
@@ -406,7 +406,7 @@ class GroupHeader:
         """Raise ``PeerLostError`` if the run was aborted."""
         if self.words[_ABORT]:
             raise PeerLostError(
-                f"{self.where}: the run was given up before {self._activity(describe_call)}: {abort_reason(self.words)}"
+                f"{self.where}: the run was aborted before {self._activity(describe_call)}: {abort_reason(self.words)}"
             )
 
     def leave(self) -> None:

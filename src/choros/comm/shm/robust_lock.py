@@ -100,12 +100,12 @@ class RobustLock:
                 # The run may have been aborted during the wait. Then this process must not change the data.
                 if (reason := abort_reason(self._words)) is not None:
                     fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _LOCK_BYTE)
-                    raise PeerLostError(f"{self._name}: the run was given up before {purpose}: {reason}")
+                    raise PeerLostError(f"{self._name}: the run was aborted before {purpose}: {reason}")
                 return
 
     def _check(self, waited: float, timeout: float, purpose: str) -> None:
         if (reason := abort_reason(self._words)) is not None:
-            raise PeerLostError(f"{self._name}: the run was given up during the wait for {purpose}: {reason}")
+            raise PeerLostError(f"{self._name}: the run was aborted during the wait for {purpose}: {reason}")
         if waited >= timeout:
             rank, pid = self._words[self._holder_word] - 1, holder(self._segment.fd, _LOCK_BYTE)
             name = f"rank {rank}" if rank >= 0 else "the controller"

@@ -311,7 +311,7 @@ def _handshake(sock: socket.socket, address: str, secret: bytes, greeting: bytes
         nonces = own_nonce + reply[:_NONCE]
         if not hmac.compare_digest(reply[_NONCE:], _sign(secret, b"server", nonces)):
             raise PeerLostError(
-                f"The process at {address} does not know this job's secret: it belongs to another job or is a stranger."
+                f"The process at {address} does not know this job's secret: it does not belong to this job."
             )
         sock.sendall(_sign(secret, b"client", nonces + greeting) + len(greeting).to_bytes(4, "little") + greeting)
         if _receive_exactly(sock, 1, deadline) != b"\1":
