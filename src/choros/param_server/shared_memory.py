@@ -275,7 +275,7 @@ class SharedMemoryParameterServer:
         """
         if self._rule is None or self.rank is None:
             raise InvalidInputError(
-                "A controller reads the center; only a worker, which has a rule and a rank, leaves a message."
+                "A controller reads the center; only a worker, which has a rule and a rank, stores a message."
             )
         # A sequence lock: the version is odd during the write. Readers take no lock, so a worker that publishes a
         # message does not wait for a worker that runs a trial.
