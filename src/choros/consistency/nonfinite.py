@@ -101,8 +101,8 @@ class NonFiniteDetector:
         where = "" if step is None else f", step {step + 1}"
         print(
             f"choros: rank {tally.rank} of {self.workers} on {tally.host}: {what} is not finite, first seen "
-            f"in epoch {epoch + 1}{where}. Training goes on, and what is learnt from there on is not finite either, on "
-            "all ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
+            f"in epoch {epoch + 1}{where}. Training continues, but all weights that follow are not finite, on all "
+            f"ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
             "keras.callbacks.TerminateOnNaN ends such a run. This warning appears once.",
             file=sys.stderr,
             flush=True,

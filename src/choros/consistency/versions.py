@@ -38,5 +38,5 @@ def check_versions(remote: dict[str, str]) -> None:
         both = ", ".join(f"{name} {local.get(name, 'none')} here and {remote[name]} there" for name in different)
         raise InvalidInputError(
             f"The worker on {platform.node()} and the process that called fit have different versions: {both} "
-            "(here is the worker). A model travels between equal ones only: install the same on both."
+            "(here is the worker). A model can be sent only between equal versions: install the same on both."
         )
