@@ -106,7 +106,7 @@ def test_a_plain_fit_is_cut_short_and_goes_on(tmp_path):
         turn.until("epoch 1").until("batch 2")
         turn.process.send_signal(signal.SIGUSR2)
         turn.ends(75)
-    assert "choros: the time is nearly over: epoch 2, batch" in turn.errors
+    assert "choros: the time limit is near: epoch 2, batch" in turn.errors
     assert not any("done" in line for line in turn.said)
     (state,) = states(where)
     facts = json.loads((where / state / "choros.json").read_text())
@@ -140,7 +140,7 @@ def test_turns_that_all_end_in_one_epoch_come_to_an_end(tmp_path):
             codes.append((turn.process.returncode, asked.exists()))
             errors = turn.process.stderr.read()
     assert codes == [(0, True)] * 3 + [(1, False)]
-    assert "there is no other turn: 4 turns have ended in epoch 1" in errors
+    assert "the job is not requeued: 4 jobs in a row ended in epoch 1" in errors
 
 
 @pytest.mark.long

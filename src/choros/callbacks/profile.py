@@ -40,7 +40,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         first, last = profile_batches
         if first < 0 or last < first:
             raise InvalidInputError(
-                f"A first step {first} and a last {last} make no window: give 0 or more, and no less than it."
+                f"profile_batches=({first}, {last}): give a first step of 0 or more, and a last step that is not less."
             )
         self.directory, self.first_step, self.steps = os.fspath(directory), first, last - first + 1
         self._stop: Callable[[], None] | None = None
@@ -89,8 +89,8 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         except Exception as error:
             who = (self.mine() or "this process").replace("-", " ")
             print(
-                f"choros: {who} could not {what} the profiler of {keras.backend.backend()}, and trains on without: "
-                f"{type(error).__name__}: {error}",
+                f"choros: {who} could not {what} the profiler of {keras.backend.backend()}, so training continues "
+                f"without a profile: {type(error).__name__}: {error}",
                 file=sys.stderr,
                 flush=True,
             )

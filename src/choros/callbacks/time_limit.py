@@ -91,7 +91,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             keeper = keras.callbacks.BackupAndRestore(os.fspath(found), delete_checkpoint=False)
             keeper.set_model(model)
             keeper.on_train_begin()
-            print(f"choros: going on with epoch {facts['epoch'] + 1}, from {found}", file=sys.stderr, flush=True)
+            print(f"choros: resuming with epoch {facts['epoch'] + 1}, from {found}", file=sys.stderr, flush=True)
 
     def leave_if_asked(self) -> None:
         """End this turn if any rank has the request. Collective: every rank must call it.
@@ -206,11 +206,11 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         if Place.here().rank == 0:
             if batch or self.point() != self._at:
                 self._save()
-            text = f"choros: the time is nearly over: epoch {epoch + 1}, batch {batch}, is saved in {self.directory}"
+            text = f"choros: the time limit is near: epoch {epoch + 1}, batch {batch}, is saved in {self.directory}"
             print(text, file=sys.stderr, flush=True)
             if stuck:
-                text = f"{_TURNS + 1} turns have ended in epoch {epoch + 1}: give a longer --time, or steps_per_epoch"
-                print(f"choros: there is no other turn: {text}", file=sys.stderr, flush=True)
+                text = f"{_TURNS + 1} jobs in a row ended in epoch {epoch + 1}: set a longer --time or steps_per_epoch"
+                print(f"choros: the job is not requeued: {text}", file=sys.stderr, flush=True)
             elif script:
                 Path(script).touch()
                 sync(Path(script))
