@@ -79,7 +79,7 @@ def test_ranks_are_as_those_of_the_command_and_return_in_order(tmp_path, capfd, 
     assert sorted(said.err.splitlines()) == [
         "[0] a warning",
         "[1] a warning",
-        "choros.run: use_gloo is ignored: the ranks of one machine meet in shared memory",
+        "choros.run: use_gloo is ignored: the ranks of one machine communicate by shared memory",
     ]
 
 
@@ -132,7 +132,7 @@ def test_a_rank_that_fails_ends_the_others(how, capfd):
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        (lambda: (i for i in "ab"), r"what rank \d returned, a generator, cannot travel to the caller: .*generator"),
+        (lambda: (i for i in "ab"), r"what rank \d returned, a generator, cannot be sent to the caller: .*generator"),
         (lambda: os._exit(0), "rank 0 of 2 .* ended with exit code 0 before its work was done"),
         (lambda: sys.exit("enough"), r"rank \d of 2 .* raised SystemExit: enough"),
         (lambda: __import__("no_such_module"), r"raised ModuleNotFoundError: .*\n(.*\n)*.*Install the module"),
@@ -158,7 +158,7 @@ def test_what_cannot_be_built_here():
 def test_what_is_refused_before_anything_starts(monkeypatch):
     lock = threading.Lock()
     for words, call in {
-        "argument 1, a _thread.lock, cannot travel to the ranks": lambda: choros.run(print, (1, lock)),
+        "argument 1, a _thread.lock, cannot be sent to the ranks": lambda: choros.run(print, (1, lock)),
         "argument sep, a _thread.lock, cannot": lambda: choros.run(print, kwargs={"sep": lock}),
         "the function .*<lambda> cannot travel": lambda: choros.run(lambda: lock),
         "was given a int to call": lambda: choros.run(3),

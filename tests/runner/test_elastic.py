@@ -174,14 +174,14 @@ def test_a_job_grows_shrinks_and_leaves_out_a_rank_that_hangs(job, tmp_path):
     running.offer("localhost:2")
     shrunk = running.wait(r"said (\d+) rank (\d) of 2 from step ([1-9]\d*)", 2)
     assert {pid: rank for pid, rank, _ in shrunk} == first
-    running.wait("no place in this job any more and ends")
+    running.wait("no longer part of this job and exits")
     running.offer("localhost:1", "127.0.0.1:2")  # again, with a change of who goes and who comes
     moved = running.wait(r"said (\d+) rank (\d) of 3 from step ([1-9]\d*)", 6)[3:]
     assert sorted(rank for _, rank, _ in moved) == ["0", "1", "2"]
     assert (next(pid for pid, rank, _ in moved if rank == "0")) in first
     hung = next(pid for pid, rank, _ in moved if rank == "1")
     os.kill(int(hung), signal.SIGSTOP)
-    running.wait(rf"rank 1 \(process \d, pid {hung}, host \S+\) gave no sign of life for \d s and is ended; 2 of its")
+    running.wait(rf"rank 1 \(process \d, pid {hung}, host \S+\) sent no heartbeat for \d s and is ended; 2 of its")
     left = running.wait(r"said (\d+) rank (\d) of 2 from step ([1-9]\d*)", 4)[2:]
     assert [pid for pid, _, _ in sorted(left, key=lambda each: each[1])] == [
         pid for pid, rank, _ in sorted(moved, key=lambda each: each[1]) if rank != "1"
@@ -195,7 +195,7 @@ def test_a_job_grows_shrinks_and_leaves_out_a_rank_that_hangs(job, tmp_path):
 def test_a_rank_whose_socket_broke_and_that_lives_is_ended(job, tmp_path):
     running = job("-n", "2", "--min-np", "1", script=CUT, CHOROS_PULSE="5")
     running.wait(r"said (\d+) rank \d of 2", 2)
-    running.wait(r"rank 1 \(process \d, pid \d+, host \S+\) gave no sign of life for \d s and is ended", within=30)
+    running.wait(r"rank 1 \(process \d, pid \d+, host \S+\) sent no heartbeat for \d s and is ended", within=30)
     (tmp_path / "end").touch()
     running.finish(137)
 
@@ -251,7 +251,7 @@ def test_a_script_that_fails_is_told_and_its_last_answer_kept(job, tmp_path):
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [
-        ("raise SystemExit(7)", 7, "no rank has come to hvd.init"),
+        ("raise SystemExit(7)", 7, "no rank has reached hvd.init"),
         ("import choros.hvd as hvd; hvd.init(); raise SystemExit(7)", 7, "all ranks have failed"),
         ("pass", 0, ""),
     ],

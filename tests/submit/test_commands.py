@@ -41,7 +41,7 @@ REFUSED = {
     "--gpus -1": "--gpus must be a whole number of 0 or more, got -1",
     "--time 30": "--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got '30'",
     "--time 1:99:00": "--time must be as",
-    "--time 60s": "the limit of 60 s is over before the ranks could be told 90 s ahead of it",
+    "--time 60s": "the limit of 60 s ends before the ranks could receive a signal 90 s ahead of it",
     "--account a;b": "--account must be one word, got 'a;b'",
     "--queue $(id)": "--queue must be one word",
     "--name 1": "the job's name '1' must begin with a letter",

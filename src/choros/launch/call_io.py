@@ -57,8 +57,8 @@ def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
             try:
                 dumps(part)
             except Exception as cause:
-                raise NotSerializableError(f"{what} cannot travel to the ranks: {brief(cause)}") from cause
-        raise NotSerializableError(f"this call cannot travel to the ranks: {brief(error)}") from error
+                raise NotSerializableError(f"{what} cannot be sent to the ranks: {brief(cause)}") from cause
+        raise NotSerializableError(f"this call cannot be sent to the ranks: {brief(error)}") from error
 
 
 def read_call(fd: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -91,7 +91,7 @@ def write_value(fd: int, rank: int, value: Any) -> None:
             file.seek(0)
             file.truncate()
             raise NotSerializableError(
-                f"what rank {rank} returned, a {_type(value)}, cannot travel to the caller: {brief(error)}"
+                f"what rank {rank} returned, a {_type(value)}, cannot be sent to the caller: {brief(error)}"
             ) from None
 
 

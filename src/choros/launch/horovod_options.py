@@ -33,19 +33,19 @@ class Option:
 
         Example:
             >>> OPTIONS[0].answer("--disable-cache")
-            '--disable-cache is ignored: nothing is checked that could be kept'
+            '--disable-cache is ignored: there is no check whose result could be stored'
         """
         if self.refused:
             raise InvalidInputError(f"{name} is an option of horovodrun that Choros does not have: {self.why}")
         return f"{name} is ignored: {self.why}"
 
 
-_ONE_MACHINE = "the ranks of one machine meet in shared memory"
-_ONE_VECTOR = "the gradients of a step meet as one vector, at once"
+_ONE_MACHINE = "the ranks of one machine communicate by shared memory"
+_ONE_VECTOR = "the gradients of a step are reduced as one vector"
 _FIXED = "choros.run returns what each of a fixed number of ranks returned; the command choros run has elastic jobs"
 
 OPTIONS = (
-    Option(("--disable-cache",), 0, "nothing is checked that could be kept"),
+    Option(("--disable-cache",), 0, "there is no check whose result could be stored"),
     Option(("--tcp", "--gloo", "--mpi"), 0, _ONE_MACHINE),
     Option(("--gloo-timeout-seconds",), 1, f"{_ONE_MACHINE}; see --start-timeout"),
     Option(("--mpi-threads-disable", "--no-mpi-threads-disable"), 0, _ONE_MACHINE),

@@ -178,7 +178,7 @@ def start(
 
     def ended(rank: int) -> None:
         if not has_joined(segment, rank):  # the other ranks would wait until their timeout
-            abort(segment, f"rank {rank} ended before it met the others")
+            abort(segment, f"rank {rank} ended before it connected to the others")
 
     try:
         output = Output(size, wish.folder, wish.timestamps, part.first, part.total)

@@ -143,7 +143,7 @@ def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
     if outcome.code == 0 and all(answer.get("event") == "returned" for answer, _ in told):
         return [read_value(fd, rank, *told[rank]) for rank, fd in enumerate(memories)]
     if outcome.code != 0 and not outcome.failed:
-        raise BrokenPipeError("nobody reads what the ranks print any more, so they were ended")
+        raise BrokenPipeError("the output of the ranks is not read any more, so the ranks were ended")
     raise _failure(outcome, [answer for answer, _ in told])
 
 

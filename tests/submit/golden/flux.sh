@@ -29,9 +29,9 @@ flux run --label-io --nodes=2 --ntasks=8 --cores-per-task=8 --gpus-per-task=1 -o
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
-    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
+    echo "choros: stopped before the time limit, the state is saved; the requeued job resumes"
     cd "$begun_in" && flux --parent batch train.flux.sh && exit 0
-    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
+    echo "choros: the job could not be requeued: submit it again to resume" >&2
     exit 75
 fi
 echo "choros: the ranks ended with code $code"

@@ -33,9 +33,9 @@ mpiexec -n 24 --ppn 12 --depth 3 --cpu-bind list:2-4:10-12:18-20:26-28:34-36:42-
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
-    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
+    echo "choros: stopped before the time limit, the state is saved; the requeued job resumes"
     cd "$PBS_O_WORKDIR" && qsub train.pbs.sh && exit 0
-    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
+    echo "choros: the job could not be requeued: submit it again to resume" >&2
     exit 75
 fi
 echo "choros: the ranks ended with code $code"

@@ -30,7 +30,7 @@ mpiexec -n 8 -ppn 4 bash -c 'trap "" USR2; all=(0 1 2 3); [ -z "$CUDA_VISIBLE_DE
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
-    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
+    echo "choros: stopped before the time limit, the state is saved; the requeued job resumes"
     exit 99
 fi
 echo "choros: the ranks ended with code $code"

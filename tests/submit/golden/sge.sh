@@ -25,7 +25,7 @@ mpiexec -n 8 --map-by ppr:4:node:PE=8 -x OMP_NUM_THREADS -x MKL_NUM_THREADS -x O
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
-    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
+    echo "choros: stopped before the time limit, the state is saved; the requeued job resumes"
     exit 99
 fi
 echo "choros: the ranks ended with code $code"

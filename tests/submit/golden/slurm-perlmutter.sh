@@ -31,9 +31,9 @@ srun --kill-on-bad-exit=1 --label --mpi=cray_shasta --nodes=2 --ntasks-per-node=
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"
-    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"
+    echo "choros: stopped before the time limit, the state is saved; the requeued job resumes"
     scontrol requeue "$SLURM_JOB_ID" && exit 0
-    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2
+    echo "choros: the job could not be requeued: submit it again to resume" >&2
     exit 75
 fi
 echo "choros: the ranks ended with code $code"

@@ -130,7 +130,7 @@ class Driver(RankSupervisor):
         seconds = self.black.bar(member.host)
         after = "no more" if seconds == float("inf") else f"none for {seconds:.1f} s"
         left = sum(other.rank >= 0 for other in self.members.values() if other is not member)
-        rest = f"{left} of its generation go on" if left and member.rank >= 0 else "it had no rank yet"
+        rest = f"{left} ranks of its generation continue" if left and member.rank >= 0 else "it had no rank yet"
         rest = rest if left or member.rank < 0 else "none of its generation is left"
         self.output.say(
             f"choros run: {self._name(member)} {how}; {rest}; new ranks on {member.host}: {after}"
@@ -138,7 +138,7 @@ class Driver(RankSupervisor):
         )
 
     def _name(self, member: Member) -> str:
-        who = f"rank {member.rank}" if member.rank >= 0 else "a rank to come"
+        who = f"rank {member.rank}" if member.rank >= 0 else "a starting rank"
         pid = self.keeper.children[member.number].pid
         return f"{who} (process {member.number}, pid {pid}, host {member.host})"
 
@@ -153,7 +153,7 @@ class Driver(RankSupervisor):
             member.state, member.sync = READY, bool(head.get("sync", True))
             if member.rank >= 0 and head.get("lost"):
                 self._suspect(head.get("missing"))
-                self._break(f"{self._name(member)} has lost the others: {str(head['lost'])[:500]}")
+                self._break(f"{self._name(member)} has lost its connection to other ranks: {str(head['lost'])[:500]}")
         elif said == "swap" and head.get("generation") == self.generation and self.running:
             self._swaps[number] = str(head.get("text"))
             among = ordered(m for m in self.members.values() if m.rank >= 0)
@@ -183,7 +183,7 @@ class Driver(RankSupervisor):
         slots = self.discovery.slots
         among = [member for member in self.members.values() if member.rank >= 0]
         if self.failures and not among and (self.generation or not self.members) and not self.finishing:
-            why = "all ranks have failed" if self.generation else "no rank has come to hvd.init"
+            why = "all ranks have failed" if self.generation else "no rank has reached hvd.init"
             self._stop(self.failures[0].code, why)
         elif self.finishing and not among:
             self._stop(self.failures[0].code if self.failures else 0, "")
@@ -243,17 +243,17 @@ class Driver(RankSupervisor):
             for member in list(self.members.values()):
                 silent = (member.sent - member.answered) * _PING
                 if silent >= self.terms.pulse:
-                    self._give_up(member, f"gave no sign of life for {silent:.0f} s")
+                    self._give_up(member, f"sent no heartbeat for {silent:.0f} s")
                 elif self.desk.tell(member.number, {"say": "ping"}) or member.sent:
                     member.sent += 1  # count also if its socket is broken, as only this limit ends it then
                 elif member.state == STARTING and now - member.began > self.terms.timeout:
-                    self._give_up(member, f"did not come to hvd.init within {self.terms.timeout:g} s")
+                    self._give_up(member, f"did not reach hvd.init within {self.terms.timeout:g} s")
         if any(member.state == READY for member in among):
             self._reset = self._reset or now
             for member in among:
                 limit = self._patience if member.suspect else self.terms.timeout
                 if member.state == IN and now - self._reset > limit:
-                    self._give_up(member, f"did not come to a new generation within {limit:g} s, as the others did")
+                    self._give_up(member, f"did not join the new generation within {limit:g} s")
 
     def _give_up(self, member: Member, how: str) -> None:
         """End a process that hangs, and continue as if it had died."""
@@ -361,7 +361,7 @@ class Driver(RankSupervisor):
 
     def _out(self) -> str:
         barred = sorted(self.black.barred())
-        return f"; out, as they had ranks that failed: {', '.join(barred)}" if barred else ""
+        return f"; excluded after failures: {', '.join(barred)}" if barred else ""
 
     def _stop(self, code: int, why: str) -> None:
         """End the job with an exit code and a reason."""

@@ -85,15 +85,15 @@ def terms_of(
             "the hosts are given by -H or a host file, or found by --host-discovery-script: give one"
         )
     if each is not None and script is None:
-        raise InvalidInputError("--slots-per-host is for hosts of which --host-discovery-script tells no slots")
+        raise InvalidInputError("--slots-per-host is for hosts that --host-discovery-script lists without slots")
     group = os.environ.get("CHOROS_COMM", "")
     if group not in ("", "shared", "tcp"):
         raise InvalidInputError(
-            f"CHOROS_COMM={group}: the ranks of an elastic job meet in shared memory or by sockets; unset it"
+            f"CHOROS_COMM={group}: the ranks of an elastic job communicate by shared memory or sockets; unset it"
         )
     first = asked or least
     if first is None:
-        raise InvalidInputError("say how many ranks: -n N, or --min-np N")
+        raise InvalidInputError("give the number of ranks: -n N, or --min-np N")
     least = first if least is None else least
     _check_numbers(first, least, most, cooldown)
     if not slots and script is None:

@@ -20,7 +20,7 @@ _SIGNALS = {
     "SIGABRT": "a native library gave up",
     "SIGILL": "a native library was built for another processor than this host's",
     "SIGFPE": "a native library divided by zero",
-    "SIGTERM": "somebody, or the batch system, asked it to end",
+    "SIGTERM": "a user or the batch system ended it",
 }
 _REMEDIES = {
     "SIGKILL": "If memory ran out, use fewer workers, a smaller batch or a smaller model; dmesg names the process.",

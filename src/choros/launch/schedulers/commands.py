@@ -73,7 +73,7 @@ def job_status(scheduler: Scheduler, job: str) -> str:
     Raises:
         InvalidInputError: the scheduler does not know the job.
     """
-    said = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} tells nothing of job {job}")
+    said = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} does not report job {job}")
     return scheduler.tell(said) if scheduler.tell else said.rstrip()
 
 

@@ -67,7 +67,7 @@ def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: boo
     if isinstance(again, str):
         turn = [
             f"    {again} && exit 0",
-            '    echo "choros: the job could not be given its next turn: submit it again, it goes on from there" >&2',
+            '    echo "choros: the job could not be requeued: submit it again to resume" >&2',
             "    exit 75",
         ]
     return [
@@ -78,7 +78,7 @@ def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: boo
         "code=$?",
         'if [ -e "$CHOROS_REQUEUE" ]; then',
         '    rm -f "$CHOROS_REQUEUE"',
-        '    echo "choros: stopped before the time limit, the state is saved; the job goes on in its next turn"',
+        '    echo "choros: stopped before the time limit, the state is saved; the requeued job resumes"',
         *turn,
         "fi",
         'echo "choros: the ranks ended with code $code"',

@@ -92,7 +92,7 @@ def load_site(name: str = "generic") -> Site:
     if name not in site_names():
         near = get_close_matches(name.lower(), site_names(), 1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(site_names())}."
-        raise InvalidInputError(f"there is no site {name!r}: {hint} Without --site nothing is supposed of the machine.")
+        raise InvalidInputError(f"there is no site {name!r}: {hint} Without --site no preset is used.")
     text = resources.files("choros.launch.schedulers").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return _read(tomllib.loads(text))
 

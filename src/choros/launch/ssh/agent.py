@@ -57,7 +57,7 @@ def main() -> int:
         os.chdir(told["cwd"])
     except OSError as error:
         where = os.uname().nodename
-        print(f"choros run: {where} has not the directory {told['cwd']} ({error.strerror})", file=sys.stderr)
+        print(f"choros run: {where} has no directory {told['cwd']} ({error.strerror})", file=sys.stderr)
         return 1
     threading.Thread(target=watch, name="choros-watch", daemon=True).start()
     try:

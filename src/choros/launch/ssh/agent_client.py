@@ -59,7 +59,7 @@ def main() -> int:
         sys.stderr.buffer.flush()
     code = agent.wait()
     if code == _SSH and told["host"]:
-        print(f"choros run: {told['host']} could not be reached by ssh: see what it said above", file=sys.stderr)
+        print(f"choros run: {told['host']} could not be reached by ssh: see its output above", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
