@@ -53,7 +53,7 @@ def test_models(refused):
     model.compile("sgd", "sparse_categorical_crossentropy")
     refused(
         NotSerializableError,
-        "cannot travel to a worker: model.layers.0..function .its variable 'numbers'.*, a generator, cannot",
+        "cannot be sent to a worker: model.layers.0..function .its variable 'numbers'.*, a generator, cannot",
         model,
     )
 

@@ -112,7 +112,7 @@ def test_a_warning_on_another_host_ends_all_in_a_state_with_which_one_host_goes_
     os.kill(int((tmp_path / "pid-2").read_text()), signal.SIGTERM)
     hold.unlink()
     errors = ended(job, tmp_path, code=75)
-    assert "asked to end: epoch " in errors
+    assert "stop requested: epoch " in errors
     weights, group, rows, epochs, _ = ended(start(1), tmp_path)
     assert group == "a center in shared memory"
     assert weights == [3 * 4 * 40] * 500  # each rank makes a step on its share of each batch

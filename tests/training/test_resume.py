@@ -207,7 +207,7 @@ def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
     run = Run(tmp_path, "alone", ranks=2, slow=0.02).until("batch 1 2")
     os.kill(run.rank(1), signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
-    saved = re.search(r"choros: asked to end: epoch (\d), batch 0, is saved in", run.errors)
+    saved = re.search(r"choros: stop requested: epoch (\d), batch 0, is saved in", run.errors)
     assert saved, run.errors
     next_epoch = int(saved[1]) - 1
     assert next_epoch in (1, 2)  # the signal may arrive an epoch later on a busy machine
@@ -253,7 +253,7 @@ def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_mo
         fit(checkpoint=tmp_path, callbacks=[Warned()])
     assert ended.value.code == 75
     assert signal.getsignal(number) is handler
-    assert "choros: asked to end: epoch" in capfd.readouterr().err
+    assert "choros: stop requested: epoch" in capfd.readouterr().err
     first = CheckpointStore(tmp_path).latest().facts["epoch"]
     assert 1 <= first < 8
     model, history = fit(checkpoint=tmp_path, resume=True)
@@ -297,7 +297,7 @@ def test_workers_that_wait_for_nobody_meet_once_more_after_the_last_validation(p
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"resume": True}, "resume=True needs to know from where"),
+        ({"resume": True}, "resume=True needs a checkpoint"),
         ({"checkpoint": 5}, "checkpoint=5"),
         ({"batch_size": 12, "resume": True}, "batch_size=10; this one has 12"),
         ({"shuffle": False, "resume": True}, "shuffle=True; this one has False"),

@@ -146,7 +146,7 @@ def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_cente
         time.sleep(rng.uniform(0.0, 0.02))
         one.kill_a_server()
         if layers == 1 or turn == 0:
-            one.until("goes on with the same center, restart")
+            one.until("continues with the same center, restart")
     code, text = one.end(), "".join(one.lines)
     assert code == 0, text
     assert text.count("was ended by SIGKILL") == 3, text
@@ -168,6 +168,6 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_an_error(job):
         one.kill_a_server()
     code, text = one.end(), "".join(one.lines)
     assert code != 0, text
-    assert text.count("goes on with the same center, restart") == 3, text
+    assert text.count("continues with the same center, restart") == 3, text
     assert "another one was started 3 times, so the job ends" in text
     assert "has gone, and so has the rank that would start another one" in text, text

@@ -378,14 +378,14 @@ class CallbackRunner:
         optimizer, losses = self._compiled
         if self.model.optimizer is not optimizer or self.model._compile_loss is not losses:
             raise InvalidInputError(
-                "A callback has replaced the optimizer or compiled the model again, which workers do not hear of: end "
-                "this fit, compile, and call fit again."
+                "A callback has replaced the optimizer or compiled the model again, which does not reach the "
+                "workers: end this fit, compile, and call fit again."
             )
         settings, slots = self._changed_settings(), self._set_slots()
         if list(map(id, self.model.trainable_variables)) != self._trained:
             raise InvalidInputError(
-                "A callback has changed which variables are trained (trainable = ...), which workers do not hear of: "
-                "end this fit, set it, compile, and call fit again."
+                "A callback has changed which variables are trained (trainable = ...), which does not reach the "
+                "workers: end this fit, set it, compile, and call fit again."
             )
         if self._settings is not None and (functions := self._settings.replaced_functions()):
             self._warn_ignored(_names(functions), "Set functions before fit.")
@@ -398,7 +398,7 @@ class CallbackRunner:
         scheduled = self._has_schedule()
         if scheduled and not self._scheduled:
             raise InvalidInputError(
-                "A callback has replaced the learning rate by a schedule, which workers do not hear of: give the "
+                "A callback has replaced the learning rate by a schedule, which does not reach the workers: give the "
                 "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
             )
         set_anew = rate != before[0] and math.isfinite(rate) and not scheduled
@@ -412,8 +412,8 @@ class CallbackRunner:
         held = len(learning_rates(self.model))
         if held and started and self.alone and any(changed[-held:]):
             raise InvalidInputError(
-                "A callback has set the learning rate of a second optimizer, which asynchronous workers do not hear "
-                "of: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."
+                "A callback has set the learning rate of a second optimizer, which does not reach asynchronous "
+                "workers: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."
             )
         return replace(orders, weights=any(changed))
 

@@ -163,11 +163,11 @@ def read_code(told: Told) -> list[bytes]:
             ) from None
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
             raise InvalidInputError(
-                f"On {host} {path} belongs to somebody else, or others may write it: it is not taken."
+                f"On {host} {path} belongs to another user, or other users may write it: it is not used."
             )
         if hashlib.sha256(text).hexdigest() != digest:
             raise InvalidInputError(
-                f"On {host} {path} is not what the process that called fit wrote there: it is not taken."
+                f"On {host} {path} is not what the process that called fit wrote there: it is not used."
             )
         found.append(text)
     return found

@@ -63,7 +63,7 @@ def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: 
         raise InvalidInputError(f"{name} never exchanges, and trains on this machine: leave launcher out.")
     room = launcher.size()
     if workers is None and room is None:
-        raise InvalidInputError(f"{launcher} does not tell how many ranks there is room for: give workers=.")
+        raise InvalidInputError(f"{launcher} does not report how many ranks it has room for: give workers=.")
     found = room if workers is None else workers
     if room is not None and isinstance(found, int) and found > room:
         raise InvalidInputError(
@@ -345,8 +345,8 @@ def check_member_callbacks(callbacks: Any, apart: bool) -> None:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore) or callback in limits_of(callback):
             raise InvalidInputError(
-                f"{name} keeps one model, and training would go on without what the other members of an Ensemble have "
-                "learnt: leave it out, and save the members after fit (trainer.models)."
+                f"{name} keeps one model, and training would resume without the weights of the other members of an "
+                f"Ensemble: leave it out, and save the members after fit (trainer.models)."
             )
         if apart and isinstance(callback, keras.callbacks.ModelCheckpoint):
             raise InvalidInputError(
@@ -399,7 +399,7 @@ def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: A
             continue
         if checkpoint is not None:
             raise InvalidInputError(
-                "BackupAndRestore and checkpoint= both say where training goes on: leave the callback out, and give "
+                "BackupAndRestore and checkpoint= both set where training resumes: leave the callback out, and give "
                 "checkpoint= with resume=True."
             )
         model._initial_epoch = None
@@ -429,7 +429,7 @@ def check_checkpoint(
     """Return the ``Checkpoint``, or None; refuse runs whose state cannot be saved."""
     checkpoint = checkpoint_of(given)
     if resume and checkpoint is None:
-        raise InvalidInputError("resume=True needs to know from where: give checkpoint= a directory.")
+        raise InvalidInputError("resume=True needs a checkpoint to resume from: give checkpoint= a directory.")
     if checkpoint is None and not restarts:
         return None
     what = "checkpoint=" if checkpoint is not None else "restarts="

@@ -280,7 +280,7 @@ class ControlBlock:
             except (BlockingIOError, PermissionError):
                 if time.monotonic() > limit:
                     raise CommTimeoutError(
-                        f"the noticeboard of this run has been held for {self.timeout:g} s by process "
+                        f"the control block of this run has been locked for {self.timeout:g} s by process "
                         f"{holder(self.segment.fd, 0)}, which is alive, but stopped: see what it is doing."
                     ) from None
                 time.sleep(0.0005)

@@ -34,7 +34,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
             super().keep(asked)
         elif not self.told:
             self.told = True
-            text = f"choros: ranks {late} are still in a step or a validation: the state is kept a later time"
+            text = f"choros: ranks {late} are still in a step or a validation: the checkpoint is postponed"
             print(text, file=sys.stderr, flush=True)
         if not asked:
             self.board.halt(0)
@@ -77,7 +77,7 @@ class QuiesceClient:
         self.board.rest(self.rank, number)
         while self.board.halted == number and self.board.code is None:
             if time.monotonic() > end:
-                raise CommTimeoutError(f"rank 0 has been keeping the state of the center for {self.timeout:g} s.")
+                raise CommTimeoutError(f"rank 0 has been saving the state of the center for {self.timeout:g} s.")
             time.sleep(_LOOK)
 
     def done(self) -> None:

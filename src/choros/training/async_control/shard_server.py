@@ -104,7 +104,7 @@ class ShardServerProcess:
         try:
             if turn <= _AGAIN:
                 self._process = self._start()
-                return f"process {self._process.pid} goes on with the same center, restart {turn} of {_AGAIN}"
+                return f"process {self._process.pid} continues with the same center, restart {turn} of {_AGAIN}"
         except OSError as error:
             why = f"no other one could be started ({error})"
         self._give_up()

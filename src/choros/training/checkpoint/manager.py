@@ -95,10 +95,12 @@ class CheckpointManager:
                 )
             job = replace(job, seed=saved.facts["seed"])
             place = f"epoch {saved.facts['epoch'] + 1}, batch {saved.facts['batch']}"
-            what = "it is over" if saved.facts["over"] else f"it goes on with {place}"
-            self._say(lead, f"training was kept in {saved.path}: {what}")
+            what = "training had ended" if saved.facts["over"] else f"training resumes with {place}"
+            self._say(lead, f"checkpoint {saved.path}: {what}")
         elif resume and self.checkpoint is not None:
-            self._say(lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training begins")
+            self._say(
+                lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training starts from the beginning"
+            )
         self._run = {**self._run, "seed": job.seed}
         return self.onward(job, again=False)
 
@@ -117,14 +119,14 @@ class CheckpointManager:
             if name == "layers":
                 if problem := first_difference(then.get(name, now), now):
                     raise InvalidInputError(
-                        f"{path} is of a training of another model than this one: {problem}. Go on with the same "
-                        "model, or give another directory."
+                        f"{path} is of a training of another model than this one: {problem}. Resume with the same "
+                        f"model, or give another directory."
                     )
             elif then.get(name) != now:
                 word, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
                 raise InvalidInputError(
-                    f"{path} is of a training with {word}={was!r}; this one has {new!r}. Go on with the same settings "
-                    "and data, or give another directory."
+                    f"{path} is of a training with {word}={was!r}; this one has {new!r}. Resume with the same "
+                    f"settings and data, or give another directory."
                 )
 
     def onward(self, job: FitConfig, again: bool = True) -> FitConfig:
@@ -247,7 +249,7 @@ class CheckpointManager:
         if self._thread is not None:
             self._thread.join(_WRITTEN)
             if self._thread.is_alive():
-                raise CheckpointError(f"A checkpoint is still being written after {_WRITTEN:.0f} s: is the disk well?")
+                raise CheckpointError(f"A checkpoint is still being written after {_WRITTEN:.0f} s: check the disk.")
             self._thread = None
         self._ending = False
         self.look()
@@ -273,7 +275,7 @@ class CheckpointManager:
         self.flush()
         facts = self.latest.facts if self.latest is not None else {"epoch": 0, "batch": 0}
         where = self.checkpoint.store.directory
-        text = f"choros: asked to end: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
+        text = f"choros: stop requested: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
         print(text, file=sys.stderr, flush=True)
         return SystemExit(self.checkpoint.code())
 

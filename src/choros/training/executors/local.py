@@ -400,7 +400,7 @@ class LocalRun:
         if orders.weights and self.job.ensemble and not everyone:
             raise InvalidInputError(
                 "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
-                "begin with before training begins, or use an algorithm whose workers meet."
+                "begin with before training begins, or use an algorithm whose workers exchange."
             )
         if orders.variables:
             self.weights.write(host_views(self.variables))

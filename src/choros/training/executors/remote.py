@@ -216,8 +216,8 @@ class RemoteRun(CallbackServer):
         said = "\n".join(self.said)
         self.mender.judge({})
         raise WorkerFailedError(
-            f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had come "
-            f"and {len(done)} had done their work. The last lines that it printed:\n{said}",
+            f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had "
+            f"connected and {len(done)} had finished. The last lines that it printed:\n{said}",
             rank=min(set(range(self.job.workers)) - done.keys()),
             output=said,
             weights=self.last(),

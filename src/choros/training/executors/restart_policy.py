@@ -65,7 +65,7 @@ class RestartPolicy:
             epoch, batch,
         )  # fmt: skip
         self.done.append(made)
-        who = "all go on" if whole else f"rank {rank} goes on in a new process"
+        who = "all ranks restart" if whole else f"rank {rank} restarts in a new process"
         why = made.reason.rstrip(".")
         print(
             f"choros: {why}; {who} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
