@@ -173,7 +173,7 @@ def test_what_cannot_be_divided():
     two = choros.Place(rank=1, size=2)
     with pytest.raises(InvalidInputError, match="give steps, the global batches"):
         choros.shard(iter([(np.ones(4),)]), place=two)
-    with pytest.raises(InvalidInputError, match="steps is for data that do not tell"):
+    with pytest.raises(InvalidInputError, match="steps is for data of unknown length"):
         choros.shard(np.ones(4), steps=3, place=two)
     with pytest.raises(InvalidInputError, match="Rank 1 of 2 would have no batch"):
         choros.shard(iter([(np.ones(4),)]), steps=1, training=False, place=two)

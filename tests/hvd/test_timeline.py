@@ -265,5 +265,5 @@ def test_lanes_of_two_machines_are_set_by_their_wall_clocks(tmp_path):
     (zero, one) = lanes(tmp_path / "t.json").values()
     assert zero[0][0]["ts"] == 0
     assert one[0][0]["ts"] == 250
-    assert [mark["name"] for mark in one[2]] == ["older events were let go"]
+    assert [mark["name"] for mark in one[2]] == ["older events were dropped"]
     assert "bytes" not in one[0][0]["args"]

@@ -141,7 +141,7 @@ _INSTEAD = {
     "local_size_op": "hvd.local_size()",
     "process_set_included_op": "ProcessSet.included()",
     "gpu_available": "the backend's own list of devices",
-    "check_num_rank_power_of_2": "nothing is needed, Adasum says itself that it needs a power of 2 of ranks",
+    "check_num_rank_power_of_2": "nothing is needed, Adasum raises an error unless the number of ranks is a power of 2",
     "broadcast_parameters": "hvd.broadcast_variables(model.variables, root_rank), with a Keras model on PyTorch",
     "broadcast_optimizer_state": "hvd.broadcast_variables(optimizer.variables, root_rank)",
     **dict.fromkeys(
@@ -167,7 +167,7 @@ _INSTEAD = {
     "synchronize": "nothing is needed, as every collective returns when it is done",
     "DistributedAdasumOptimizer": "hvd.allreduce(gradient, op=hvd.Adasum) in a loop of your own",
     "handle_average_backwards_compatibility": "op=hvd.Average or op=hvd.Sum",
-    "num_rank_is_power_2": "nothing is needed, Adasum says itself that it needs a power of 2 of ranks",
+    "num_rank_is_power_2": "nothing is needed, Adasum raises an error unless the number of ranks is a power of 2",
     "get_process_set_ids_and_ranks": "hvd.global_process_set and the sets that hvd.add_process_set returned",
     **dict.fromkeys(("sycl_built", "check_extension"), "nothing is needed, as there is nothing to build"),
     **dict.fromkeys(

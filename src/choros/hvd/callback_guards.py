@@ -46,7 +46,7 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
     same = all(theirs == mine for theirs, _ in said)
     if len({count for _, count in said}) > 1:
         raise RankMismatchError(
-            "BeforeTimeLimit must be given on all ranks: rank 0 alone writes, but all end together."
+            "BeforeTimeLimit must be given on all ranks: only rank 0 writes, but all ranks end at the same step."
         )
     kept: list[Any] = []
     for one in given:

@@ -135,8 +135,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             group.barrier()
     except CommTimeoutError as error:
         raise CommTimeoutError(
-            f"{error} This was hvd.init(), which all ranks must call within {soonest:g} s: if some take longer to come "
-            "there, give choros run a longer --start-timeout.",
+            f"{error} This was hvd.init(), which all ranks must call within {soonest:g} s: if some ranks need more "
+            f"time, give choros run a longer --start-timeout.",
             error.missing,
         ) from None
     group.timeout = limit

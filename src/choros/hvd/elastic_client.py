@@ -120,7 +120,7 @@ class ElasticClient:
                     ) from None
                 continue
             if said["say"] == "leave":
-                print(f"choros: process {self._number} has no place in this job any more and ends", file=sys.stderr)
+                print(f"choros: process {self._number} is no longer part of this job and exits", file=sys.stderr)
                 raise SystemExit(0)
             if said["say"] == what and (what == "place" or said["generation"] == self.generation):
                 return said

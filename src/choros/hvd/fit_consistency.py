@@ -49,7 +49,7 @@ def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
         _warned.append(True)
         print(
             f"choros: ranks {others} run another script than rank {calls.ranks[0]}, or another version of it; their "
-            "models and settings are the same, so they train. This is said once.",
+            "models and settings are the same, so training continues. This warning appears once.",
             file=sys.stderr,
             flush=True,
         )

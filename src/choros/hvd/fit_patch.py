@@ -89,8 +89,8 @@ def _fit(plain: Any) -> Any:
             _told.append(True)
             met = kind_of(collectives(how.process_set).group)
             print(
-                f"choros: {how.size} ranks train together (gradients by {how.op.name.capitalize()}); batch_size is per "
-                f"rank, so a step trains {how.size} batches; they meet in {met}",
+                f"choros: {how.size} ranks train one model (gradients by {how.op.name.capitalize()}); batch_size is "
+                f"per rank, so a step trains {how.size} batches; they communicate by {met}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -223,7 +223,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if found is not None and found.far:
             raise RankMismatchError(found.say([each[4] for each in said], epoch))
         if found is not None and not (self._warned or self._calls.rank):
-            replica_divergence.warn(found, "they go on as they are")
+            replica_divergence.warn(found, "each rank keeps its own")
         self._warned = found is not None
         self._owner.stop_training = any(each[0] for each in said)
         if any(each[1] != said[0][1] for each in said) and isinstance(

@@ -141,7 +141,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Add the rate to the logs; if ``verbose``, print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
-            print(f"\nEpoch {epoch + 1}: the learning rate is warm: {_rate(_inner(self.model.optimizer)):g}.")
+            print(
+                f"\nEpoch {epoch + 1}: the warmup of the learning rate ends at {_rate(_inner(self.model.optimizer)):g}."
+            )
 
 
 def _inner(optimizer: Any) -> Any:

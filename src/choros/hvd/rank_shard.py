@@ -75,9 +75,7 @@ def shard(  # noqa: D417 - x, y and sample_weight share one entry
     if not isinstance(source, ArraySource) or source.block:
         return ReadShard(source, place, batch_size, shuffle, seed, training, steps)
     if steps is not None:
-        raise InvalidInputError(
-            "steps is for data that do not tell how many batches there are: of arrays, give those rows."
-        )
+        raise InvalidInputError("steps is for data of unknown length: of arrays, give those rows.")
     return RowShard(source, place, batch_size, shuffle, seed, training)
 
 

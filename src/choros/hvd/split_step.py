@@ -129,7 +129,7 @@ class SplitStep:
             )
         elif replica.repeats:
             collectives(self.how.process_set).refuse(
-                f"a step without rows, while {type(self.model).__name__}.train_step goes on with updated weights: give "
+                f"a step without rows, while {type(self.model).__name__}.train_step reads updated weights: give "
                 "every rank a row in each batch (leave out the last rows, or take another batch_size)"
             )
         if not self.flat.add(arrays, n):
@@ -162,7 +162,7 @@ class SplitStep:
         names = [name for name in said if name is not None]
         if names and self.how.every > 1:
             raise InvalidInputError(
-                f"{type(self.model).__name__}.train_step goes on with updated weights ({names[0]} depends on them), "
+                f"{type(self.model).__name__}.train_step reads updated weights ({names[0]} depends on them), "
                 f"which backward_passes_per_step={self.how.every} does not support: leave it at 1."
             )
         self._replica.repeats, self._replica.watches = bool(names), not names

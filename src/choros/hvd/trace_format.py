@@ -87,7 +87,7 @@ def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, c
         return {"ph": "i", "s": "p", "name": what, "cat": "mark", "ts": at, **own}
 
     if cut and events:
-        yield mark("older events were let go", (min(event[2] for event in events) - zero) / 1000)
+        yield mark("older events were dropped", (min(event[2] for event in events) - zero) / 1000)
     inside: list[Event] = []  # waits and reductions since the last call or step
     steps = fed = 0
     for event in events:
