@@ -162,7 +162,7 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
             versions = ", ".join(sorted({one["packages"][name] for one in other}))
             tell(other, f"have {name} {versions}, the driver {version}: install the same.")
     small = [one for one in others if one["shm"] < _ROOM]
-    tell(small, "have less than 256 MB free in /dev/shm, where workers of one host meet: give them more.")
+    tell(small, "have less than 256 MB free in /dev/shm, which the workers of one host share: give them more.")
     backends = [one for one in others if one["backend"] not in ("", mine["backend"])]
     if mine["backend"]:
         tell(backends, f"have another KERAS_BACKEND: set spark.executorEnv.KERAS_BACKEND={mine['backend']}.")
@@ -190,7 +190,9 @@ def report(facts: Sequence[dict[str, Any]]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Examine a cluster, by default that of spark-submit or the environment; return 1 if there is a problem, else 0."""
-    parser = argparse.ArgumentParser("python -m choros.spark.doctor", description="Says which executor lacks what.")
+    parser = argparse.ArgumentParser(
+        "python -m choros.spark.doctor", description="Checks which packages and settings executors lack."
+    )
     parser.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
     asked = parser.parse_args(words)
     try:

@@ -58,7 +58,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
     epochs = param("epochs", "passes over the rows", TypeConverters.toInt, least=1)
     batchSize = param("batchSize", "rows of a global batch, divided among the workers", TypeConverters.toInt, least=1)
     learningRate = param("learningRate", "the optimizer's rate, not the compiled one", TypeConverters.toFloat, least=0)
-    window = param("window", "optimizer steps between two meetings", TypeConverters.toInt, least=0)
+    window = param("window", "optimizer steps between two exchanges", TypeConverters.toInt, least=0)
     alpha = param("alpha", "the elastic force of EASGD, AEASGD and EAMSGD", TypeConverters.toFloat, least=0)
     rho = param("rho", "alpha divided by the learning rate, as in dist-keras", TypeConverters.toFloat, least=0)
     momentum = param("momentum", "EAMSGD's momentum", TypeConverters.toFloat, least=0)
@@ -70,7 +70,9 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
     shuffle = param("shuffle", "whether rows are in another order in each epoch", TypeConverters.toBoolean)
     strict = param("strict", "whether unstable settings are refused; else they warn", TypeConverters.toBoolean)
     verbose = param("verbose", "as in Keras", TypeConverters.toInt)
-    maxRestarts = param("maxRestarts", "how often a run that lost a worker begins again", TypeConverters.toInt, least=0)
+    maxRestarts = param(
+        "maxRestarts", "how often a run is restarted after it lost a worker", TypeConverters.toInt, least=0
+    )
     timeout = param("timeout", "seconds without a step after which a worker is hung", TypeConverters.toFloat, above=0)
 
     def __init__(self, model: Any = None, *, callbacks: Any = None, profile: Any = None, **params: Any) -> None:
@@ -235,7 +237,8 @@ def mean_of(models: list[Any]) -> Any:
         found = [keras.tree.flatten(one(given)) for one in models]
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidInputError(
-            "Members of an ensemble predict together only where they know their inputs: begin the model with an Input."
+            "The members of an ensemble predict as one model only if their inputs are known: begin the model with "
+            "an Input."
         ) from error
     means = [one[0] if len(one) == 1 else keras.layers.Average()(list(one)) for one in zip(*found, strict=True)]
     model = keras.Model(inputs, means if len(means) > 1 else means[0])

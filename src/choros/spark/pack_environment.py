@@ -62,7 +62,7 @@ def pack(
         return str(call(**how))
     except Exception as error:  # the two libraries raise different types
         raise InvalidInputError(
-            f"{name} cannot pack {prefix}: {brief(error)}. What is installed as editable does not travel: install it "
+            f"{name} cannot pack {prefix}: {brief(error)}. Editable installs are not packed: install it "
             "as a wheel (pip install .)."
         ) from error
 

@@ -69,8 +69,8 @@ def translate(error: BaseException, size: int) -> BaseException:
         return _told(one)
     if _CANCELLED.search(text):
         return Cancelled(
-            "The training was cancelled in Spark (on its page, by cancelAllJobs, cancelJobGroup or interruptAll), and "
-            "does not begin again.",
+            "The training was cancelled in Spark (on its page, by cancelAllJobs, cancelJobGroup or interruptAll), "
+            "and is not restarted.",
             rank=0,
             traceback=text,
         )
@@ -118,7 +118,7 @@ def _lost(text: str, size: int) -> WorkerFailedError:
         said = f" ({_short(lost[0])})" if lost else ""
         why = (
             "If memory ran out, give Spark more (spark.executor.memoryOverhead, spark.executor.pyspark.memory), or use "
-            "fewer workers or a smaller batch; the executor's stderr has the last word."
+            "fewer workers or a smaller batch; see the executor's stderr."
         )
     else:
         what, said = "Spark ended it", f": {_short(python[0] if python else text)}"

@@ -127,8 +127,8 @@ class TrainTask:
                 return RemoteCallbackRunner(RpcConnection(end, "The driver", self.home["timeout"]), model, job)
         if self.watched and self.callbacks is None:
             raise InvalidInputError(
-                f"{os.uname().nodename} does not reach the driver at {self.home['place']}, and the callbacks cannot "
-                "travel: open that way, or give callbacks that cloudpickle can write."
+                f"{os.uname().nodename} cannot connect to the driver at {self.home['place']}, and the callbacks "
+                f"cannot be sent: allow that connection, or give callbacks that cloudpickle can write."
             )
         return CallbackRunner(model, loads(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
 
