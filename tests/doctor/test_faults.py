@@ -165,7 +165,7 @@ def test_an_mpi_in_which_each_rank_is_alone(doctor, mpiexec):
     found = doctor(1, by=None, **PLACES, timeout=30).one("singleton")
     assert found["ranks"] == [0]
     assert (
-        "is one of 2, says the launcher, but in its group it is rank 0 of 1: the ranks would train apart"
+        "is one of 2, says the launcher, but in its group it is rank 0 of 1: the ranks would train separate models"
         in found["what"]
     )
     assert "which belongs to" in found["remedy"]

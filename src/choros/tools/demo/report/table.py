@@ -46,7 +46,7 @@ COLUMNS = (
     Column("accuracy", 8, lambda r: decimal(r.mean("accuracy"), 4), "share classified rightly of the rows held back"),
     Column("train s", 7, lambda r: decimal(r.seconds, 2), "seconds to train, without start-up"),
     Column("samples/s", 9, lambda r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
-    Column("exchanges", 9, lambda r: decimal(r.mean("exchanges"), 0), "meetings, summed over the workers"),
+    Column("exchanges", 9, lambda r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
     Column("staleness", 9, lambda r: decimal(r.mean("staleness"), 2), "merges by others since a worker saw the center"),
     Column("exchanging", 10, lambda r: percent(r.mean("exchanging")), "share of the time spent exchanging"),
     Column("waiting", 7, lambda r: percent(r.mean("waiting")), "share of the time spent waiting for data"),

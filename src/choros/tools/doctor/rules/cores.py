@@ -147,7 +147,7 @@ def numa(seen: Observations) -> Iterator[Finding]:
             WARNING,
             "numa",
             across,
-            "{at}: bound to cores of several NUMA nodes, so half of the memory is far.",
+            "{at}: bound to cores of several NUMA nodes, so half of the memory accesses are remote.",
             "Bind each rank within one: mpiexec --map-by numa --bind-to numa, srun --cpu-bind=ldoms, under PALS "
             "--cpu-bind list:...",
         )

@@ -11,7 +11,7 @@ from choros.tools.doctor.smoke_processes import EXACT
 
 _SECOND = ("PeerLostError", "CommTimeoutError", "Broken pipe")  # errors that follow from another rank's failure
 _MEET = "Start the job with choros run, or with the mpiexec or srun of the MPI that mpi4py uses, on enough memory."
-_MISSING = "See what it printed last, and whether its host can be reached. A longer time to come is --timeout."
+_MISSING = "Look at its last output, and check that its host can be reached. --timeout gives it more time."
 
 
 def _ended(end: Mapping[str, Any]) -> tuple[str, str]:
@@ -49,7 +49,7 @@ def troubles(seen: Observations) -> Iterator[Finding]:
             yield Finding(ERROR, "missing", first["text"], _MISSING, missing or ranks, hosts)
             continue
         what, _, remedy = str(first["text"]).partition(". ")
-        name = "singleton" if "the ranks would train apart" in what else first["kind"]
+        name = "singleton" if "the ranks would train separate models" in what else first["kind"]
         who = f"{spell(ranks)} on {', '.join(hosts)}"
         what = what if what.lower().startswith(who.lower()) else f"{who}: {what}"
         yield Finding(ERROR, name, f"{what[0].upper()}{what[1:].rstrip('.')}.", remedy or _MEET, ranks, hosts)

@@ -106,7 +106,8 @@ def names(seen: Observations) -> Iterator[Finding]:
                 ERROR if several or len(each["hosts"]) > 1 else WARNING,
                 "host-name",
                 [each],
-                f"{{at}}: {', '.join(unknown[:8])} cannot be looked up, and libraries that meet by name wait in vain.",
+                f"{{at}}: {', '.join(unknown[:8])} cannot be looked up, and libraries that connect by name cannot "
+                f"start.",
                 "Add it to /etc/hosts or the site's name service on every host, or correct the host's name.",
             )
     back = {each["rank"]: _back(each) for each in (some[0] for some in seen.machines()) if several}
@@ -145,8 +146,8 @@ def rate(seen: Observations) -> Iterator[Finding]:
             WARNING,
             "slow-network",
             seen.ranks,
-            f"{{at}}: the ranks meet by a network that gives {reached * 1e-9:.2g} Gbit/s, where the hosts' fastest "
-            f"interfaces have {min(speeds) / 1e3:g} Gbit/s.",
+            f"{{at}}: the ranks communicate by a network that gives {reached * 1e-9:.2g} Gbit/s, where the hosts' "
+            f"fastest interfaces have {min(speeds) / 1e3:g} Gbit/s.",
             "The traffic takes another interface: name the fast one (UCX_NET_DEVICES, FI_TCP_IFACE, "
             "OMPI_MCA_btl_tcp_if_include, NCCL_SOCKET_IFNAME), or load the MPI that is built for this network.",
         )
@@ -168,7 +169,7 @@ def links(seen: Observations) -> Iterator[Finding]:
             f"{{at}}: the network gives {least * 8e-9:.2g} Gbit/s to the better neighbour, where most hosts have "
             f"{usual * 8e-9:.2g} Gbit/s.",
             "Look there at which interface the traffic takes (ip route, the variables in the report) and at its speed "
-            "(ethtool, ibstatus); leave the host out until it is mended.",
+            "(ethtool, ibstatus); leave the host out until it is repaired.",
         )
 
 

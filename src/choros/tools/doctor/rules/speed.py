@@ -41,7 +41,7 @@ def slow(seen: Observations) -> Iterator[Finding]:
                 why = "Its processor itself is slower"
                 remedy = (
                     "Look at its clock, temperature and power limit there (turbostat, nvidia-smi -q), choose hosts of "
-                    "one kind, or an algorithm in which nobody waits (AEASGD, ADAG)."
+                    "one kind, or an asynchronous algorithm (AEASGD, ADAG)."
                 )
             else:
                 why = "Something else runs on its cores, or it is stopped now and then"
