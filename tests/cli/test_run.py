@@ -157,7 +157,7 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
     [
         (["run", "-n", "0", "x.py"], "must be a whole number of 1 or more, got 0"),
         (["run", "-n", "two", "x.py"], "must be a whole number of 1 or more, got two"),
-        (["run", "x.py"], "say how many ranks: -n N (or -np N, -H localhost:N"),
+        (["run", "x.py"], "give the number of ranks: -n N (or -np N, -H localhost:N"),
         (["run", "-np", "two", "x.py"], "must be a whole number of 1 or more, got two"),
         (["run", "-np", "3", "-H", "localhost:2", "true"], "3 ranks were asked for, but the hosts have 2 slots"),
         (["run", "-H", "localhost", "true"], "not of the form host:slots"),
@@ -258,7 +258,7 @@ print("met", hvd.size())
     ("options", "before", "words"),
     [
         (("--start-timeout", "1"), "time.sleep(60)", " for rank 1 (never joined) of 2. Look"),
-        ((), "sys.exit(0)", "rank 1 ended before it met the others"),
+        ((), "sys.exit(0)", "rank 1 ended before it connected to the others"),
         (("--start-timeout", "40"), "time.sleep(1.5)", ""),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_launcher_that_is_not_known_is_said(capsys, monkeypatch):
     assert "but PMI_FD=9: an MPI's launcher that Choros does not know; CHOROS_COMM=mpi asks MPI" in found["why"]
     monkeypatch.setenv("CHOROS_COMM", "mpi")
     assert main(["where", "--json"]) == 0
-    assert "which the ranks also ask for their places when they meet" in json.loads(capsys.readouterr().out)["group"]
+    assert "which also gives the ranks their numbers" in json.loads(capsys.readouterr().out)["group"]
 
 
 def test_a_contradiction_is_said(capsys, monkeypatch):

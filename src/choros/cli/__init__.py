@@ -15,11 +15,11 @@ from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
 _COMMANDS = {
     "run": "run N ranks of a script on this machine or on hosts",
     "submit": "write the script of a job for a cluster's scheduler, and submit it",
-    "status": "print what the scheduler says of a job",
+    "status": "print the scheduler's status of a job",
     "log": "print a job's log",
     "cancel": "cancel a job",
-    "where": "print this process's place, cores, threads and libraries",
-    "doctor": "say what is wrong with a job's ranks and hosts, and what to do",
+    "where": "print this process's rank, cores, threads and libraries",
+    "doctor": "diagnose a job's ranks and hosts",
     "check": "compare a model's training by workers with plain Keras",
     "demo": "train one model by every algorithm and write a report",
 }

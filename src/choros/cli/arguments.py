@@ -85,6 +85,8 @@ def job_parser(subparsers: Any, name: str, words: str) -> Any:
     from choros.launch.schedulers import SCHEDULERS
 
     parser = subparsers.add_parser(name, help=words)
-    parser.add_argument("--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one here)")
-    parser.add_argument("job", help="its id, as choros submit printed it")
+    parser.add_argument(
+        "--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one found on this machine)"
+    )
+    parser.add_argument("job", help="the job's id, printed by choros submit")
     return parser

@@ -13,11 +13,11 @@ from typing import Any
 from choros.cli.arguments import count, some_seconds
 
 _HELP = """\
-Run it as the job itself is run: alone for this machine, choros doctor -n 4, or by the job's launcher (mpiexec -n 4
-choros doctor, srun choros doctor, choros run -n 4 -- choros doctor). Each rank finds out its place, cores, memory,
-versions and network; all together measure memory, clocks, stragglers and the group in which they meet, and train a
-small model on each backend. Rank 0 prints one report, at its end what is wrong and what to do. Exit code: 0 where
-nothing is an error, 1 where something is.
+Start it as you start the job: as one process for this machine, with choros doctor -n 4, or by the job's launcher
+(mpiexec -n 4 choros doctor, srun choros doctor, choros run -n 4 -- choros doctor). Each rank reads its numbers, cores,
+memory, versions and network. All ranks measure memory, clocks, stragglers and the communication between ranks, and
+train a small model on each backend. Rank 0 prints one report, which ends with the problems and their remedies. Exit
+code: 0 without errors, 1 with errors.
 """
 _BACKENDS = ("jax", "torch", "tensorflow")
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
-    parser = subparsers.add_parser("doctor", help="say what is wrong with a job's ranks and hosts", description=_HELP)
+    parser = subparsers.add_parser("doctor", help="diagnose a job's ranks and hosts", description=_HELP)
     add = parser.add_argument
     add("-n", "-np", "--num-proc", dest="workers", type=count, metavar="N", help="start N ranks on this machine")
     add("--json", action="store_true", help="the report as JSON")

@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = job_parser(subparsers, "log", "print a job's log")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the job ends")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -32,12 +32,12 @@ from choros.launch.retired import aprun
 from choros.launch.ssh.launcher import SSH, start_on_hosts
 
 _HELP = """\
-Each rank finds its place in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE, is bound to cores of its
-own and told its number of threads before anything is imported. All GPUs stay visible; hvd.init and Trainer choose that
-of the local rank. Lines that ranks print are marked with their rank. The first rank that fails ends all others and
-gives its exit code, but in an elastic job (--min-np or --host-discovery-script) the others go on from the last commit:
-see choros.hvd.elastic. The other options of horovodrun are taken too: each is ignored, or refused, with a line that
-says why.
+Each rank finds its numbers in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE. Before anything is
+imported it is bound to cores of its own and its number of threads is set. All GPUs stay visible; hvd.init and Trainer
+choose the one of the local rank. Each line of output is marked with its rank. The first rank that fails ends all others
+and gives the exit code; in an elastic job (--min-np or --host-discovery-script) the others continue from the last
+commit: see choros.hvd.elastic. The other options of horovodrun are accepted: each is ignored or refused, and a line
+gives the reason.
 """
 _ON = {"action": "store_const", "const": True}
 _OFF = {"action": "store_const", "const": False}
@@ -67,9 +67,14 @@ def add_parser(subparsers: Any) -> None:
         "--launcher",
         default="ssh",
         metavar="NAME",
-        help="what starts the ranks: ssh (default), srun or mpiexec, which find the allocation's hosts themselves",
+        help="the program that starts the ranks: ssh (default), or srun or mpiexec in an allocation",
     )
-    add("--ssh", default=SSH, metavar="COMMAND", help=f"what starts a command on another host (default: {SSH})")
+    add(
+        "--ssh",
+        default=SSH,
+        metavar="COMMAND",
+        help=f"the program that runs a command on another host (default: {SSH})",
+    )
     add("-p", "--ssh-port", type=count, metavar="PORT", help="the port of ssh on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the key for ssh")
     add(
@@ -81,7 +86,7 @@ def add_parser(subparsers: Any) -> None:
         help="the interface (eth0), or the domain (.hsn.example.org), by which the hosts reach each other",
     )
     add("--threads", type=count, metavar="T", help="threads of each rank (default: its cores)")
-    add("--no-bind", action="store_true", help="leave it to the system where ranks run")
+    add("--no-bind", action="store_true", help="do not bind ranks to cores")
     add("--share-gpus", action="store_true", help="let several ranks compute on one GPU, which is refused otherwise")
     add("--grace", type=seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)")
     add(
@@ -95,10 +100,10 @@ def add_parser(subparsers: Any) -> None:
         type=whole,
         default=0,
         metavar="K",
-        help="start the whole job again when it fails, at most K times; fit(checkpoint=, resume=True) goes on",
+        help="start the whole job again when it fails, at most K times; fit(checkpoint=, resume=True) resumes",
     )
     _add_elastic_options(add)
-    add("--output-filename", metavar="DIR", help="also keep what rank N prints in DIR/rank.N/stdout and stderr")
+    add("--output-filename", metavar="DIR", help="also write the output of rank N to DIR/rank.N/stdout and stderr")
     add(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
@@ -106,39 +111,39 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="put the time before each line",
     )
-    add("--timeline-filename", metavar="FILE", help="write a timeline of the meetings (HOROVOD_TIMELINE)")
+    add("--timeline-filename", metavar="FILE", help="write a timeline of the collective operations (HOROVOD_TIMELINE)")
     add("--timeline-mark-cycles", dest="mark_cycles", **_ON, help="mark cycles in it")
     add("--no-timeline-mark-cycles", dest="mark_cycles", **_OFF, help=argparse.SUPPRESS)
     add("--no-stall-check", dest="stall_off", **_ON, help="do not look for ranks that stall")
     add("--stall-check", dest="stall_off", **_OFF, help=argparse.SUPPRESS)
-    add("--stall-check-warning-time-seconds", type=seconds, metavar="S", help="tell of a stall after S (default: 60)")
+    add("--stall-check-warning-time-seconds", type=seconds, metavar="S", help="report a stall after S (default: 60)")
     add(
         "--stall-check-shutdown-time-seconds",
         type=seconds,
         metavar="S",
         help="end the job after a stall of S (default: 0, which means 1800)",
     )
-    add("-cb", "--check-build", action="store_true", help="print what is available, and end")
-    add("--verbose", action="store_true", help="say what each rank gets")
+    add("-cb", "--check-build", action="store_true", help="print the available backends and transports, and exit")
+    add("--verbose", action="store_true", help="print each rank's cores, threads and command")
     add("-v", "--version", action="version", version=f"choros {metadata.version('choros')}", help=argparse.SUPPRESS)
     for retired in aprun.OPTIONS:
         add(*retired.names, action=_OfAprun, option=retired, nargs=None if retired.values else 0)
     for option in OPTIONS:
         add(*option.names, action=_Other, option=option, nargs=None if option.values == 1 else option.values)
-    add("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
-    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what the ranks run")
+    add("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="the program that the ranks run")
 
 
 def _add_elastic_options(add: Callable[..., Any]) -> None:
     """Add the options of an elastic job."""
-    add("--min-np", "--min-num-proc", dest="least", type=count, metavar="N", help="an elastic job: go on with N ranks")
+    add("--min-np", "--min-num-proc", dest="least", type=count, metavar="N", help="elastic job: at least N ranks")
     add("--max-np", "--max-num-proc", dest="most", type=count, metavar="N", help="at most N (default: all slots)")
     add(
         "--host-discovery-script",
         metavar="COMMAND",
-        help="an elastic job: what prints a line host:slots for each host there is now; asked about once a second",
+        help="elastic job: a program that prints a line host:slots for each available host; run about once a second",
     )
-    add("--slots-per-host", type=count, metavar="N", help="slots of a host of which it tells none (default: 1)")
+    add("--slots-per-host", type=count, metavar="N", help="slots of a host that it lists without slots (default: 1)")
     add("--elastic-timeout", type=some_seconds, metavar="S", help="end when short of ranks for S (default: 600)")
     add("--reset-limit", type=whole, metavar="K", help="end when the ranks change more than K times")
     add(
@@ -147,7 +152,7 @@ def _add_elastic_options(add: Callable[..., Any]) -> None:
         nargs=2,
         type=some_seconds,
         metavar=("MIN", "MAX"),
-        help="a host whose rank failed gets new ones again after MIN seconds, later up to MAX (default: never)",
+        help="seconds until a host whose rank failed is used again, from MIN to MAX (default: never)",
     )
 
 
@@ -233,7 +238,7 @@ def main(args: argparse.Namespace) -> int:
         )
     size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
-        raise InvalidInputError("say how many ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
+        raise InvalidInputError("give the number of ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
     command = command_of(args.target, args.module)
     check_outside("run the script itself there, without 'choros run'")
     for line in answers:

@@ -15,7 +15,7 @@ def add_parser(subparsers: Any) -> None:
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
-    job_parser(subparsers, "status", "print what the scheduler says of a job")
+    job_parser(subparsers, "status", "print the scheduler's status of a job")
 
 
 def main(args: argparse.Namespace) -> int:

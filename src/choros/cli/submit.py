@@ -40,7 +40,7 @@ from choros.spark.java import ensure_java
 _HELP = """\
 Writes the script of a job into NAME.SCHEDULER.sh here, submits it and prints the job's id; --dry-run prints the script
 and does nothing else. Ranks have their threads set before anything is imported. A script that has the callback
-choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the job goes on in another turn.
+choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the job is requeued and resumes.
 """
 _DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
 
@@ -59,23 +59,25 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--on", choices=sorted(SCHEDULERS), help="the scheduler (default: the site's, or the one that is here)")
-    add("--site", default="generic", metavar="NAME", help=f"what is known of a machine: {', '.join(site_names())}")
+    add(
+        "--on", choices=sorted(SCHEDULERS), help="the scheduler (default: the site's, or the one found on this machine)"
+    )
+    add("--site", default="generic", metavar="NAME", help=f"the preset of a machine: {', '.join(site_names())}")
     add("--nodes", type=_nodes, metavar="N", help="default: 1; auto: YARN's active nodes (--on spark --master yarn)")
     add("--ranks-per-node", type=int, metavar="N", help="default: 1, or the site's")
     add("--cores", type=int, metavar="N", help="cores of each rank (default: 1, or the site's)")
     add("--threads-per-core", type=int, default=0, metavar="N", help="hardware threads used of each core")
     add("--gpus", type=int, metavar="N", help="GPUs of each rank (default: 0, or the site's)")
     add("--time", metavar="H:MM:SS", help="the limit; also 90m or 1h30m (default: the queue's)")
-    add("--account", default="", metavar="NAME", help="who pays: project, bank")
+    add("--account", default="", metavar="NAME", help="the project or bank to charge")
     add("--queue", default="", metavar="NAME", help="queue, partition")
     add("--setup", action="append", default=[], metavar="LINE", help="a line of shell before the ranks; repeatable")
     add("--env", action="append", default=[], metavar="K=V", help="a variable of the ranks; repeatable")
     add("-o", "--directive", action="append", default=[], help="passed on to the scheduler untouched; repeatable")
-    add("--wrap", default="", metavar="COMMAND", help="start each rank by it; %%r in it is the rank")
+    add("--wrap", default="", metavar="COMMAND", help="a command that starts each rank; %%r in it is the rank")
     add("--mpi", default="", metavar="NAME", help="mpich, openmpi, intel, pals, jsrun, or what srun --mpi= takes")
-    add("--signal", type=int, metavar="S", help="tell the ranks S seconds before the limit (90; 0: never)")
-    add("--name", metavar="NAME", help="of the job and its log (default: the script's)")
+    add("--signal", type=int, metavar="S", help="send the ranks a signal S seconds before the limit (90; 0: never)")
+    add("--name", metavar="NAME", help="the name of the job and its log (default: the script's)")
     add("--python", metavar="PROGRAM", help="default: this Python; 'python' where --setup is given")
     add("--image", default="", help="Kubernetes: the container's image")
     add("--kind", choices=("job", "jobset", "trainjob"), help="Kubernetes: the kind of manifest (default: job)")
@@ -97,8 +99,8 @@ def add_parser(subparsers: Any) -> None:
     add("--script", metavar="FILE", help="where the script is written (default: NAME.SCHEDULER.sh)")
     add("--dry-run", action="store_true", help="print the script, and do nothing else")
     add("--written-by", default="", help=argparse.SUPPRESS)
-    add("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
-    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what the ranks run")
+    add("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="the program that the ranks run")
 
 
 def before_parsing(arguments: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
-    parser = subparsers.add_parser("where", help="print this process's place, cores, threads and libraries")
+    parser = subparsers.add_parser("where", help="print this process's rank, cores, threads and libraries")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
         "launcher": place["launcher"],
         "why": found["why"],
         "group": found["group"],
-        "hosts": ", ".join(place["hosts"]) or "not told by the launcher",
+        "hosts": ", ".join(place["hosts"]) or "not reported by the launcher",
         "coordinator": place["coordinator"] or "none",
         "this host": found["host"],
         "cores": f"{len(cores['usable'])} usable ({_ranges(cores['usable'])}), {len(cores['physical'])} physical",
@@ -97,7 +97,7 @@ def _group(place: Place) -> str:
         return f"; mpi4py {version('mpi4py') or 'is not installed'}"
 
     if uses_mpi_rank(place):
-        return "MPI (CHOROS_COMM=mpi), which the ranks also ask for their places when they meet" + wheel()
+        return "MPI (CHOROS_COMM=mpi), which also gives the ranks their numbers" + wheel()
     if place.size == 1:
         return "none needed: one rank"
     try:
