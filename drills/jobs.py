@@ -86,7 +86,7 @@ class Job:
     @property
     def servers(self) -> int:
         """How often a server of the center was started again."""
-        return sum("goes on with the same center, restart" in line for line in self.output)
+        return sum("continues with the same center, restart" in line for line in self.output)
 
     def harm(self, how: str) -> None:
         """Do the job harm."""

@@ -479,7 +479,7 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
     cause = brief(reason if isinstance(reason, Exception) else error)
     kind = type(part).__qualname__
     return NotSerializableError(
-        f"{what} cannot travel to a worker: {place}, a {kind}, cannot be pickled ({cause}). Make it where it is used, "
+        f"{what} cannot be sent to a worker: {place}, a {kind}, cannot be pickled ({cause}). Make it where it is used, "
         "or delete it before fit."
     )
 

@@ -311,7 +311,7 @@ class Trainer:
         if verbose and job.devices:
             print(say_mesh(self.workers, job.devices, job.layout, self.model))
         if verbose and job.repeats:
-            print(f"train_step goes on with updated weights ({after_update}): each step is calculated twice")
+            print(f"train_step reads updated weights ({after_update}): each step is calculated twice")
         how = (conductor, written, begun, saver, bool(verbose))
         return FitRequest(self.model, algorithm, job, source, validation, *how)
 

@@ -119,7 +119,7 @@ def test_a_host_that_is_lost_is_left_out_within_seconds(start, network, how, tmp
     lines(job, "(has committed)", 2)  # so that the others go on from a commit of their own
     if how == "the network is cut":
         subprocess.run(["ip", "-n", f"{network.prefix}-two", "link", "set", "eth0", "down"], check=True)
-        why = r"gave no sign of life for \d s and is ended"
+        why = r"sent no heartbeat for \d s and is ended"
     else:
         pids = subprocess.run(["ip", "netns", "pids", f"{network.prefix}-two"], capture_output=True, text=True).stdout
         for pid in pids.split():

@@ -105,7 +105,7 @@ def test_ranks_that_would_train_apart_are_refused(slurm, submit, tmp_path):
     job = submit("import choros.hvd as hvd\nhvd.init()\nprint('begun')", "--mpi", "none", name="apart")
     said = slurm.choros("log", "-f", job, cwd=tmp_path)
     assert slurm.until(job, "COMPLETED", "FAILED") == "FAILED"
-    assert "is one of 4, says the launcher, but in its group it is rank 0 of 1: the ranks would train apart" in said
+    assert "is one of 4, says the launcher, but in its group it is rank 0 of 1" in said
     assert "--mpi=pmi2 (MPICH)" in said
     assert "begun" not in said
 
@@ -141,8 +141,8 @@ def test_before_its_limit_a_job_saves_and_goes_on_in_its_next_turn(slurm, submit
     first, second = said.split("choros: stopped before the time limit, the state is saved")
     assert re.findall(r"0: epoch (\d)", first) == ["0", "1"]
     assert re.findall(r"0: epoch (\d)", second) == ["1", "2", "3"]
-    assert "0: choros: the time is nearly over: epoch 2, batch" in first
-    assert "0: choros: going on with epoch 2" in second
+    assert "0: choros: the time limit is near: epoch 2, batch" in first
+    assert "0: choros: resuming with epoch 2" in second
     assert len(re.findall(r"rank \d of 2", first)) == 0
     assert len(re.findall(r"rank \d of 2 .* (\w+)", second)) == 2
     assert "restarts 1" in slurm.choros("status", job)
