@@ -79,8 +79,8 @@ class Algorithm:
         if kind.startswith("bool"):
             return bool(value) if value in (True, False) else self.refuse(name, "give True or False")
         if kind.startswith("int"):
-            whole = not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= 0
-            return int(value) if whole else self.refuse(name, "give a whole number of steps, 0 for once an epoch")
+            is_count = not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= 0
+            return int(value) if is_count else self.refuse(name, "give a whole number of steps, 0 for once an epoch")
         number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= 0
         return float(value) if number else self.refuse(name, "give a finite number, 0 or more")
 
