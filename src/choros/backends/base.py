@@ -265,9 +265,9 @@ class BaseReplica(Metrics):
             return
         data = self.pack(batch)
         with self._scaled(batch) as share, self._put_back(data):
-            arrays, told, n = self._gradients(data, batch.rows)
+            arrays, reported, n = self._gradients(data, batch.rows)
         self._rows += batch.rows
-        loss = self._known(told, batch.rows)
+        loss = self._known(reported, batch.rows)
         for where, array in zip(self.slices, arrays, strict=True):
             if array is None:
                 leave_out(out, where)
@@ -338,16 +338,16 @@ class BaseReplica(Metrics):
         self._assign(self._alike(), arrays)
 
     def _alike(self) -> list[Any]:
-        kept = {id(v) for v in (*self.seeds, *large_frozen(self.model))}
-        return [*self.trainable, *(v for v in self.model.non_trainable_variables if id(v) not in kept)]
+        skipped = {id(v) for v in (*self.seeds, *large_frozen(self.model))}
+        return [*self.trainable, *(v for v in self.model.non_trainable_variables if id(v) not in skipped)]
 
     def evaluate(self, batch: Batch) -> None:
         """Run one test step: update the metrics and add one line to the tally."""
         entry = (0.0, 0.0, 0.0)
         if batch.rows:
-            told, n = self._evaluate(self.pack(batch), batch.rows)
+            reported, n = self._evaluate(self.pack(batch), batch.rows)
             self._rows += batch.rows
-            loss = self._known(told, batch.rows)
+            loss = self._known(reported, batch.rows)
             entry = (n * loss, n, float(batch.rows))
         self._tally.append(np.array(entry))
 
@@ -369,12 +369,12 @@ class BaseReplica(Metrics):
 
     def swap(self, mark: Mark) -> Mark:
         """Restore the state of a mark; return a mark of the state that it replaces."""
-        left = self._copied(), self.generators(), self._facts()
+        restorable = self._copied(), self.generators(), self._facts()
         held, generators, facts = mark
         self._go_to(held)
         self.set_generators(generators)
         self._rows, self._logs, self._said, self._untold, self._by_batch, self._total = facts
-        return left
+        return restorable
 
     def _marked(self) -> list[Any]:
         """Return the values of the variables that ``gradients`` changes. TensorFlow fills the list in the next call."""
@@ -429,8 +429,8 @@ class BaseReplica(Metrics):
         """Set the moving averages to a copy of the vector. The variables keep their values."""
         values = scatter(vector, self.slices, self.trainable)
         pairs = zip(self._averages(), self.trainable, values, strict=True)
-        kept = [(average, value) for average, variable, value in pairs if average is not variable]
-        self._assign([average for average, _ in kept], [value for _, value in kept])
+        averaged = [(average, value) for average, variable, value in pairs if average is not variable]
+        self._assign([average for average, _ in averaged], [value for _, value in averaged])
 
     def _averages(self) -> list[Any]:
         """Return the average of each trainable variable, or the variable itself if it has no average."""
@@ -550,16 +550,16 @@ def blind(model: Any, batch: Batch) -> Iterator[bool]:
     Yields:
         bool: True if they were removed.
     """
-    own = vars(model)
+    attributes = vars(model)
     names = ("_compile_loss", "_compile_metrics")
-    kept = {name: own[name] for name in names}
-    missing = batch.y is None and any(part is not None and not part.built for part in kept.values())
+    previous = {name: attributes[name] for name in names}
+    missing = batch.y is None and any(part is not None and not part.built for part in previous.values())
     if missing:
-        own.update(dict.fromkeys(names))
+        attributes.update(dict.fromkeys(names))
     try:
         yield missing
     finally:
-        own.update(kept)
+        attributes.update(previous)
 
 
 def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:

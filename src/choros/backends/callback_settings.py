@@ -60,7 +60,7 @@ class Settings:
     def __init__(self, model: Any) -> None:
         small = dict(_optimizers(model))  # objects whose numbers ``glance`` reads
         small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
-        self._watched = [(vars(each), [name for name, _ in _numbers(each)]) for each in small.values()]
+        self._watched = [(vars(item), [name for name, _ in _numbers(item)]) for item in small.values()]
         layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
         self._objects = {**small, **layers}
         for place, layer in layers.items():
@@ -77,7 +77,7 @@ class Settings:
 
     def read(self) -> Values:
         """Return the present value of each setting by name. Variables are given as nested lists."""
-        values = {f"{place}.{name}": value for place, each in self._objects.items() for name, value in _numbers(each)}
+        values = {f"{place}.{name}": value for place, item in self._objects.items() for name, value in _numbers(item)}
         values |= {place: _plain(names.get(name)) for place, (names, name) in self._globals.items()}
         return values | _values(self.variables)
 
@@ -93,8 +93,8 @@ class Settings:
         kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
         return {
             f"{place}.{name}": value
-            for place, each in self._objects.items()
-            for name, value in list(vars(each).items())
+            for place, item in self._objects.items()
+            for name, value in list(vars(item).items())
             if isinstance(value, kinds) and name[:1] != "_" and name not in _KEPT
         }
 
@@ -127,7 +127,7 @@ class Settings:
 
 
 def _values(variables: dict[str, Any]) -> Values:
-    return {name: np.asarray(keras.ops.convert_to_numpy(each)).tolist() for name, each in variables.items()}
+    return {name: np.asarray(keras.ops.convert_to_numpy(variable)).tolist() for name, variable in variables.items()}
 
 
 def _differ(before: Any, now: Any) -> bool:
@@ -157,11 +157,11 @@ def _plain(value: Any, depth: int = 3) -> Any:
     if isinstance(value, tuple) and type(value) is not tuple:  # a subclass may not be constructed from its items
         return _OTHER
     if isinstance(value, dict):
-        parts = [_plain(each, depth - 1) for each in value.values()]
+        parts = [_plain(item, depth - 1) for item in value.values()]
         named = all(isinstance(key, str) for key in value)
-        return dict(zip(value, parts, strict=True)) if named and not any(each is _OTHER for each in parts) else _OTHER
-    parts = [_plain(each, depth - 1) for each in value]
-    return _OTHER if any(each is _OTHER for each in parts) else parts
+        return dict(zip(value, parts, strict=True)) if named and not any(item is _OTHER for item in parts) else _OTHER
+    parts = [_plain(item, depth - 1) for item in value]
+    return _OTHER if any(item is _OTHER for item in parts) else parts
 
 
 def _as_before(before: Any, value: Any) -> Any:
@@ -192,29 +192,29 @@ def _untracked(model: Any) -> tuple[dict[str, Any], dict[str, tuple[Values, str]
         roots.append((f"loss[{place}]", entry.loss))
     owners = [*model._flatten_layers(), *(entry.loss for entry in compiled_losses(model))]
     for base in dict.fromkeys(base for owner in owners for base in type(owner).__mro__ if not _of_a_library(base)):
-        functions = {name: each for name, each in vars(base).items() if isinstance(each, types.FunctionType)}
+        functions = {name: member for name, member in vars(base).items() if isinstance(member, types.FunctionType)}
         roots += [(f"{base.__qualname__}.{name}", functions[name]) for name in sorted(functions)]
-    found: dict[str, Any] = {}
+    functions_by_name: dict[str, Any] = {}
     numbers: dict[str, tuple[Values, str]] = {}
     seen: set[int] = set()
     level = roots
     for _ in range(_DEPTH):
         further: list[tuple[str, Any]] = []
-        for name, each in level:
-            if id(each) in seen or len(seen) > _MOST:
+        for name, item in level:
+            if id(item) in seen or len(seen) > _MOST:
                 continue
-            seen.add(id(each))
-            if isinstance(each, keras.Variable):
-                if id(each) not in known and int(np.prod(each.shape)) <= _LARGEST:
-                    found[name] = each
+            seen.add(id(item))
+            if isinstance(item, keras.Variable):
+                if id(item) not in known and int(np.prod(item.shape)) <= _LARGEST:
+                    functions_by_name[name] = item
                 continue
-            if isinstance(each, types.FunctionType) and not _of_a_library(each):
-                names = each.__globals__
-                held = [key for key in global_names(each) if type(names[key]) in _NUMBERS and key[:2] != "__"]
-                numbers |= {f"{each.__module__}.{key}": (names, key) for key in held}
-            further += [(f"{name}{part}", value) for part, value in _parts(each)]
+            if isinstance(item, types.FunctionType) and not _of_a_library(item):
+                names = item.__globals__
+                held = [key for key in global_names(item) if type(names[key]) in _NUMBERS and key[:2] != "__"]
+                numbers |= {f"{item.__module__}.{key}": (names, key) for key in held}
+            further += [(f"{name}{part}", value) for part, value in _parts(item)]
         level = further
-    return found, numbers
+    return functions_by_name, numbers
 
 
 def _parts(each: Any) -> Iterator[tuple[str, Any]]:

@@ -89,9 +89,9 @@ def build_model(model: Any, sample: Batch) -> None:
 
 def _labels(model: Any, y: Any) -> str:
     """Describe labels that do not fit a categorical or sparse categorical loss; "" if all labels fit."""
-    for loss, one in pairs(model.loss, y):
+    for loss, target in pairs(model.loss, y):
         name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
-        shape = np.shape(one)[1:]
+        shape = np.shape(target)[1:]
         if name == "categorical_crossentropy" and np.prod(shape) == 1:
             return (
                 "the labels are class numbers, and the loss categorical_crossentropy takes one-hot vectors: compile "
@@ -121,10 +121,10 @@ def pairs(losses: Any, targets: Any) -> list[tuple[Any, Any]]:
     if isinstance(losses, dict):
         return [(loss, targets[key]) for key, loss in losses.items() if isinstance(targets, dict) and key in targets]
     if isinstance(targets, dict):
-        return [(losses, one) for one in targets.values()]
+        return [(losses, target) for target in targets.values()]
     if isinstance(targets, (list, tuple)):
-        each = losses if isinstance(losses, (list, tuple)) else [losses] * len(targets)
-        return list(zip(each, targets, strict=False))
+        loss_list = losses if isinstance(losses, (list, tuple)) else [losses] * len(targets)
+        return list(zip(loss_list, targets, strict=False))
     return [(losses, targets)]
 
 

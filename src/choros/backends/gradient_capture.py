@@ -48,9 +48,11 @@ class Capture:
         refuse_other_optimizers(self._model)
         self._taken = self._refusal = None
         self._here = self._where()
-        own = vars(self._model.optimizer)
-        self._before = [own["apply"]] if "apply" in own else []  # set by ``hvd.DistributedOptimizer``, for example
-        own["apply"] = self._hook
+        attributes = vars(self._model.optimizer)
+        self._before = (
+            [attributes["apply"]] if "apply" in attributes else []
+        )  # set by ``hvd.DistributedOptimizer``, for example
+        attributes["apply"] = self._hook
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -107,14 +109,14 @@ class Capture:
 
     def _update(self, grads: list[Any]) -> None:
         """Run the real optimizer on these gradients, in the order of the trainable variables."""
-        own = vars(self._model.optimizer)
-        own.pop("apply")
+        attributes = vars(self._model.optimizer)
+        attributes.pop("apply")
         for before in self._before:
-            own["apply"] = before
+            attributes["apply"] = before
         try:
             self._model.optimizer.apply(grads, self._order)
         finally:
-            own["apply"] = self._hook
+            attributes["apply"] = self._hook
 
     def _refuse(self, why: str) -> NoReturn:
         self._refusal = InexactLossError(f"The train_step of {type(self._model).__name__} {self._model.name!r} {why}")

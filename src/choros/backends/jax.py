@@ -54,7 +54,9 @@ class JaxReplica(BaseReplica):
     def refresh(self) -> None:
         """Read the Keras model's variables again, if any was set since ``sync`` or ``finish``."""
         now = [v.value for part in self._variables for v in part]
-        if len(now) != len(self._left) or any(value is not left for value, left in zip(now, self._left, strict=True)):
+        if len(now) != len(self._left) or any(
+            value is not previous for value, previous in zip(now, self._left, strict=True)
+        ):
             self._built()
 
     def sync(self) -> None:
@@ -176,13 +178,13 @@ class JaxReplica(BaseReplica):
         return self._custom(logs)
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
-        kept = self.revocable or self.repeats  # a mark holds the arrays, so they must not be donated
-        differentiate = self._differentiate_kept if kept else self._differentiate
+        keep_arrays = self.revocable or self.repeats  # a mark holds the arrays, so they must not be donated
+        differentiate = self._differentiate_kept if keep_arrays else self._differentiate
         gradients, figures, others, metrics, logs = differentiate(*self._state, data)
         self._state[1], self._state[3] = others, metrics
         self._logs = logs
         read = np.asarray(figures)
-        self._after = read[3:].astype(np.float64) if kept and self._floats else None
+        self._after = read[3:].astype(np.float64) if keep_arrays and self._floats else None
         loss, weight, n = read[:3].tolist()
         return [np.asarray(g) for g in gradients], LossSample(loss, weight), n
 
@@ -224,9 +226,9 @@ class JaxReplica(BaseReplica):
         calls: list[int] = []
 
         def step(state: Any, data: Any, trained: Any, slots: Any) -> Any:
-            with _kept_gradients(self.model.optimizer, becomes=(trained, slots)) as kept:
+            with _kept_gradients(self.model.optimizer, becomes=(trained, slots)) as captured:
                 logs, (trained, others, slots, metrics) = self.model.train_step(state, data)
-            calls.append(len(kept))
+            calls.append(len(captured))
             return list(trained), list(slots), list(others), list(metrics), self._custom(logs) or {}
 
         updated = self._state[0], self._state[2]
@@ -237,7 +239,9 @@ class JaxReplica(BaseReplica):
         fresh = inputs[len(inputs) - count :]
         dependent = set(fresh)
         for equation in program.jaxpr.eqns:
-            if any(not hasattr(each, "val") and each in dependent for each in equation.invars):  # literals have a val
+            if any(
+                not hasattr(variable, "val") and variable in dependent for variable in equation.invars
+            ):  # literals have a val
                 dependent.update(equation.outvars)
         parts = (self._variables[0], self._variables[2], self._variables[1], self._variables[3])
         names = [variable.path for part in parts for variable in part]
@@ -253,17 +257,18 @@ class JaxReplica(BaseReplica):
     def _trace_gradients(self, trained: Any, others: Any, slots: Any, metrics: Any, data: Any) -> Any:
         refuse_other_optimizers(self.model)
         optimizer = self.model.optimizer
-        with self.weigher as weigher, _kept_gradients(optimizer) as kept:
+        with self.weigher as weigher, _kept_gradients(optimizer) as captured:
             state = (trained, others, slots, self._without_loss(metrics))
             logs, (_, others, _, seen) = self.model.train_step(state, data)
             n = weigher.divisor(_rows(data), data)
-        if len(kept) != 1:
+        if len(captured) != 1:
             raise InexactLossError(
-                f"train_step of {type(self.model).__name__} used model.optimizer {len(kept)} times: AllReduce needs "
+                f"train_step of {type(self.model).__name__} used model.optimizer {len(captured)} times: AllReduce "
+                f"needs "
                 "exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
             )
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
-        return kept[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
+        return captured[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
     def _trace_kept(self, *given: Any) -> Any:
         """Trace the gradients, and append the metric variables to the figures, so that the host reads one array."""
@@ -483,13 +488,15 @@ def _kept_gradients(
     Yields:
         A list, to which each call of the stand-in appends its gradients.
     """
-    kept: list[list[Any]] = []
-    own, plain = vars(optimizer), optimizer.stateless_apply
-    before = {name: own[name] for name in ("stateless_apply",) if name in own}  # set by ``hvd.DistributedOptimizer``
+    captured: list[list[Any]] = []
+    attributes, plain = vars(optimizer), optimizer.stateless_apply
+    before = {
+        name: attributes[name] for name in ("stateless_apply",) if name in attributes
+    }  # set by ``hvd.DistributedOptimizer``
     counter = next(i for i, variable in enumerate(optimizer.variables) if variable is step_counter(optimizer))
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
-        kept.append(list(grads))
+        captured.append(list(grads))
         if gives is not None:
             updated: tuple[Any, Any] = plain(optimizer_variables, gives, trainable_variables)
             return updated
@@ -501,9 +508,9 @@ def _kept_gradients(
             optimizer_variables[counter] += jnp.any(shifts != 0).astype(optimizer_variables[counter].dtype)
         return trainable_variables, optimizer_variables
 
-    own["stateless_apply"] = stateless_apply
+    attributes["stateless_apply"] = stateless_apply
     try:
-        yield kept
+        yield captured
     finally:
-        del own["stateless_apply"]
-        own.update(before)
+        del attributes["stateless_apply"]
+        attributes.update(before)

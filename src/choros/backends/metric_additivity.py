@@ -40,7 +40,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     if not foreign or sample.rows < 2:
         return []
     try:
-        whole, expected = _states(model, sample)
+        full_state, expected = _states(model, sample)
     except Exception as error:  # a model that can be trained may have no test step
         model.reset_metrics()
         if type(model).call is not keras.Model.call:  # without call() a model has no test step
@@ -51,20 +51,20 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
             )
         untried = [metric for metric in foreign if type(metric) is keras.metrics.Mean]
         return [place[id(v)] for metric in untried for v in metric.variables if id(v) in place]
-    found: list[int] = []
+    sample_rows: list[int] = []
     for metric in foreign:
         indices = [place[id(v)] for v in metric.variables if id(v) in place]
-        tried = any(whole[i].any() for i in indices)
+        tried = any(full_state[i].any() for i in indices)
         adds = tried and all(_near(value[i], sums[i]) for value, sums in expected for i in indices)
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
-        found += indices
+        sample_rows += indices
         why = "does not add up over parts of the data" if tried else "is updated by no test_step, so it was not tried"
         warn(
             f"The metric {metric.name!r} ({type(metric).__name__}) {why}: the logs show the mean of the workers' "
             f"values, weighted by their rows."
         )
-    return found
+    return sample_rows
 
 
 def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
@@ -122,8 +122,8 @@ def _foreign(metric: Any, model: Any) -> bool:
     if not type(metric).__module__.startswith("keras."):
         return True
     if type(metric) is keras.metrics.Mean:
-        kept = [model._loss_tracker, *getattr(model._compile_loss, "metrics", ())]
-        return metric.name != "loss" and all(metric is not own for own in kept)
+        internal = [model._loss_tracker, *getattr(model._compile_loss, "metrics", ())]
+        return metric.name != "loss" and all(metric is not internal_metric for internal_metric in internal)
     function = getattr(metric, "_fn", None)
     return function is not None and not str(function.__module__).startswith("keras.")
 
@@ -156,11 +156,11 @@ def _states(model: Any, sample: Batch) -> tuple[list[Array], list[tuple[list[Arr
     """
     half = sample.rows // 2
     parts = [np.arange(half), np.arange(half, sample.rows)]
-    whole, first, second = (_state(model, sample, rows) for rows in (np.arange(sample.rows), *parts))
-    pairs = [(whole, [one + other for one, other in zip(first, second, strict=True)])]
+    full_state, first, second = (_state(model, sample, rows) for rows in (np.arange(sample.rows), *parts))
+    pairs = [(full_state, [value + other for value, other in zip(first, second, strict=True)])]
     for rows, state in zip(parts, (first, second), strict=True):
         pairs.append((_state(model, sample, np.tile(rows, 2)), [2 * value for value in state]))
-    return whole, pairs
+    return full_state, pairs
 
 
 def _near(value: Array, expected: Array) -> bool:

@@ -105,7 +105,7 @@ class Metrics(ABC):
         if not self.averaged:
             return []
         place = {id(variable): index for index, variable in enumerate(self.metric_variables)}
-        single = [each for metric in self.model.metrics for each in single_metrics(metric)]
+        single = [part for metric in self.model.metrics for part in single_metrics(metric)]
         means = [metric for metric in single if isinstance(metric, keras.metrics.Mean)]
         pairs = [(place.get(id(metric.total), -1), place.get(id(metric.count), -1)) for metric in means]
         return [pair for pair in pairs if set(pair) <= set(self.averaged)]
@@ -129,7 +129,7 @@ class Metrics(ABC):
         """Return the logs of Keras at this point; ``loss`` is exact if batches were reduced or evaluated."""
         results = self._results()
         if self._logs is not None:
-            of_metrics = {name: results[name] for name, (_, own) in self._said.items() if not own}
+            of_metrics = {name: results[name] for name, (_, is_extra) in self._said.items() if not is_extra}
             results = {**self._logs, **of_metrics}
         figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
         return figures | {name: loss for name, loss in self._exact().items() if name in figures}
@@ -166,10 +166,10 @@ class Metrics(ABC):
         return self._peek(state)
 
     def _peek(self, state: Array) -> dict[str, Any]:
-        own = self.metric_state()
+        local_state = self.metric_state()
         self.set_metric_state(state)
         logs = self.metrics()
-        self.set_metric_state(own)
+        self.set_metric_state(local_state)
         return logs
 
     def _find_means(self, state: Array) -> dict[str, int]:

@@ -24,7 +24,7 @@ def held_optimizers(model: Any) -> dict[str, Any]:
     """
     compiled = model.optimizer
     seen = {id(compiled), id(getattr(compiled, "inner_optimizer", compiled))}
-    found: dict[str, Any] = {}
+    optimizers: dict[str, Any] = {}
     for layer in model._flatten_layers():
         if layer is not model and type(layer).__module__.partition(".")[0] == "keras":
             continue
@@ -33,9 +33,9 @@ def held_optimizers(model: Any) -> dict[str, Any]:
                 continue
             for place, optimizer in _optimizers(value, name if layer is model else f"{layer.name}.{name}", seen):
                 seen.add(id(getattr(optimizer, "inner_optimizer", optimizer)))
-                found[place] = optimizer
-    inner = {id(getattr(each, "inner_optimizer", None)) for each in found.values()}
-    return {place: each for place, each in found.items() if id(each) not in inner}
+                optimizers[place] = optimizer
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers.values()}
+    return {place: optimizer for place, optimizer in optimizers.items() if id(optimizer) not in inner}
 
 
 def _optimizers(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -46,13 +46,13 @@ def _optimizers(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, A
     elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
         seen.add(id(value))
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, each in list(items):
-            yield from _optimizers(each, f"{place}[{key!r}]", seen)
+        for key, item in list(items):
+            yield from _optimizers(item, f"{place}[{key!r}]", seen)
 
 
 def held_variables(model: Any) -> list[Any]:
     """Return the variables of the built held optimizers, without duplicates."""
-    variables = (v for each in held_optimizers(model).values() if each.built for v in each.variables)
+    variables = (v for optimizer in held_optimizers(model).values() if optimizer.built for v in optimizer.variables)
     return list({id(variable): variable for variable in variables}.values())
 
 
@@ -71,9 +71,11 @@ def model_variables(model: Any) -> list[Any]:
 def learning_rates(model: Any) -> list[Any]:
     """Return the learning rates of built held optimizers, if they are variables."""
     rates = [
-        getattr(getattr(each, "inner_optimizer", each), "learning_rate", None)  # a MultiOptimizer has no learning rate
-        for each in held_optimizers(model).values()
-        if each.built
+        getattr(
+            getattr(optimizer, "inner_optimizer", optimizer), "learning_rate", None
+        )  # a MultiOptimizer has no learning rate
+        for optimizer in held_optimizers(model).values()
+        if optimizer.built
     ]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
@@ -91,7 +93,7 @@ def build_held(model: Any, data: Any) -> None:
     Raises:
         InvalidInputError: the step fails. The message contains the name of the optimizer.
     """
-    unbuilt = [place for place, each in held_optimizers(model).items() if not each.built]
+    unbuilt = [place for place, optimizer in held_optimizers(model).items() if not optimizer.built]
     if not unbuilt or keras.backend.backend() == "jax":
         return
     variables = model_variables(model)
@@ -145,15 +147,15 @@ def _building(optimizer: Any) -> Callable[..., None]:
 @contextmanager
 def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
     """Temporarily replace an attribute in the ``__dict__`` of an object."""
-    mine = vars(thing)
-    before = [mine[name]] if name in mine else []
-    mine[name] = value
+    attributes = vars(thing)
+    before = [attributes[name]] if name in attributes else []
+    attributes[name] = value
     try:
         yield
     finally:
-        mine.pop(name, None)
-        for each in before:
-            mine[name] = each
+        attributes.pop(name, None)
+        for item in before:
+            attributes[name] = item
 
 
 def _eagerly() -> AbstractContextManager[None]:

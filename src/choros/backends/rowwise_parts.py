@@ -83,7 +83,7 @@ def flat(outputs: Any) -> bool:
     Args:
         outputs: nested tensors, symbolic tensors or arrays.
     """
-    return any(len(each.shape) < 2 for each in keras.tree.flatten(outputs) if each is not None)
+    return any(len(output.shape) < 2 for output in keras.tree.flatten(outputs) if output is not None)
 
 
 def flat_outputs(model: Any) -> bool | None:
@@ -103,7 +103,7 @@ def _masks(layer: Any) -> bool:
 
 def _operations(model: Any) -> list[Any]:
     layers = list(model._flatten_layers())
-    nested = [each for layer in layers for each in getattr(layer, "operations", None) or []]
+    nested = [operation for layer in layers for operation in getattr(layer, "operations", None) or []]
     return [layer for layer in layers if layer is not model] + nested
 
 
@@ -125,8 +125,8 @@ def _crosses_rows(layer: Any) -> bool:
         return True
     if _contracts_rows(getattr(layer, "equation", None)):
         return True
-    given = [getattr(layer, name, None) for name in AXES]
-    axes = {int(axis) for each in given if each is not None for axis in np.atleast_1d(each)}
+    axis_options = [getattr(layer, name, None) for name in AXES]
+    axes = {int(axis) for option in axis_options if option is not None for axis in np.atleast_1d(option)}
     if ranks:
         return any(axis % rank == 0 for axis in axes for rank in ranks if rank)
     return 0 in axes or any(axis < -1 for axis in axes)  # a layer inside another layer: its input rank is unknown

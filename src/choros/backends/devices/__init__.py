@@ -59,9 +59,10 @@ def logical_devices(count: int) -> list[str]:
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidInputError(f"{count!r} devices: give a whole number, 1 or more.")
-    if not _backend().logical(count) and (there := len(list_devices("cpu"))) < count:
+    if not _backend().logical(count) and (available := len(list_devices("cpu"))) < count:
         raise InvalidInputError(
-            f"The backend runs already, with {there} CPU devices: call logical_devices({count}) before the first model "
+            f"The backend runs already, with {available} CPU devices: call logical_devices({count}) before the "
+            f"first model "
             "or array is made."
         )
     return [f"cpu:{number}" for number in range(count)]
@@ -81,20 +82,24 @@ def choose_devices(devices: Devices | None) -> list[str]:
         if devices is not None and devices > 1:
             with contextlib.suppress(InvalidInputError):  # the error below lists the existing devices
                 logical_devices(devices)
-        there = list_devices()
-        count = len(there) if devices in (None, -1) else int(devices)
-        if isinstance(devices, bool) or not 0 <= count <= len(there):
-            more = f" Call choros.parallel.logical_devices({count}) first of all." if there[0].startswith("cpu") else ""
-            raise InvalidInputError(f"devices={devices!r}: there are {len(there)} ({', '.join(there)}).{more}")
-        return there[:count]
+        available = list_devices()
+        count = len(available) if devices in (None, -1) else int(devices)
+        if isinstance(devices, bool) or not 0 <= count <= len(available):
+            more = (
+                f" Call choros.parallel.logical_devices({count}) first of all."
+                if available[0].startswith("cpu")
+                else ""
+            )
+            raise InvalidInputError(f"devices={devices!r}: there are {len(available)} ({', '.join(available)}).{more}")
+        return available[:count]
     names = device_names(devices)
     for name in names:
         kind = name.partition(":")[0]
-        there = list_devices(kind) if kind in ("cpu", "gpu", "tpu") else []
-        if name not in there:
+        available = list_devices(kind) if kind in ("cpu", "gpu", "tpu") else []
+        if name not in available:
             more = f" Call choros.parallel.logical_devices({len(names)}) first of all." if kind == "cpu" else ""
             raise InvalidInputError(
-                f"There is no device {name!r}: {', '.join(there) or 'there are none of its kind'}.{more}"
+                f"There is no device {name!r}: {', '.join(available) or 'there are none of its kind'}.{more}"
             )
     if len(set(names)) < len(names):
         raise InvalidInputError(f"devices={names}: one is named twice.")
@@ -111,8 +116,8 @@ def scope(name: str) -> Any:
     """Return a context in which Keras creates tensors and computes on a device."""
     import keras
 
-    one = keras.backend.backend() == "torch" and name.startswith("cpu")  # PyTorch has one CPU device
-    return keras.device("cpu" if one else name)
+    is_torch_cpu = keras.backend.backend() == "torch" and name.startswith("cpu")  # PyTorch has one CPU device
+    return keras.device("cpu" if is_torch_cpu else name)
 
 
 def place_of(model: Any) -> str | None:

@@ -164,12 +164,16 @@ def _check_task(job: str, task: int, text: str) -> None:
     """Refuse the name of a device of another process. A process without a launcher may have any task."""
     place = Place.here()
     if place.launcher == "tf_config":
-        given = json.loads(os.environ["TF_CONFIG"])["task"]
-        here, matches = f"{given['type']} {given['index']}", (given["type"].lower(), int(given["index"])) == (job, task)
+        own_task = json.loads(os.environ["TF_CONFIG"])["task"]
+        this_task, matches = (
+            f"{own_task['type']} {own_task['index']}",
+            (own_task["type"].lower(), int(own_task["index"])) == (job, task),
+        )
     else:
-        here, matches = f"rank {place.rank}", job != "ps" and (place.size == 1 or task == place.rank)
+        this_task, matches = f"rank {place.rank}", job != "ps" and (place.size == 1 or task == place.rank)
     if not matches:
         raise InvalidInputError(
-            f"The device {text} is of another process; this one is {here}. Give the devices of this process, such as "
+            f"The device {text} is of another process; this one is {this_task}. Give the devices of this process, "
+            f"such as "
             "'/device:GPU:0'."
         )

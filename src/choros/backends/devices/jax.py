@@ -51,8 +51,8 @@ class MeshSharding:
 
     def of(self, value: Any) -> NamedSharding:
         """Return the sharding of a variable's value: the present one if it is on this mesh, else replicated."""
-        own = getattr(value, "sharding", None)
-        return own if isinstance(own, NamedSharding) and own.mesh == self.mesh else self.everywhere
+        sharding = getattr(value, "sharding", None)
+        return sharding if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh else self.everywhere
 
     def place(self, values: list[Any]) -> list[Any]:
         """Place the values of variables on the mesh."""
@@ -61,17 +61,17 @@ class MeshSharding:
     def scatter(self, array: Array) -> Any:
         """Place an array of a batch on the devices, sharded by rows; pad the last shards to equal length."""
         rows = len(array)
-        each = max(-(-rows // self.parts), 1)
-        if each * self.parts == rows:
+        part_rows = max(-(-rows // self.parts), 1)
+        if part_rows * self.parts == rows:
             return jax.device_put(array, self.divided)
 
         def part(index: tuple[slice, ...]) -> Array:
-            start, stop, _ = index[0].indices(each * self.parts)
-            mine = array[start:stop]
-            filling = np.zeros((stop - start - len(mine), *array.shape[1:]), array.dtype)
-            return np.concatenate([mine, filling]) if len(filling) else mine
+            start, stop, _ = index[0].indices(part_rows * self.parts)
+            block = array[start:stop]
+            filling = np.zeros((stop - start - len(block), *array.shape[1:]), array.dtype)
+            return np.concatenate([block, filling]) if len(filling) else block
 
-        return jax.make_array_from_callback((each * self.parts, *array.shape[1:]), self.divided, part)
+        return jax.make_array_from_callback((part_rows * self.parts, *array.shape[1:]), self.divided, part)
 
     def lay(self, data: tuple[Any, ...]) -> ShardedBatch:
         """Place a batch of host arrays on the devices."""
@@ -110,12 +110,12 @@ class ShardedBatch(tuple[Any, ...]):
 def device(name: str) -> Any:
     """Return this process's device with the given name, which must exist."""
     kind, _, number = name.partition(":")
-    return next(each for each in jax.local_devices(backend=kind) if each.id == int(number))
+    return next(device for device in jax.local_devices(backend=kind) if device.id == int(number))
 
 
 def devices_of(value: jax.Array) -> tuple[str, ...]:
     """Return the names of the devices that have an array, in the order of their numbers."""
-    return tuple(f"{each.platform}:{each.id}" for each in sorted(value.devices(), key=lambda each: each.id))
+    return tuple(f"{device.platform}:{device.id}" for device in sorted(value.devices(), key=lambda each: each.id))
 
 
 def device_of(value: jax.Array) -> str:
@@ -135,7 +135,7 @@ def row_shards(value: jax.Array, rows: int) -> tuple[RowShard, ...]:
 def names(kind: str | None) -> list[str]:
     """Return the names of this process's devices of a kind; by default those of JAX's default platform."""
     try:
-        return [f"{each.platform}:{each.id}" for each in jax.local_devices(backend=kind)]
+        return [f"{device.platform}:{device.id}" for device in jax.local_devices(backend=kind)]
     except RuntimeError:
         return []
 

@@ -117,7 +117,7 @@ class MirroredReplica:
 
         devices = self.crew.each(held)
         variables = [
-            HeldVariable(variable.path, tuple(variable.shape), tuple(each[place] for each in devices))
+            HeldVariable(variable.path, tuple(variable.shape), tuple(by_device[place] for by_device in devices))
             for place, variable in enumerate(model_variables(self.model))
         ]
         shards = []
@@ -172,10 +172,10 @@ class MirroredReplica:
             self.replicas[number].gradients(parts[number], self.slots[number])
 
         def add(number: int) -> None:
-            mine = share(len(out), number, len(self.slots))
-            np.copyto(out[mine], self.slots[0][mine])
+            bounds = share(len(out), number, len(self.slots))
+            np.copyto(out[bounds], self.slots[0][bounds])
             for slot in self.slots[1:]:
-                out[mine] += slot[mine]
+                out[bounds] += slot[bounds]
 
         self.crew.each(one)
         self.crew.each(add)
@@ -197,8 +197,8 @@ class MirroredReplica:
     def swap(self, mark: Any) -> Any:
         """Restore the state of a mark; return a mark of the state that it replaces."""
         held, rows, summary, alone = mark
-        left = self.crew.each(lambda number: self.replicas[number].swap(held[number]))
-        before = left, self.rows, self.summary, self.alone
+        previous = self.crew.each(lambda number: self.replicas[number].swap(held[number]))
+        before = previous, self.rows, self.summary, self.alone
         self.rows, self.summary, self.alone = rows.copy(), summary, alone
         return before
 
@@ -217,8 +217,8 @@ class MirroredReplica:
         """Return the outputs for each device's share in order; shares without rows are left out."""
         self._agree()
         parts = self._cut(batch)
-        found = self.crew.each(lambda number: self.replicas[number].predict(parts[number]))
-        return [piece for pieces in found for piece in pieces]
+        outputs = self.crew.each(lambda number: self.replicas[number].predict(parts[number]))
+        return [piece for pieces in outputs for piece in pieces]
 
     def _cut(self, batch: Batch) -> list[Batch]:
         if batch.packed is not None:
@@ -226,7 +226,7 @@ class MirroredReplica:
             return parts
         count = len(self.replicas)
         shares = [share(batch.rows, number, count) for number in range(count)]
-        return [cut(batch.x, batch.y, batch.sample_weight, batch.total, mine) for mine in shares]
+        return [cut(batch.x, batch.y, batch.sample_weight, batch.total, bounds) for bounds in shares]
 
     # Metrics: they add over devices as they do over ranks.
 
@@ -255,12 +255,12 @@ class MirroredReplica:
 
     def metrics(self) -> dict[str, Any]:
         """Return the logs of Keras at this point."""
-        state, own = self.metric_state(), self.crew.first(self.lead.metric_state)
+        state, lead_state = self.metric_state(), self.crew.first(self.lead.metric_state)
 
         def read() -> dict[str, Any]:
             self.lead.set_metric_state(state)
             logs: dict[str, Any] = self.lead.metrics()
-            self.lead.set_metric_state(own)
+            self.lead.set_metric_state(lead_state)
             return logs
 
         logs: dict[str, Any] = self.crew.first(read)
@@ -399,6 +399,6 @@ class MirroredReplica:
         """Set the moving statistics of all devices to their mean, weighted by the rows that each device trained."""
         if not self.others or not self.rows.any():
             return
-        found = np.empty((len(self.replicas), self.others), np.float64)
-        self.crew.each(lambda number: self.replicas[number].get_others(found[number]))
-        self.set_others((self.rows @ found / self.rows.sum()).astype(self.dtype))
+        stacked = np.empty((len(self.replicas), self.others), np.float64)
+        self.crew.each(lambda number: self.replicas[number].get_others(stacked[number]))
+        self.set_others((self.rows @ stacked / self.rows.sum()).astype(self.dtype))

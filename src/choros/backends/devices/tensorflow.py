@@ -9,10 +9,10 @@ import tensorflow as tf
 
 def names(kind: str | None) -> list[str]:
     """Return the names of the devices of a kind; by default GPUs, or the CPU if there are none."""
-    found = [] if kind == "cpu" else tf.config.list_logical_devices("GPU")
-    if not found and kind in (None, "cpu"):
-        found = tf.config.list_logical_devices("CPU")
-    return [f"{each.device_type.lower()}:{each.name.rpartition(':')[2]}" for each in found]
+    devices = [] if kind == "cpu" else tf.config.list_logical_devices("GPU")
+    if not devices and kind in (None, "cpu"):
+        devices = tf.config.list_logical_devices("CPU")
+    return [f"{device.device_type.lower()}:{device.name.rpartition(':')[2]}" for device in devices]
 
 
 def logical(count: int) -> bool:

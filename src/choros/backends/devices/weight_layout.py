@@ -61,8 +61,8 @@ def check_layout(layout: dict[str, Any], model: Any) -> None:
     sizes = dict(zip(layout["axes"], layout["shape"], strict=True))
     outputs = [f"{layer.path}/output" for layer in model._flatten_layers()]
     for pattern, axes in layout["rules"]:
-        found = [variable for variable in model.variables if re.search(pattern, variable.path)]
-        if not found and not any(re.search(pattern, path) for path in outputs):
+        matched = [variable for variable in model.variables if re.search(pattern, variable.path)]
+        if not matched and not any(re.search(pattern, path) for path in outputs):
             raise InvalidInputError(
                 f"The layout's pattern {pattern!r} matches no variable of {model.name!r}: they are "
                 f"{', '.join(variable.path for variable in model.variables[:8])} ..."
@@ -71,7 +71,7 @@ def check_layout(layout: dict[str, Any], model: Any) -> None:
             raise InvalidInputError(
                 f"The layout divides {pattern!r} along {unknown[0]!r}: the mesh has {', '.join(sizes)}."
             )
-        for variable in found:
+        for variable in matched:
             if len(axes) != len(variable.shape):
                 raise InvalidInputError(
                     f"The layout of {pattern!r} has {len(axes)} dimensions, and {variable.path} has the shape "
@@ -87,8 +87,8 @@ def check_layout(layout: dict[str, Any], model: Any) -> None:
 
 def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: Any) -> str:
     """Return a line of text about the devices of the workers and the division of weights and rows among them."""
-    each = f"{devices[0]} devices each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
-    line = f"{workers} worker{'s' if workers > 1 else ''}, {each}"
+    device_text = f"{devices[0]} devices each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
+    line = f"{workers} worker{'s' if workers > 1 else ''}, {device_text}"
     if layout is None:
         return f"{line}: every device has all weights, and its share of the worker's rows"
     mesh = ", ".join(f"{axis} {size}" for axis, size in zip(layout["axes"], layout["shape"], strict=True))
