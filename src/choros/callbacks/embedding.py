@@ -48,20 +48,20 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Find the layers, and write the projector's configuration."""
-        found = [layer for layer in self.model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+        layers = [layer for layer in self.model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
         wanted = self.embeddings_layer_names
-        self._layers = [layer for layer in found if wanted is None or layer.name in wanted]
-        if missing := set(wanted or ()) - {layer.name for layer in found}:
+        self._layers = [layer for layer in layers if wanted is None or layer.name in wanted]
+        if missing := set(wanted or ()) - {layer.name for layer in layers}:
             raise InvalidInputError(
                 f"There is no Embedding layer {', '.join(map(repr, sorted(missing)))}: there are "
-                f"{', '.join(repr(layer.name) for layer in found) or 'none'}."
+                f"{', '.join(repr(layer.name) for layer in layers) or 'none'}."
             )
         self.log_dir.mkdir(parents=True, exist_ok=True)
         lines = []
         for layer in self._layers:
             lines += ["embeddings {", f'  tensor_name: "{layer.name}"', f'  tensor_path: "{layer.name}.tsv"']
-            given = self.embeddings_metadata
-            path = given.get(layer.name) if isinstance(given, Mapping) else given
+            metadata = self.embeddings_metadata
+            path = metadata.get(layer.name) if isinstance(metadata, Mapping) else metadata
             if path is not None:
                 if not os.path.isfile(path):
                     raise InvalidInputError(f"The metadata of {layer.name!r}, {path}, is no file.")

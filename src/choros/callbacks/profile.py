@@ -87,9 +87,10 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         try:
             return call()
         except Exception as error:
-            who = (self.mine() or "this process").replace("-", " ")
+            process_name = (self.mine() or "this process").replace("-", " ")
             print(
-                f"choros: {who} could not {what} the profiler of {keras.backend.backend()}, so training continues "
+                f"choros: {process_name} could not {what} the profiler of {keras.backend.backend()}, so training "
+                f"continues "
                 f"without a profile: {type(error).__name__}: {error}",
                 file=sys.stderr,
                 flush=True,

@@ -58,9 +58,9 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, directory: str | os.PathLike[str], signals: Sequence[str] | None = None) -> None:
         super().__init__()
-        told = os.environ.get("CHOROS_STOP_SIGNALS", "SIGUSR2").split()
+        signal_names = os.environ.get("CHOROS_STOP_SIGNALS", "SIGUSR2").split()
         self.directory = Path(directory)
-        self.signals = tuple(told if signals is None else signals)
+        self.signals = tuple(signal_names if signals is None else signals)
         unknown = [name for name in self.signals if name not in signal.Signals.__members__]
         if unknown:
             raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGUSR2")
@@ -77,21 +77,21 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
     # -- for the code that runs a fit
     def point(self) -> tuple[int, int] | None:
         """Return the epoch and the batch at which to resume; None if nothing is saved."""
-        found = self._newest()
-        facts = json.loads((found / _FACTS).read_text()) if found else None
+        state_path = self._newest()
+        facts = json.loads((state_path / _FACTS).read_text()) if state_path else None
         return (facts["epoch"], facts["batch"]) if facts else None
 
     def restore(self, model: Any, batch: int = 0) -> None:
         """Load the saved state, if there is one, into a built model; training resumes at ``batch`` of the epoch."""
         self._loaded = True
-        found = self._newest()
-        if found is not None:
-            facts = json.loads((found / _FACTS).read_text())
+        state_path = self._newest()
+        if state_path is not None:
+            facts = json.loads((state_path / _FACTS).read_text())
             self._begun = (-1, 0) if batch else (facts["epoch"], facts["turns"])
-            keeper = keras.callbacks.BackupAndRestore(os.fspath(found), delete_checkpoint=False)
+            keeper = keras.callbacks.BackupAndRestore(os.fspath(state_path), delete_checkpoint=False)
             keeper.set_model(model)
             keeper.on_train_begin()
-            print(f"choros: resuming with epoch {facts['epoch'] + 1}, from {found}", file=sys.stderr, flush=True)
+            print(f"choros: resuming with epoch {facts['epoch'] + 1}, from {state_path}", file=sys.stderr, flush=True)
 
     def leave_if_asked(self) -> None:
         """End this turn if any rank has the request. Collective: every rank must call it.
