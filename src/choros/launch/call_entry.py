@@ -18,7 +18,7 @@ def main() -> int:
     Returns:
         The exit code: 0; 1 if the call raised; 130 if it was interrupted.
     """
-    call, answer = (int(each) for each in os.environ.pop("CHOROS_CALL").split(","))
+    call, answer = (int(number) for number in os.environ.pop("CHOROS_CALL").split(","))
     for fd in (call, answer):
         os.set_inheritable(fd, False)
     try:

@@ -53,11 +53,11 @@ def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
         parts = {f"the function {_name(func)}": func}
         parts |= {f"argument {number}, a {_type(value)},": value for number, value in enumerate(args)}
         parts |= {f"argument {name}, a {_type(value)},": value for name, value in kwargs.items()}
-        for what, part in parts.items():
+        for label, part in parts.items():
             try:
                 dumps(part)
             except Exception as cause:
-                raise NotSerializableError(f"{what} cannot be sent to the ranks: {brief(cause)}") from cause
+                raise NotSerializableError(f"{label} cannot be sent to the ranks: {brief(cause)}") from cause
         raise NotSerializableError(f"this call cannot be sent to the ranks: {brief(error)}") from error
 
 
@@ -108,8 +108,8 @@ def read_answer(fd: int) -> tuple[dict[str, Any], int]:
         return {}, 0
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:
         end = memory.find(b"\n") + 1
-        told: dict[str, Any] = json.loads(memory[:end]) if end else {}
-        return told, end
+        header: dict[str, Any] = json.loads(memory[:end]) if end else {}
+        return header, end
 
 
 def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:

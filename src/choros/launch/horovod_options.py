@@ -52,7 +52,7 @@ OPTIONS = (
     Option(("--num-nccl-streams",), 1, _ONE_MACHINE),
     Option(("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity"), 1, _ONE_VECTOR),
     Option(
-        tuple(f"--{no}{what}" for what in ("hierarchical-allreduce", "hierarchical-allgather") for no in ("", "no-")),
+        tuple(f"--{no}{level}" for level in ("hierarchical-allreduce", "hierarchical-allgather") for no in ("", "no-")),
         0,
         _ONE_MACHINE,
     ),
@@ -60,8 +60,8 @@ OPTIONS = (
     Option(("--autotune", "--no-autotune"), 0, "there is nothing to tune"),
     Option(
         tuple(
-            f"--autotune-{what}"
-            for what in (
+            f"--autotune-{name}"
+            for name in (
                 "log-file",
                 "warmup-samples",
                 "steps-per-sample",
@@ -132,11 +132,11 @@ def answers(keywords: Mapping[str, Any]) -> list[str]:
         ['ssh_port is ignored: nothing is started through ssh']
     """
     known = {name: option for option in (*OPTIONS, *_NOT_IN_PYTHON) for name in option.names}
-    found = []
+    ignored = []
     for keyword, value in keywords.items():
         option = known.get(_KEYWORDS.get(keyword, f"--{keyword.replace('_', '-')}"))
         if option is None:
             raise TypeError(f"choros.run() has no keyword {keyword!r}")
         if value is not None and value is not False:
-            found.append(option.answer(keyword))
-    return found
+            ignored.append(option.answer(keyword))
+    return ignored

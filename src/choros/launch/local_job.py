@@ -71,10 +71,10 @@ def check_outside(advice: str) -> None:
     Raises:
         InvalidInputError: this process is a rank of a job.
     """
-    here = Place.here()
-    if here.size > 1:
+    place = Place.here()
+    if place.size > 1:
         raise InvalidInputError(
-            f"this process is already rank {here.rank} of {here.size} (started by {here.launcher}): {advice}"
+            f"this process is already rank {place.rank} of {place.size} (started by {place.launcher}): {advice}"
         )
 
 
@@ -112,14 +112,14 @@ def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here:
         raise InvalidInputError("give the hosts or a host file, not both")
     if hosts is None and hostfile is None:
         return asked
-    given = slots_of(hosts, hostfile)
-    other = next((name for name, _ in given if not is_this_machine(name)), None)
+    listed_slots = slots_of(hosts, hostfile)
+    other = next((name for name, _ in listed_slots if not is_this_machine(name)), None)
     if other is not None and here:
         raise InvalidInputError(
             f"{other} is not this machine ({platform.node()}), and only the command `choros run` starts ranks on other "
             "hosts: give localhost:SLOTS, or write the call into a script"
         )
-    slots = sum(count for _, count in given)
+    slots = sum(count for _, count in listed_slots)
     if asked is not None and asked > slots:
         raise InvalidInputError(
             f"{asked} ranks were asked for, but the hosts have {slots} slot{'s' if slots > 1 else ''}"
@@ -158,7 +158,7 @@ def start(
     which, shares = part.share
     bindings = plan(max(size, shares), wish.threads, wish.bind)[which : which + size]
     # variables that the user exported have priority, unless wish.threads is set
-    keep = {} if wish.threads else dict(os.environ)
+    base_environment = {} if wish.threads else dict(os.environ)
     crowded = not bindings[0].cores or max(size, shares) * bindings[0].threads > len(usable_cores())
     from choros.comm.shm.group import SharedGroup
     from choros.comm.shm.group_header import abort, has_joined
@@ -166,7 +166,7 @@ def start(
     segment = SharedGroup.create(size)
     environment = [
         {
-            **variables(binding.threads, keep=keep, shared=crowded),
+            **variables(binding.threads, keep=base_environment, shared=crowded),
             **(wish.variables or {}),
             **horovod_place(rank, size, part),
             **({"CHOROS_SLOT": str(which)} if shares > 1 else {}),
@@ -184,8 +184,8 @@ def start(
         output = Output(size, wish.folder, wish.timestamps, part.first, part.total)
         for rank, binding in enumerate(bindings if verbose else ()):
             cores = ",".join(map(str, binding.cores)) or "any"
-            who = f"rank {part.first + rank} of {part.total}"
-            output.say(f"choros run: {who}: cores {cores}; threads {binding.threads}; {shlex.join(command)}")
+            rank_name = f"rank {part.first + rank} of {part.total}"
+            output.say(f"choros run: {rank_name}: cores {cores}; threads {binding.threads}; {shlex.join(command)}")
         return run_ranks(
             command,
             size,
@@ -231,7 +231,7 @@ def horovod_variables(
         >>> horovod_variables(stall_off=True, stall_warning=90.0)
         {'HOROVOD_STALL_CHECK_DISABLE': '1', 'HOROVOD_STALL_CHECK_TIME_SECONDS': '90'}
     """
-    found: dict[str, Any] = {
+    variables: dict[str, Any] = {
         "HOROVOD_START_TIMEOUT": start_timeout,
         "HOROVOD_TIMELINE": timeline,
         "HOROVOD_TIMELINE_MARK_CYCLES": mark_cycles,
@@ -239,7 +239,7 @@ def horovod_variables(
         "HOROVOD_STALL_CHECK_TIME_SECONDS": stall_warning,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_shutdown,  # Horovod's name
     }
-    return {name: _text(value) for name, value in found.items() if value is not None}
+    return {name: _text(value) for name, value in variables.items() if value is not None}
 
 
 def _text(value: Any) -> str:

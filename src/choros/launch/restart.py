@@ -32,8 +32,10 @@ def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobRes
         outcome = start({TURN: str(turn)} if restarts else {})
         if outcome.code in (0, AGAIN) or outcome.signal or turn == restarts:
             break
-        left = f"{restarts - turn - 1} restarts left"
+        remaining_text = f"{restarts - turn - 1} restarts left"
         print(
-            f"choros run: the job ended with code {outcome.code}: started again ({left})", file=sys.stderr, flush=True
+            f"choros run: the job ended with code {outcome.code}: started again ({remaining_text})",
+            file=sys.stderr,
+            flush=True,
         )
     return outcome

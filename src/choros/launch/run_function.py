@@ -139,12 +139,12 @@ def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
     if outcome.signal:
         signal.raise_signal(outcome.signal)  # the ranks have ended; now let the signal act on this process
         raise KeyboardInterrupt
-    told = [read_answer(fd) for fd in memories]
-    if outcome.code == 0 and all(answer.get("event") == "returned" for answer, _ in told):
-        return [read_value(fd, rank, *told[rank]) for rank, fd in enumerate(memories)]
+    answers = [read_answer(fd) for fd in memories]
+    if outcome.code == 0 and all(answer.get("event") == "returned" for answer, _ in answers):
+        return [read_value(fd, rank, *answers[rank]) for rank, fd in enumerate(memories)]
     if outcome.code != 0 and not outcome.failed:
         raise BrokenPipeError("the output of the ranks is not read any more, so the ranks were ended")
-    raise _failure(outcome, [answer for answer, _ in told])
+    raise _failure(outcome, [answer for answer, _ in answers])
 
 
 def _failure(outcome: JobResult, told: Sequence[dict[str, Any]]) -> WorkerFailedError:
@@ -161,5 +161,5 @@ def _failure(outcome: JobResult, told: Sequence[dict[str, Any]]) -> WorkerFailed
     if not outcome.failed:  # all ranks exited with 0, but some without a result
         silent = next(rank for rank, answer in enumerate(told) if answer.get("event") != "returned")
         events = [(silent, {"event": "died", "exit": 0, "host": platform.node()})]
-    rank, event = next((each for each in events if not is_echo(each[1])), events[0])
+    rank, event = next((candidate for candidate in events if not is_echo(candidate[1])), events[0])
     return failure(rank, len(told), event, what="rank")

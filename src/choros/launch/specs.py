@@ -133,11 +133,11 @@ class _Run:
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
         """Start ``choros run`` with ``module`` as the command."""
-        words = [sys.executable, "-m", "choros", "run", "-n", str(ranks), *self.options()]
-        words += ["--threads", str(how.threads)] if how.threads else []
-        words += [] if how.bind else ["--no-bind"]
-        words += ["--network", how.network] if how.network else []
-        return LaunchedJob([*words, "-m", module], {**os.environ, **python_variables(), **environ})
+        command = [sys.executable, "-m", "choros", "run", "-n", str(ranks), *self.options()]
+        command += ["--threads", str(how.threads)] if how.threads else []
+        command += [] if how.bind else ["--no-bind"]
+        command += ["--network", how.network] if how.network else []
+        return LaunchedJob([*command, "-m", module], {**os.environ, **python_variables(), **environ})
 
     @property
     def here(self) -> bool:
@@ -196,8 +196,8 @@ class Srun(_Run):
 
     def size(self) -> int | None:
         """Return the number of slots of the hosts, else ``SLURM_NTASKS``; None if both are missing."""
-        told = os.environ.get("SLURM_NTASKS", "")
-        return super().size() or (int(told) if told.isdecimal() else None)
+        tasks = os.environ.get("SLURM_NTASKS", "")
+        return super().size() or (int(tasks) if tasks.isdecimal() else None)
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
         """Check that SLURM answers, then start ``choros run``."""
@@ -241,8 +241,8 @@ def launcher_of(given: Any) -> Launcher | None:
         InvalidInputError: ``given`` is something else.
     """
     if given is None or (hasattr(given, "size") and (hasattr(given, "start") or hasattr(given, "executor"))):
-        found: Launcher | None = given
-        return found
+        launcher: Launcher | None = given
+        return launcher
     if isinstance(given, str) and given in _NAMED:
         module, name = _NAMED[given].split(":")
         made: Launcher = getattr(importlib.import_module(module), name)()

@@ -129,37 +129,39 @@ class Driver(RankSupervisor):
     def _failed(self, member: Member, how: str, remedy: str = "") -> None:
         seconds = self.black.bar(member.host)
         after = "no more" if seconds == float("inf") else f"none for {seconds:.1f} s"
-        left = sum(other.rank >= 0 for other in self.members.values() if other is not member)
-        rest = f"{left} ranks of its generation continue" if left and member.rank >= 0 else "it had no rank yet"
-        rest = rest if left or member.rank < 0 else "none of its generation is left"
+        survivors = sum(other.rank >= 0 for other in self.members.values() if other is not member)
+        rest = (
+            f"{survivors} ranks of its generation continue" if survivors and member.rank >= 0 else "it had no rank yet"
+        )
+        rest = rest if survivors or member.rank < 0 else "none of its generation is left"
         self.output.say(
             f"choros run: {self._name(member)} {how}; {rest}; new ranks on {member.host}: {after}"
             + (f". {remedy}" if remedy else "")
         )
 
     def _name(self, member: Member) -> str:
-        who = f"rank {member.rank}" if member.rank >= 0 else "a starting rank"
+        name = f"rank {member.rank}" if member.rank >= 0 else "a starting rank"
         pid = self.keeper.children[member.number].pid
-        return f"{who} (process {member.number}, pid {pid}, host {member.host})"
+        return f"{name} (process {member.number}, pid {pid}, host {member.host})"
 
     def _hear(self, number: int, head: dict[str, Any]) -> None:
         """Handle a message of a process."""
         member = self.members.get(number)
-        said = head.get("say")
+        kind = head.get("say")
         if member is None:
             return
         member.answered = member.sent
-        if said == "ask" and self._code is None and member.state != LEAVING:
+        if kind == "ask" and self._code is None and member.state != LEAVING:
             member.state, member.sync = READY, bool(head.get("sync", True))
             if member.rank >= 0 and head.get("lost"):
                 self._suspect(head.get("missing"))
                 self._break(f"{self._name(member)} has lost its connection to other ranks: {str(head['lost'])[:500]}")
-        elif said == "swap" and head.get("generation") == self.generation and self.running:
+        elif kind == "swap" and head.get("generation") == self.generation and self.running:
             self._swaps[number] = str(head.get("text"))
             among = ordered(m for m in self.members.values() if m.rank >= 0)
-            if all(each.number in self._swaps for each in among):
-                told = {"say": "swap", "generation": self.generation, "all": [self._swaps[m.number] for m in among]}
-                self._tell_all(told)
+            if all(other.number in self._swaps for other in among):
+                message = {"say": "swap", "generation": self.generation, "all": [self._swaps[m.number] for m in among]}
+                self._tell_all(message)
 
     def _suspect(self, ranks: Any) -> None:
         for member in self.members.values():
@@ -330,9 +332,9 @@ class Driver(RankSupervisor):
         self._swaps, self.failures = {}, []
         for member, place in zip(members, places(members), strict=True):
             member.rank, member.state, member.suspect = place["rank"], IN, False
-            told = {"say": "place", "generation": self.generation, "sync": sync, "near": self.terms.here, **place}
-            told["hosts"] = list(dict.fromkeys(each.machine or "localhost" for each in members))
-            self.desk.tell(member.number, told)
+            message = {"say": "place", "generation": self.generation, "sync": sync, "near": self.terms.here, **place}
+            message["hosts"] = list(dict.fromkeys(other.machine or "localhost" for other in members))
+            self.desk.tell(member.number, message)
         if self.generation > 1:
             among = ", ".join(f"rank {place}: process {m.number}" for place, m in enumerate(members[:16]))
             more = f" and {len(members) - 16} more" if len(members) > 16 else ""
@@ -342,18 +344,18 @@ class Driver(RankSupervisor):
         """Wait for more processes; end the job if too few can start, or after ``--elastic-timeout``."""
         self._short = self._short or now
         waited = now - self._short
-        what = f"{count} of the {least} ranks that it needs are ready"
+        shortage = f"{count} of the {least} ranks that it needs are ready"
         if not self.terms.script:
             possible = vacancies(slots, self._staying(), self.black.barred(ever=True), self.terms.most)
             if len(self._staying()) + len(possible) < least:
-                self._stop(self._last(), f"{what}; its hosts have no slot left{self._out()}")
+                self._stop(self._last(), f"{shortage}; its hosts have no slot left{self._out()}")
                 return
         if waited > self.terms.timeout:
             known = ", ".join(f"{host}:{n}" for host, n in slots) or "none"
             more = f"; the host discovery script {self.discovery.problem}" if self.discovery.problem else ""
             self._stop(
                 self._last(),
-                f"for {waited:.0f} s (--elastic-timeout) {what}; hosts: {known}{self._out()}{more}",
+                f"for {waited:.0f} s (--elastic-timeout) {shortage}; hosts: {known}{self._out()}{more}",
             )
 
     def _last(self) -> int:
@@ -403,8 +405,8 @@ def start_elastic(
     secret = secrets.token_bytes(32)
     address = LOOPBACK if terms.here else head_address(network, here=True)
     output = Output(0, wish.folder, wish.timestamps, total=terms.most or terms.first)
-    say = output.say if verbose else (lambda _: None)
-    starter = ProcessStarter(command, wish, secret, ssh, network, say)
+    report = output.say if verbose else (lambda _: None)
+    starter = ProcessStarter(command, wish, secret, ssh, network, report)
     driver = Driver(starter, terms, wish, output, lambda called: ControlServer(AuthListener(address, secret), called))
     with driver.signals():
         try:

@@ -37,17 +37,17 @@ def parse_found(text: str, each: int = 1) -> Slots:
         >>> parse_found("n1:4\n\nn2\n", each=2)
         (('n1', 4), ('n2', 2))
     """
-    found: dict[str, int] = {}
+    slots: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         pair = _LINE.fullmatch(line.strip())
         if pair is None:
             raise InvalidInputError(f"line {number} is {line.strip()[:80]!r}, not of the form host or host:slots")
-        if pair[1] in found:
+        if pair[1] in slots:
             raise InvalidInputError(f"line {number} names {pair[1]} a second time")
-        found[pair[1]] = each if pair[2] is None else int(pair[2])
-    return tuple((host, count) for host, count in found.items() if count)
+        slots[pair[1]] = each if pair[2] is None else int(pair[2])
+    return tuple((host, count) for host, count in slots.items() if count)
 
 
 def script_of(text: str) -> list[str]:
@@ -64,15 +64,15 @@ def script_of(text: str) -> list[str]:
         ['localhost:2']
     """
     try:
-        words = shlex.split(text)
+        command = shlex.split(text)
     except ValueError as error:
         raise InvalidInputError(f"--host-discovery-script {text!r} cannot be read: {error}") from None
-    program = shutil.which(words[0]) if words else None
+    program = shutil.which(command[0]) if command else None
     if program is None:
-        there = bool(words) and os.path.exists(words[0])
-        what = "may not be run: chmod +x it" if there else "is not there"
-        raise InvalidInputError(f"--host-discovery-script {text!r}: the program {what}")
-    return [os.path.abspath(program), *words[1:]]
+        exists = bool(command) and os.path.exists(command[0])
+        problem = "may not be run: chmod +x it" if exists else "is not there"
+        raise InvalidInputError(f"--host-discovery-script {text!r}: the program {problem}")
+    return [os.path.abspath(program), *command[1:]]
 
 
 class Discovery:
@@ -122,18 +122,22 @@ class Discovery:
     def _ask_on(self) -> None:
         while not self._over.is_set():
             try:
-                found, problem = parse_found(self._ask(), self._each), ""
+                slots, problem = parse_found(self._ask(), self._each), ""
             except (InvalidInputError, OSError, subprocess.TimeoutExpired) as error:
-                found, problem = self.slots or (), self._words(error)
+                slots, problem = self.slots or (), self._words(error)
             if self._over.is_set():
                 return
             if problem != self.problem:
-                kept = "the hosts that it named last are kept" if self.slots else "no hosts are known yet"
-                text = f"the host discovery script {problem}; {kept}" if problem else "the host discovery script works"
+                consequence = "the hosts that it named last are kept" if self.slots else "no hosts are known yet"
+                text = (
+                    f"the host discovery script {problem}; {consequence}"
+                    if problem
+                    else "the host discovery script works"
+                )
                 self._say(f"choros run: {text}")
                 self.problem = problem
-            if not problem and found != self.slots:
-                self.slots = found
+            if not problem and slots != self.slots:
+                self.slots = slots
                 self._changed()
             self._over.wait(_EVERY)
 

@@ -75,12 +75,12 @@ def surplus(slots: Slots, members: Iterable[Member]) -> list[Member]:
         >>> [member.number for member in surplus((("a", 1),), [first, second])]
         [0]
     """
-    left, found = dict(slots), []
+    free, chosen = dict(slots), []
     for member in ordered(members):
-        left[member.host] = left.get(member.host, 0) - 1
-        if left[member.host] < 0:
-            found.append(member)
-    return found
+        free[member.host] = free.get(member.host, 0) - 1
+        if free[member.host] < 0:
+            chosen.append(member)
+    return chosen
 
 
 def ordered(members: Iterable[Member]) -> list[Member]:

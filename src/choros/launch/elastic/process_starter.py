@@ -51,8 +51,10 @@ class ProcessStarter:
         made = Member(number, host, 0, began=now)
         taken = {other.slot for other in others if other.machine == made.machine}
         made.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        here = made.machine == ""
-        self._shares[made.machine] = sum(n for name, n in slots if (is_this_machine(name) if here else name == host))
+        is_local = made.machine == ""
+        self._shares[made.machine] = sum(
+            n for name, n in slots if (is_this_machine(name) if is_local else name == host)
+        )
         return made
 
     def prepare(self, member: Member, place: str, first: int) -> Prepared:
@@ -68,22 +70,22 @@ class ProcessStarter:
             after the start.
         """
         size = max(first, member.number + 1)
-        told = {"place": place, "member": member.number, "secret": self._secret.hex()}
-        own = {ELASTIC: json.dumps(told), "CHOROS_NETWORK": self._network, "CHOROS_RUN": self._run}
+        assignment = {"place": place, "member": member.number, "secret": self._secret.hex()}
+        job_variables = {ELASTIC: json.dumps(assignment), "CHOROS_NETWORK": self._network, "CHOROS_RUN": self._run}
         shares = max(self._shares[member.machine], member.slot + 1)
         if member.machine:
-            return self._far(member, size, own, shares)
+            return self._far(member, size, job_variables, shares)
         binding = plan(shares, self._wish.threads, self._wish.bind)[member.slot]
         crowded = not binding.cores or shares * binding.threads > len(usable_cores())
-        keep = {} if self._wish.threads else dict(os.environ)
+        base_environment = {} if self._wish.threads else dict(os.environ)
         part = HostShare(size)
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            **variables(binding.threads, keep=keep, shared=crowded),
+            **variables(binding.threads, keep=base_environment, shared=crowded),
             **(self._wish.variables or {}),
             **horovod_place(member.number, size, part),
-            **own,
+            **job_variables,
             **{f"CHOROS_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
             "CHOROS_SLOT": str(member.slot),
             **{f"CHOROS_LOCAL_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
@@ -97,15 +99,15 @@ class ProcessStarter:
 
     def _far(self, member: Member, size: int, own: dict[str, str], shares: int) -> Prepared:
         part = HostShare(size, member.number, nodes=2, share=(member.slot, shares))
-        given = {**own, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
+        agent_variables = {**own, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
         self._say(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
-        told = told_agent(
+        instructions = told_agent(
             member.host,
             self._ssh,
             replace(self._wish, size=1),
-            {**{k: v for k, v in asdict(part).items() if k != "on_failure"}, "variables": given},
+            {**{k: v for k, v in asdict(part).items() if k != "on_failure"}, "variables": agent_variables},
             self._command,
         )
-        fds = memory(json.dumps({**told, "announce": False}).encode()), memory(b"")
+        fds = memory(json.dumps({**instructions, "announce": False}).encode()), memory(b"")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CHOROS_AGENT": ",".join(map(str, fds))}
         return [sys.executable, "-m", "choros.launch.ssh.agent_client"], environment, (), fds

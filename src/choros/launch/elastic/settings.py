@@ -102,9 +102,9 @@ def terms_of(
         raise InvalidInputError(
             f"{first} ranks were asked for, but the hosts have {sum(count for _, count in slots)} slots"
         )
-    words = tuple(script_of(script)) if script is not None else ()
+    command = tuple(script_of(script)) if script is not None else ()
     terms = ElasticSettings(
-        first, least, most, words, slots, each or 1, resets=resets, cooldown=cooldown, pulse=_pulse()
+        first, least, most, command, slots, each or 1, resets=resets, cooldown=cooldown, pulse=_pulse()
     )
     return terms if timeout is None else replace(terms, timeout=timeout)
 

@@ -55,9 +55,9 @@ def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str
         mpi = [f"--mpi={PMI[own]}"] if own in PMI else []
         return [launcher, "--kill-on-bad-exit=1", "--label", *mpi, *many, "-n", str(size)]
     if "Open MPI" in said or "prte" in said.lower():
-        told = [word for name in names for word in ("-x", name)]
+        options = [option for name in names for option in ("-x", name)]
         where = ["--host", hosts] if hosts else []
-        return [launcher, "--oversubscribe", "--bind-to", "none", "--tag-output", *where, *told, "-n", str(size)]
+        return [launcher, "--oversubscribe", "--bind-to", "none", "--tag-output", *where, *options, "-n", str(size)]
     if "PALS" in said or "Cray" in said:
         where = ["--hosts", ",".join(host for host, _ in slots)] if slots else []
         return [launcher, "--label", "--cpu-bind", "none", *where, "-n", str(size)]
@@ -86,19 +86,21 @@ def start_under(
     from choros.cluster.hardware.network_address import head_address
     from choros.comm.tcp.auth_socket import AuthListener
 
-    program, said = find_launcher(launcher)
-    own = find_mpi() if Path(program).name == "srun" else ""
+    program, version = find_launcher(launcher)
+    mpi_name = find_mpi() if Path(program).name == "srun" else ""
     secret = secrets.token_bytes(32)
     with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
         head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
-        words = line(program, wish.size, slots, names, said, own)
-        if own == "mpich":
+        launcher_command = line(program, wish.size, slots, names, version, mpi_name)
+        if mpi_name == "mpich":
             environ = {**MPICH_UNDER_PMI2, **environ}
-        if "Open MPI" in said and os.geteuid() == 0:
+        if "Open MPI" in version and os.geteuid() == 0:
             environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        job = _Job([*words, sys.executable, "-m", "choros.launch.mpi.rank_wrapper", *command], environ, wish.grace)
+        job = _Job(
+            [*launcher_command, sys.executable, "-m", "choros.launch.mpi.rank_wrapper", *command], environ, wish.grace
+        )
         threading.Thread(target=job.listen_at, args=(door,), name="choros-head", daemon=True).start()
         return job.run()
 
@@ -183,20 +185,20 @@ def _find(launcher: str) -> str:
         raise InvalidInputError(
             f"--launcher {launcher} is none of ssh, {', '.join(LAUNCHERS)}, or a path of one of them"
         )
-    beside = Path(sys.executable).parent / launcher
-    if launcher != "srun" and beside.exists():
-        return str(beside)  # it belongs to the MPI of this environment
-    found = shutil.which(launcher)
-    if found is None:
+    sibling = Path(sys.executable).parent / launcher
+    if launcher != "srun" and sibling.exists():
+        return str(sibling)  # it belongs to the MPI of this environment
+    path = shutil.which(launcher)
+    if path is None:
         raise InvalidInputError(
             f"there is no {launcher} on PATH on {platform.node()}: load its module, or take ssh (-H)"
         )
-    return found
+    return path
 
 
 def _how(code: int) -> str:
     """Return the text on how a rank ended, from its code: above 128, a signal ended it."""
-    name = next((each.name for each in signal.Signals if each + 128 == code), "")
+    name = next((item.name for item in signal.Signals if item + 128 == code), "")
     cause, remedy = signalled(name)
     by = f": {name}" + (f" ({cause})" if cause else "") if name else ""
     return f"ended with code {code}{by}" + (f". {remedy}" if remedy else "")

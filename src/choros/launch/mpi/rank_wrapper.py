@@ -26,14 +26,14 @@ def settle(place: Place, bind: bool = True, threads: int | None = None) -> None:
         bind: bind to separate cores if the launcher has bound nothing. Defaults to True.
         threads: int or None. The number of threads. Defaults to None, the number of its cores.
     """
-    left = usable_cores()
-    free = len(left) == sum(map(len, physical_cores())) and place.local_size > 1
+    usable = usable_cores()
+    free = len(usable) == sum(map(len, physical_cores())) and place.local_size > 1
     bindings = plan(place.local_size, threads, bind and free)
-    mine = bindings[min(place.local_rank, len(bindings) - 1)]
-    if free and bind and mine.cores:
-        os.sched_setaffinity(0, mine.cores)
-    own = mine.threads if free else threads or max(1, len(left))
-    os.environ.update(variables(own, keep=dict(os.environ), shared=place.local_size > len(left)))
+    binding = bindings[min(place.local_rank, len(bindings) - 1)]
+    if free and bind and binding.cores:
+        os.sched_setaffinity(0, binding.cores)
+    threads_given = binding.threads if free else threads or max(1, len(usable))
+    os.environ.update(variables(threads_given, keep=dict(os.environ), shared=place.local_size > len(usable)))
 
 
 def main() -> int:
@@ -42,12 +42,12 @@ def main() -> int:
     Returns:
         The rank's exit code, or 128 plus the number of the signal that ended it.
     """
-    told = json.loads(os.environ[HEAD])
-    settle(Place.here(), told["bind"], told["threads"])
+    head = json.loads(os.environ[HEAD])
+    settle(Place.here(), head["bind"], head["threads"])
     program, *rest = sys.argv[1:]
     python = program == sys.executable and rest and (rest[0] == "-m" or not rest[0].startswith("-"))
-    own = [sys.executable, "-m", "choros.launch.mpi.script_wrapper", *rest] if python else sys.argv[1:]
-    rank = subprocess.Popen(own, close_fds=False, stdin=subprocess.DEVNULL)  # some launchers leave stdin open
+    command = [sys.executable, "-m", "choros.launch.mpi.script_wrapper", *rest] if python else sys.argv[1:]
+    rank = subprocess.Popen(command, close_fds=False, stdin=subprocess.DEVNULL)  # some launchers leave stdin open
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: rank.send_signal(number))
     code = rank.wait()

@@ -142,7 +142,7 @@ def failure(
     """
     host, peak = str(event.get("host", "")), int(event.get("peak_memory", 0))
     name, lines, output = str(event.get("signal", "")), str(event.get("traceback", "")), str(event.get("output", ""))
-    who = f"{what} {rank} of {size} (counted from 0) on host {host}"
+    rank_name = f"{what} {rank} of {size} (counted from 0) on host {host}"
     memory = f"peak memory {amount(peak)}" if peak else "peak memory unknown"
     if event.get("event") == "failed":
         kind, text = str(event.get("type", "an exception")), str(event.get("message", ""))
@@ -156,7 +156,7 @@ def failure(
     else:
         fate = f"ended with exit code {event.get('exit', -1)} before its work was done ({memory})"
         remedy = _DEFAULT_DIED
-    message = f"{who} {fate}"
+    message = f"{rank_name} {fate}"
     if lines:
         message += f"\n\nIts traceback:\n{lines.rstrip()}"
     if output.strip():

@@ -63,14 +63,14 @@ def pack(message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -
         except OSError as error:
             raise InvalidInputError(f"{fd} is not an open descriptor of this process: {error.strerror}") from None
     size = sum(view.nbytes for view in views)
-    for what, have, most in (
+    for kind, have, most in (
         ("bytes of JSON", len(text), MOST_HEAD),
         ("blobs", len(views), MOST_BLOBS),
         ("bytes in blobs", size, MOST_BYTES),
         ("descriptors", len(fds), MOST_FDS),
     ):
         if have > most:
-            raise InvalidInputError(f"a message may have {most} {what}, this one has {have}: send it in several")
+            raise InvalidInputError(f"a message may have {most} {kind}, this one has {have}: send it in several")
     head = b"".join(_LENGTH.pack(view.nbytes) for view in views) + text
     return PREFIX.pack(MAGIC, len(head), len(views), len(fds)) + head, views
 

@@ -71,10 +71,10 @@ def find(name: str) -> Callable[..., Any]:
     if not (module and colon and function):
         raise InvalidInputError(f"a call is named package.module:function, got {name!r}")
     with lean_keras_import():
-        found = getattr(importlib.import_module(module), function, None)
-    if not callable(found):
+        target = getattr(importlib.import_module(module), function, None)
+    if not callable(target):
         raise InvalidInputError(f"the module {module} has no function {function}")
-    return found  # type: ignore[no-any-return]
+    return target  # type: ignore[no-any-return]
 
 
 def _call(link: WorkerConnection, frame: Frame) -> Message | None:
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit code.
     """
-    fd, rank, size = (int(each) for each in argv)
+    fd, rank, size = (int(number) for number in argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C
     os.set_inheritable(fd, False)
     wire = UnixConnection(socket.socket(fileno=fd), "the caller")

@@ -65,11 +65,11 @@ class Output:
         if self._folder is None:
             return
         try:
-            own = Path(self._folder, f"rank.{self._first + rank:0{self._width}}")
-            own.mkdir(parents=True, exist_ok=True)
+            folder = Path(self._folder, f"rank.{self._first + rank:0{self._width}}")
+            folder.mkdir(parents=True, exist_ok=True)
             for kind in ("out", "err"):
                 self._files[rank, kind] = open(  # noqa: SIM115 - closed by ``close``
-                    own / f"std{kind}", "w", encoding="utf-8", errors="replace", buffering=1
+                    folder / f"std{kind}", "w", encoding="utf-8", errors="replace", buffering=1
                 )
         except OSError as error:
             self.close()

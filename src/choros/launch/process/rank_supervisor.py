@@ -98,16 +98,16 @@ def run(
     """
     if size < 1:
         raise InvalidInputError(f"a run has 1 rank or more, got {size}")
-    for what, given in (("environments", environment), ("bindings to cores", cores), ("lists of fds", own_fds)):
-        if given is not None and len(given) != size:
-            raise InvalidInputError(f"{len(given)} {what} were given for {size} ranks")
+    for kind, values in (("environments", environment), ("bindings to cores", cores), ("lists of fds", own_fds)):
+        if values is not None and len(values) != size:
+            raise InvalidInputError(f"{len(values)} {kind} were given for {size} ranks")
     token = secrets.token_hex(8)
     total = size if total is None else total
     ranks = RankSupervisor(grace, output or Output(size), announce, on_end, on_failure, (first, total))
     with ranks.signals():
         try:
             for rank in range(size):
-                own = {
+                variables = {
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
                     **(environment[rank] if environment else {}),
@@ -118,7 +118,7 @@ def run(
                     "CHOROS_RUN": token,
                 }
                 fds = (*pass_fds, *(own_fds[rank] if own_fds else ()))
-                ranks.start(rank, command, own, tuple(cores[rank]) if cores else (), fds)
+                ranks.start(rank, command, variables, tuple(cores[rank]) if cores else (), fds)
             return ranks.watch()
         finally:
             ranks.end()
@@ -209,17 +209,17 @@ class RankSupervisor:
         children = self.keeper.children
         while len(self.ended) < len(children):
             self._wait()
-            found = [
+            failures = [
                 (rank, ended)
                 for rank, child in enumerate(children)
                 if rank not in self.ended and (ended := child.check()) is not None
             ]
-            for rank, ended in found:
+            for rank, ended in failures:
                 self.ended[rank] = ended
                 self.keeper.pull(rank)
                 if self.on_end is not None:
                     self.on_end(rank)
-            self._judge(found)
+            self._judge(failures)
             if self._asked and not self._forwarded:
                 self._forwarded = True
                 self._finish(self._asked[0])
@@ -256,12 +256,16 @@ class RankSupervisor:
         self.failed = [(rank, ended, self.keeper.tail(rank)) for rank, ended in failed]
         rank, ended = failed[0]
         how, remedy = fate(ended)
-        left = len(self.keeper.children) - len(self.ended)
+        remaining = len(self.keeper.children) - len(self.ended)
         after = time.monotonic() - self._began
-        rest = f"; ending the {left} that are left" if left else ""
-        who = f"rank {self.first + rank} of {self.total} (pid {self.keeper.children[rank].pid}, host {platform.node()})"
+        rest = f"; ending the {remaining} that are left" if remaining else ""
+        rank_name = (
+            f"rank {self.first + rank} of {self.total} (pid {self.keeper.children[rank].pid}, host {platform.node()})"
+        )
         if self.announce:
-            self.output.say(f"choros run: {who} {how} after {after:.1f} s{rest}" + (f". {remedy}" if remedy else ""))
+            self.output.say(
+                f"choros run: {rank_name} {how} after {after:.1f} s{rest}" + (f". {remedy}" if remedy else "")
+            )
         if self.on_failure is not None:
             self.on_failure(ended)
         self._finish(signal.SIGTERM)

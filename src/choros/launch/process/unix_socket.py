@@ -59,8 +59,8 @@ class UnixConnection:
     @classmethod
     def pair(cls) -> tuple[UnixConnection, UnixConnection]:
         """Return two connections that are connected to each other."""
-        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return cls(left), cls(right)
+        left_end, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(left_end), cls(right)
 
     def fileno(self) -> int:
         """Return the socket's descriptor, to wait on; -1 when closed."""
@@ -125,10 +125,10 @@ class UnixConnection:
                     return self._frames.popleft()
                 if self._over:
                     raise PeerLostError(self._over)
-                left = None if limit is None else limit - time.monotonic()
-                if left is not None and left <= 0:
+                remaining = None if limit is None else limit - time.monotonic()
+                if remaining is not None and remaining <= 0:
                     raise CommTimeoutError(f"{self.peer} sent nothing for {timeout:g} s")
-                _wait(self._sock, select.POLLIN, left)
+                _wait(self._sock, select.POLLIN, remaining)
         finally:
             self._receiving.release()
 
@@ -173,15 +173,15 @@ class UnixConnection:
         """Wait until the socket is writable; meanwhile read incoming data, unless another thread does."""
         limit = time.monotonic() + stalled
         while True:
-            mine = self._receiving.acquire(blocking=False)
+            acquired = self._receiving.acquire(blocking=False)
             try:
-                reading = select.POLLIN if mine and not self._over else 0
-                left = min(0.05, limit - time.monotonic()) if not mine else limit - time.monotonic()
-                ready = _wait(self._sock, select.POLLOUT | reading, max(0.0, left))
-                if mine and ready & select.POLLIN:
+                reading = select.POLLIN if acquired and not self._over else 0
+                remaining = min(0.05, limit - time.monotonic()) if not acquired else limit - time.monotonic()
+                ready = _wait(self._sock, select.POLLOUT | reading, max(0.0, remaining))
+                if acquired and ready & select.POLLIN:
                     self._take_in()
             finally:
-                if mine:
+                if acquired:
                     self._receiving.release()
             if ready & ~select.POLLIN:
                 return
@@ -218,8 +218,8 @@ class UnixConnection:
                         got.frombytes(data[: len(data) - len(data) % got.itemsize])
                         self._fds += got
                 if count == 0:
-                    whole = self._stage == "prefix" and self._have == 0
-                    self._over = f"{self.peer} has closed the connection" + ("" if whole else " in mid-message")
+                    at_start = self._stage == "prefix" and self._have == 0
+                    self._over = f"{self.peer} has closed the connection" + ("" if at_start else " in mid-message")
                     return
                 self._have += count
             self._advance()

@@ -101,8 +101,8 @@ class AprunLine:
     @property
     def nodes(self) -> int | None:
         """The number of nodes; None if ``-N`` is not given, or a number is an expression of the shell."""
-        ranks, each = _number(self.ranks), _number(self.ranks_per_node)
-        return -(-ranks // each) if ranks and each else None
+        ranks, per_node = _number(self.ranks), _number(self.ranks_per_node)
+        return -(-ranks // per_node) if ranks and per_node else None
 
 
 def _number(text: str) -> int | None:
@@ -140,15 +140,15 @@ def split_words(
     Returns:
         The options with their values, "" for a flag; and the words that are left.
     """
-    left, options = list(words), list[tuple[str, str]]()
-    while left and left[0].startswith("-") and left[0] not in ends:
-        name, equal, value = left.pop(0).partition("=")
+    remaining, options = list(words), list[tuple[str, str]]()
+    while remaining and remaining[0].startswith("-") and remaining[0] not in ends:
+        name, equal, value = remaining.pop(0).partition("=")
         if not name.startswith("--") and is_glued(name):
             name, value, equal = name[:2], f"{name[2:]}{equal}{value}", "="
-        if not equal and name not in flags and left:
-            value = left.pop(0)
+        if not equal and name not in flags and remaining:
+            value = remaining.pop(0)
         options.append((name, value))
-    return options, left
+    return options, remaining
 
 
 def read_options(given: Sequence[tuple[str, str]]) -> AprunLine:
@@ -195,12 +195,16 @@ def _notes(line: AprunLine) -> list[str]:
         for text in line.environment
         if _EXPRESSION.fullmatch(text)
     ]
-    depth, each = _number(line.depth), _number(line.threads_per_core)
-    if depth and each and depth % each:
-        notes.append(f"-d {depth} -j {each}: the last core is used in part; choros submit gives each rank whole cores")
-    ranks, there = _number(line.ranks), _number(line.ranks_per_node)
-    if ranks and there and ranks % there:
-        notes.append(f"-n {ranks} -N {there}: choros submit fills all nodes, with {-(-ranks // there) * there} ranks")
+    depth, per_core = _number(line.depth), _number(line.threads_per_core)
+    if depth and per_core and depth % per_core:
+        notes.append(
+            f"-d {depth} -j {per_core}: the last core is used in part; choros submit gives each rank whole cores"
+        )
+    ranks, per_node = _number(line.ranks), _number(line.ranks_per_node)
+    if ranks and per_node and ranks % per_node:
+        notes.append(
+            f"-n {ranks} -N {per_node}: choros submit fills all nodes, with {-(-ranks // per_node) * per_node} ranks"
+        )
     return notes
 
 
@@ -215,11 +219,11 @@ def mpiexec_command(line: AprunLine, command: Sequence[str]) -> str:
         >>> mpiexec_command(AprunLine("128", "64", "2", environment=("A=1",)), ["python", "a.py"])
         'mpiexec -n 128 --ppn 64 --depth 2 --cpu-bind depth --env A=1 python a.py'
     """
-    words = ["mpiexec", "-n", line.ranks, *(["--ppn", line.ranks_per_node] if line.ranks_per_node else [])]
+    mpiexec = ["mpiexec", "-n", line.ranks, *(["--ppn", line.ranks_per_node] if line.ranks_per_node else [])]
     binding = f"list:{line.binding}" if ":" in line.binding else _BINDINGS.get(line.binding, "depth")
-    words += ["--depth", line.depth, "--cpu-bind", binding]
-    words += [word for text in line.environment for word in ("--env", text)]
-    return " ".join(map(shell_word, (*words, *command)))
+    mpiexec += ["--depth", line.depth, "--cpu-bind", binding]
+    mpiexec += [option for text in line.environment for option in ("--env", text)]
+    return " ".join(map(shell_word, (*mpiexec, *command)))
 
 
 def submit_options(line: AprunLine) -> list[str]:
@@ -232,12 +236,12 @@ def submit_options(line: AprunLine) -> list[str]:
         >>> submit_options(AprunLine("128", "64", "4", "2"))
         ['--ranks-per-node', '64', '--cores', '2', '--threads-per-core', '2']
     """
-    depth, each = _number(line.depth), _number(line.threads_per_core) or 1
-    words = ["--ranks-per-node", line.ranks_per_node if _number(line.ranks_per_node) else "RANKS_PER_NODE"]
-    words += ["--cores", str(-(-depth // each)) if depth else "CORES"]
-    words += ["--threads-per-core", str(each)] if each > 1 else []
+    depth, per_core = _number(line.depth), _number(line.threads_per_core) or 1
+    options = ["--ranks-per-node", line.ranks_per_node if _number(line.ranks_per_node) else "RANKS_PER_NODE"]
+    options += ["--cores", str(-(-depth // per_core)) if depth else "CORES"]
+    options += ["--threads-per-core", str(per_core)] if per_core > 1 else []
     literal = (text for text in line.environment if not _EXPRESSION.fullmatch(text))
-    return words + [word for text in literal for word in ("--env", text)]
+    return options + [option for text in literal for option in ("--env", text)]
 
 
 def shell_word(text: str) -> str:
@@ -278,8 +282,8 @@ def translation(given: Sequence[tuple[str, str]], target: Sequence[str], module:
         mpiexec -n 8 --ppn 4 --depth 1 --cpu-bind depth python train.py
     """
     line = read_options(given)
-    words = list(target[1:] if target[:1] == ["--"] else target) or ["SCRIPT.py"]
-    script = ["-m", *words] if module else submitted_target(words)
+    command = list(target[1:] if target[:1] == ["--"] else target) or ["SCRIPT.py"]
+    script = ["-m", *command] if module else submitted_target(command)
     python = module or (script and script[0].endswith(".py"))
     where = f"inside a job of {line.nodes} node{'s' * (line.nodes != 1)}" if line.nodes else "inside a job"
     submit = ["choros", "submit", "--on", "pbs", "--mpi", "pals", "--nodes", str(line.nodes or "NODES")]
@@ -288,7 +292,7 @@ def translation(given: Sequence[tuple[str, str]], target: Sequence[str], module:
     notes += line.notes
     text = [
         f"{GONE}, which is, {where}:",
-        f"    {mpiexec_command(line, ['python', *script] if python else words)}",
+        f"    {mpiexec_command(line, ['python', *script] if python else command)}",
         "A job with it is written and submitted (or only printed: --dry-run) by",
         f"    {shlex.join([*submit, *submit_options(line), *script])}",
         "with --site polaris or --site aurora instead of --on pbs --mpi pals on these machines.",

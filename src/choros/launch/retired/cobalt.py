@@ -96,16 +96,16 @@ def translation(words: Sequence[str]) -> str:
     options = [
         (name, value) for name, value in more if name in _REPEATABLE or _ALIKE.get(name, name) not in named
     ] + options
-    translated = [word for name, value in options for word in _translated(name, value, notes)]
+    translated = [option for name, value in options for option in _translated(name, value, notes)]
     site = [] if any(name == "--site" for name, _ in options) else ["--on", "pbs", "--mpi", "pals"]
     line = shlex.join(["choros", "submit", *site, *translated, *written, *(target or ["SCRIPT.py"])])
-    there = (
+    file_systems = (
         "" if "filesystems=" in line else ", and there with -o '-l filesystems=home:eagle' (those that the job uses)"
     )
     text = [
         "Cobalt was the scheduler of Theta, which is retired. Polaris and Aurora have PBS; the same job for it:",
         f"    {line}",
-        *([f"with --site polaris or --site aurora instead of --on pbs --mpi pals{there}."] if site else []),
+        *([f"with --site polaris or --site aurora instead of --on pbs --mpi pals{file_systems}."] if site else []),
         "Queues and modules have other names there than on Theta.",
         *(f"Not translated: {note}." for note in notes),
         PAGE,
@@ -119,7 +119,7 @@ def _translated(name: str, value: str, notes: list[str]) -> list[str]:
     if name == "--time" and value.isdecimal():
         return [name, f"{value}m"]  # a bare number is minutes to Cobalt, and seconds to PBS
     if name == "--env":  # A=1:B=2 is two variables
-        return [word for text in re.split(r":(?=[A-Za-z_]\w*=)", value) for word in ("--env", text)]
+        return [option for text in re.split(r":(?=[A-Za-z_]\w*=)", value) for option in ("--env", text)]
     if name == "--mode":
         ranks = re.fullmatch(r"c(\d+)", value)
         return ["--ranks-per-node", ranks[1]] if ranks else []  # "script" is what choros submit always writes
@@ -144,7 +144,7 @@ def _attributes(value: str, notes: list[str]) -> list[str]:
     others = [part for part in parts if not part.startswith("filesystems=")]
     if others:
         notes.append(f"--attrs {':'.join(others)}: that is of Theta's nodes; PBS has -o '-l select=...'")
-    return [word for names in systems for word in ("-o", f"-l filesystems={names}")]
+    return [option for names in systems for option in ("-o", f"-l filesystems={names}")]
 
 
 def _read_script(target: Sequence[str], notes: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str]]:
@@ -155,13 +155,13 @@ def _read_script(target: Sequence[str], notes: list[str]) -> tuple[list[tuple[st
     except (OSError, UnicodeDecodeError):
         text = ""
     lines = [line.strip() for line in re.sub(r"\\\n", " ", text).splitlines()]
-    given = [line.removeprefix("#COBALT") for line in lines if line.startswith("#COBALT")]
+    directives = [line.removeprefix("#COBALT") for line in lines if line.startswith("#COBALT")]
     runs = [line for line in lines if line.startswith("aprun ")]
-    if not given and not runs:
+    if not directives and not runs:
         return [], [], list(target)
-    options = [pair for line in given for pair in split_options(_words(line))[0]]
+    options = [pair for line in directives for pair in split_options(_words(line))[0]]
     written = [
-        word for line in lines if line.startswith(("module ", "source ", "conda ")) for word in ("--setup", line)
+        option for line in lines if line.startswith(("module ", "source ", "conda ")) for option in ("--setup", line)
     ]
     if not runs:
         notes.append(f"{path}: it has no aprun; give its program")

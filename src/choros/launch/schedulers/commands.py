@@ -39,11 +39,11 @@ def find_scheduler(name: str = "") -> Scheduler:
         if name not in SCHEDULERS:
             raise InvalidInputError(f"--on {name} is none of {', '.join(SCHEDULERS)}")
         return SCHEDULERS[name]
-    found = [one for one in SCHEDULERS.values() if not one.attached]
-    for one in found:
-        if shutil.which(one.program) and (not one.beside or shutil.which(one.beside)):
-            return one
-    programs = ", ".join(dict.fromkeys(one.program for one in found))
+    schedulers = [scheduler for scheduler in SCHEDULERS.values() if not scheduler.attached]
+    for scheduler in schedulers:
+        if shutil.which(scheduler.program) and (not scheduler.beside or shutil.which(scheduler.beside)):
+            return scheduler
+    programs = ", ".join(dict.fromkeys(scheduler.program for scheduler in schedulers))
     raise InvalidInputError(
         f"no scheduler is here (looked on PATH for {programs}): name it by --on {'|'.join(SCHEDULERS)}"
     )
@@ -73,8 +73,8 @@ def job_status(scheduler: Scheduler, job: str) -> str:
     Raises:
         InvalidInputError: the scheduler does not know the job.
     """
-    said = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} does not report job {job}")
-    return scheduler.tell(said) if scheduler.tell else said.rstrip()
+    output = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} does not report job {job}")
+    return scheduler.tell(output) if scheduler.tell else output.rstrip()
 
 
 def cancel_job(scheduler: Scheduler, job: str) -> bool:
@@ -86,8 +86,8 @@ def cancel_job(scheduler: Scheduler, job: str) -> bool:
     Raises:
         InvalidInputError: the scheduler does not know the job, or refuses.
     """
-    said, _ = _ask(scheduler, _checked(job))
-    if said.strip() and scheduler.ended(said):
+    output, _ = _ask(scheduler, _checked(job))
+    if output.strip() and scheduler.ended(output):
         return False
     _call(scheduler, scheduler.cancel(job), f"{scheduler.name} did not cancel job {job}")
     return True
@@ -111,9 +111,9 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         return
     position = 0
     while True:
-        said, silent = _ask(scheduler, job)
-        over = scheduler.ended(said)  # query before reading, so that the last read includes all output
-        path = _log_file(scheduler, job, said)
+        output, silent = _ask(scheduler, job)
+        over = scheduler.ended(output)  # query before reading, so that the last read includes all output
+        path = _log_file(scheduler, job, output)
         if path:
             with open(path, encoding="utf-8", errors="replace") as file:
                 file.seek(position)
@@ -153,7 +153,7 @@ def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
 
 def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO | None = None) -> str:
     """Run a command, and return its output; with ``out``, also write each line there at once."""
-    said: list[str] = []
+    lines: list[str] = []
     with tempfile.TemporaryFile("w+") as errors:
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -163,17 +163,17 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
             ) from None
         with process:
             for line in process.stdout or ():
-                said.append(line)
+                lines.append(line)
                 if out is not None:
                     out.write(line)
                     out.flush()
         errors.seek(0)
-        text = errors.read().strip() or "".join(said[-5:]).strip()
-    if process.returncode and any(words in text for words in scheduler.silent):
+        text = errors.read().strip() or "".join(lines[-5:]).strip()
+    if process.returncode and any(phrase in text for phrase in scheduler.silent):
         raise _NoAnswer(
             f"no {scheduler.name} answers here: give --on and the scheduler that is meant "
             f"({', '.join(SCHEDULERS)}), or go to a machine of its cluster. {command[0]} said: {text}"
         )
     if process.returncode:
         raise InvalidInputError(f"{failed}: {text or f'code {process.returncode}'}")
-    return "".join(said)
+    return "".join(lines)

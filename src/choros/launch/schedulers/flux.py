@@ -31,12 +31,14 @@ def script(job: Job) -> str:
         ],
         "# flux:",
     )
-    words = ["flux", "run", "--label-io", f"--nodes={job.nodes}", f"--ntasks={job.size}"]
-    words += [f"--cores-per-task={job.cores}", *([f"--gpus-per-task={job.gpus}"] if job.gpus else [])]
-    words += ["-o", "cpu-affinity=per-task", *(["-o", "gpu-affinity=per-task"] if job.gpus else []), *job.site.launch]
-    line = f"{shlex.join(words)} {rank_command(job, 'flux')}"
-    again = f'cd "$begun_in" && flux --parent batch {shlex.quote(job.script)}'  # --setup may have changed the directory
-    lines += ["begun_in=$PWD", *body(job, line, again, "$(flux getattr jobid)")]
+    command = ["flux", "run", "--label-io", f"--nodes={job.nodes}", f"--ntasks={job.size}"]
+    command += [f"--cores-per-task={job.cores}", *([f"--gpus-per-task={job.gpus}"] if job.gpus else [])]
+    command += ["-o", "cpu-affinity=per-task", *(["-o", "gpu-affinity=per-task"] if job.gpus else []), *job.site.launch]
+    line = f"{shlex.join(command)} {rank_command(job, 'flux')}"
+    resubmit = (
+        f'cd "$begun_in" && flux --parent batch {shlex.quote(job.script)}'  # --setup may have changed the directory
+    )
+    lines += ["begun_in=$PWD", *body(job, line, resubmit, "$(flux getattr jobid)")]
     return "\n".join(lines) + "\n"
 
 

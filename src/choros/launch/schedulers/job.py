@@ -138,13 +138,14 @@ class Job:
 
     def _check_site(self) -> None:
         site = self.site
-        for node, (what, have) in {
+        for node, (label, have) in {
             "cores": (self.ranks_per_node * self.cores, site.cores_per_node),
             "GPUs": (self.ranks_per_node * self.gpus, site.gpus_per_node),
         }.items():
-            if have and what > have:
+            if have and label > have:
                 raise InvalidInputError(
-                    f"{self.ranks_per_node} ranks a node would need {what} {node}, and a node of {site.name} has {have}"
+                    f"{self.ranks_per_node} ranks a node would need {label} {node}, and a node of {site.name} has "
+                    f"{have}"
                 )
         if site.needs_account and not self.account:
             raise InvalidInputError(f"{site.name} refuses a job without an account: give --account PROJECT")
@@ -169,9 +170,9 @@ class Job:
 
     def exports(self) -> dict[str, str]:
         """Return the environment variables to export for the ranks: threads, the site's, the user's."""
-        given = dict(self.env)
-        told = {"CHOROS_SUBMIT_CPU": self.features} if self.features else {}
-        return {**variables(self.threads, keep=given), **dict(self.site.environment), **told, **given}
+        environment = dict(self.env)
+        features = {"CHOROS_SUBMIT_CPU": self.features} if self.features else {}
+        return {**variables(self.threads, keep=environment), **dict(self.site.environment), **features, **environment}
 
 
 def parse_time(text: str) -> int:
@@ -188,8 +189,8 @@ def parse_time(text: str) -> int:
         >>> parse_time("1:30:00"), parse_time("90m"), parse_time("1-00:00:00")
         (5400, 5400, 86400)
     """
-    found = _CLOCK.fullmatch(text) or _UNITS.fullmatch(text)
-    parts = [int(part or 0) for part in found.groups()] if found else [0]
+    match = _CLOCK.fullmatch(text) or _UNITS.fullmatch(text)
+    parts = [int(part or 0) for part in match.groups()] if match else [0]
     seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not seconds:
         raise InvalidInputError(f"--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got {text!r}")

@@ -33,8 +33,8 @@ def script(job: Job) -> str:
     """
     _check(job)
     made = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}[job.kind](job)
-    whole = {"apiVersion": "v1", "kind": "List", "items": [*_secret(job), *made]}
-    return json.dumps(whole if len(whole["items"]) > 1 else made[0], indent=2) + "\n"
+    manifest = {"apiVersion": "v1", "kind": "List", "items": [*_secret(job), *made]}
+    return json.dumps(manifest if len(manifest["items"]) > 1 else made[0], indent=2) + "\n"
 
 
 def _secret(job: Job) -> list[dict[str, Any]]:
@@ -89,10 +89,12 @@ def _command(job: Job) -> list[str]:
 
 
 def _environment(job: Job) -> list[dict[str, Any]]:
-    told = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # Kubernetes sends it before it removes a pod
+    variables = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # Kubernetes sends it before it removes a pod
     if pods(job) > 1:
-        told |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first(job)}:{PORT}"}
-    plain: list[dict[str, Any]] = [{"name": k, "value": _as_it_is(v)} for k, v in {**job.exports(), **told}.items()]
+        variables |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first(job)}:{PORT}"}
+    plain: list[dict[str, Any]] = [
+        {"name": k, "value": _as_it_is(v)} for k, v in {**job.exports(), **variables}.items()
+    ]
     source = {"secretKeyRef": {"name": f"{_name(job)}-secret", "key": "secret"}}
     return [*plain, {"name": "CHOROS_SECRET", "valueFrom": source}] if pods(job) > 1 else plain
 
@@ -188,9 +190,9 @@ def _cancel(job: str) -> list[str]:
 
 def _logs(job: str, on: bool) -> list[str]:
     name = job.rpartition("/")[2]
-    words = ["kubectl", "logs", "--prefix", "--tail=-1", "--max-log-requests=100"]
+    command = ["kubectl", "logs", "--prefix", "--tail=-1", "--max-log-requests=100"]
     label = "choros-job" if job.startswith("job.") else "jobset.sigs.k8s.io/jobset-name"
-    return [*words, *(["--follow"] if on else []), "--selector", f"{label}={name}"]
+    return [*command, *(["--follow"] if on else []), "--selector", f"{label}={name}"]
 
 
 KUBERNETES = Scheduler(

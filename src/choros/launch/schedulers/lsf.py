@@ -50,9 +50,9 @@ def _room(job: Job) -> list[str]:
 
 
 def _jsrun(job: Job) -> str:
-    words = ["jsrun", "-n", str(job.size), "-r", str(job.ranks_per_node), "-a", "1", "-c", str(job.cores)]
-    words += ["-g", str(job.gpus)] if job.gpus else []
-    return f"{shlex.join([*words, '-b', 'rs', *job.site.launch])} {rank_command(job, 'jsrun')}"
+    command = ["jsrun", "-n", str(job.size), "-r", str(job.ranks_per_node), "-a", "1", "-c", str(job.cores)]
+    command += ["-g", str(job.gpus)] if job.gpus else []
+    return f"{shlex.join([*command, '-b', 'rs', *job.site.launch])} {rank_command(job, 'jsrun')}"
 
 
 def job_id(said: str) -> str:
@@ -62,8 +62,8 @@ def job_id(said: str) -> str:
         >>> job_id("Job <42> is submitted to queue <normal>.")
         '42'
     """
-    found = re.search(r"<(\d+)>", said)
-    return found[1] if found else said.strip()
+    match = re.search(r"<(\d+)>", said)
+    return match[1] if match else said.strip()
 
 
 LSF = Scheduler(

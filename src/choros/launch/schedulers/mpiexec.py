@@ -30,16 +30,26 @@ def launch_line(job: Job, hosts: str = "") -> str:
         raise InvalidInputError(f"--mpi {mpi} is none of {', '.join(KNOWN)}, whose mpiexec is known")
     bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
     if mpi == "pals":
-        own = ["--ppn", str(job.ranks_per_node), "--depth", str(job.threads), *shlex.split(bind or "--cpu-bind depth")]
+        options = [
+            "--ppn",
+            str(job.ranks_per_node),
+            "--depth",
+            str(job.threads),
+            *shlex.split(bind or "--cpu-bind depth"),
+        ]
     elif mpi == "openmpi":
-        own = ["--map-by", f"ppr:{job.ranks_per_node}:node:PE={job.cores}", *shlex.split(bind)]
-        told = ["CHOROS_REQUEUE", *(["CHOROS_STOP_AT"] if job.time and job.signal else [])]
-        own += [word for name in (*job.exports(), *told) for word in ("-x", name)]
+        options = ["--map-by", f"ppr:{job.ranks_per_node}:node:PE={job.cores}", *shlex.split(bind)]
+        variables = ["CHOROS_REQUEUE", *(["CHOROS_STOP_AT"] if job.time and job.signal else [])]
+        options += [option for name in (*job.exports(), *variables) for option in ("-x", name)]
     else:
-        own = ["-ppn", str(job.ranks_per_node), *shlex.split(bind)]
+        options = ["-ppn", str(job.ranks_per_node), *shlex.split(bind)]
     file = [f'{"--hostfile" if mpi == "openmpi" else "-f"} "${hosts}"'] if hosts and mpi != "pals" else []
-    words = [shlex.join(["mpiexec", "-n", str(job.size), *own, *job.site.launch]), *file, rank_command(job, _kind(mpi))]
-    return " ".join(words)
+    command = [
+        shlex.join(["mpiexec", "-n", str(job.size), *options, *job.site.launch]),
+        *file,
+        rank_command(job, _kind(mpi)),
+    ]
+    return " ".join(command)
 
 
 def _kind(mpi: str) -> str:

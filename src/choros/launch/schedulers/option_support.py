@@ -51,19 +51,21 @@ def check_options(on: str, asked: Mapping[str, Any]) -> None:
         ...
         choros.errors.InvalidInputError: --image is for --on k8s: slurm has no use for it, leave it out
     """
-    given = {name: value for name, value in asked.items() if value or (name == "--signal" and value is not None)}
-    for name in given:
+    given_options = {
+        name: value for name, value in asked.items() if value or (name == "--signal" and value is not None)
+    }
+    for name in given_options:
         where = _WHERE.get(name, (on,))
         if on not in where:
             why = _INSTEAD.get(on, f"{on} has no use for it, leave it out")
             raise InvalidInputError(f"{name} is for --on {', '.join(where)}: {why}")
-        if name in _CONNECT and str(given.get("--master", "")).startswith("sc://"):
+        if name in _CONNECT and str(given_options.get("--master", "")).startswith("sc://"):
             raise InvalidInputError(
-                f"{name} is for the cluster's own server where --master is {given['--master']}: leave it out"
+                f"{name} is for the cluster's own server where --master is {given_options['--master']}: leave it out"
             )
-    if "--runtime" in given and given.get("--kind") != "trainjob":
+    if "--runtime" in given_options and given_options.get("--kind") != "trainjob":
         raise InvalidInputError("--runtime is that of a TrainJob: give --kind trainjob too, or leave it out")
-    if on in _CLOCKED and given.get("--signal") and "--time" not in given:
+    if on in _CLOCKED and given_options.get("--signal") and "--time" not in given_options:
         raise InvalidInputError(
             f"--signal counts back from the time limit, and the script for {on} has none: give --time too"
         )

@@ -34,8 +34,8 @@ def script(job: Job) -> str:
         "#PBS",
     )
     line = launch_line(job, "PBS_NODEFILE")
-    again = f'cd "$PBS_O_WORKDIR" && qsub {shlex.quote(job.script)}'  # --setup may have changed the directory
-    lines += ['cd "$PBS_O_WORKDIR" || exit 1', *body(job, line, again, "$PBS_JOBID")]
+    resubmit = f'cd "$PBS_O_WORKDIR" && qsub {shlex.quote(job.script)}'  # --setup may have changed the directory
+    lines += ['cd "$PBS_O_WORKDIR" || exit 1', *body(job, line, resubmit, "$PBS_JOBID")]
     return "\n".join(lines) + "\n"
 
 

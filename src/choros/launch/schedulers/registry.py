@@ -11,4 +11,6 @@ from choros.launch.schedulers.sge import SGE
 from choros.launch.schedulers.slurm import SLURM
 from choros.launch.schedulers.spark import SPARK
 
-SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (SLURM, PBS, FLUX, LSF, SGE, KUBERNETES, SPARK)}
+SCHEDULERS: dict[str, Scheduler] = {
+    scheduler.name: scheduler for scheduler in (SLURM, PBS, FLUX, LSF, SGE, KUBERNETES, SPARK)
+}

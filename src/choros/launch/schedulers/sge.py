@@ -62,8 +62,8 @@ def job_id(said: str) -> str:
         >>> job_id('Your job 42 ("train") has been submitted')
         '42'
     """
-    found = re.search(r"\b(\d+)\b", said)
-    return found[1] if found else said.strip()
+    match = re.search(r"\b(\d+)\b", said)
+    return match[1] if match else said.strip()
 
 
 SGE = Scheduler(

@@ -129,4 +129,7 @@ def wrap_words(words: Sequence[str], rank: str) -> list[str]:
         >>> wrap_words(["vtune", "-r", "out.%r", "--", "a$b"], "$R")
         ['vtune', '-r', 'out."$R"', '--', "'a$b'"]
     """
-    return [f'"{rank}"'.join(shlex.quote(part) if part else "" for part in word.split("%r")) or "''" for word in words]
+    return [
+        f'"{rank}"'.join(shlex.quote(part) if part else "" for part in argument.split("%r")) or "''"
+        for argument in words
+    ]

@@ -72,8 +72,8 @@ def site_names() -> tuple[str, ...]:
         >>> "generic" in site_names()
         True
     """
-    found = resources.files("choros.launch.schedulers").joinpath("presets").iterdir()
-    return tuple(sorted(file.name.removesuffix(".toml") for file in found if file.name.endswith(".toml")))
+    presets = resources.files("choros.launch.schedulers").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in presets if file.name.endswith(".toml")))
 
 
 def load_site(name: str = "generic") -> Site:
@@ -98,8 +98,8 @@ def load_site(name: str = "generic") -> Site:
 
 
 def _read(found: dict[str, Any]) -> Site:
-    unknown = found.keys() - {each.name for each in fields(Site)}
+    unknown = found.keys() - {field.name for field in fields(Site)}
     if unknown:
         raise InvalidInputError(f"the preset of {found.get('name')} has what no site has: {', '.join(sorted(unknown))}")
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-    return Site(**given)
+    preset: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return Site(**preset)

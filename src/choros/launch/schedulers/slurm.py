@@ -68,11 +68,11 @@ def _gpus(job: Job) -> list[str]:
 def _srun(job: Job) -> str:
     """Return the ``srun`` line; it repeats options that srun does not take from sbatch."""
     bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
-    words = ["srun", "--kill-on-bad-exit=1", "--label"]
-    words += [f"--mpi={PMI.get(job.mpi, job.mpi)}"] if job.mpi else []
-    words += [f"--nodes={job.nodes}", f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cpus}"]
-    words += [*_gpus(job), *shlex.split(bind), *job.site.launch]
-    return f"{shlex.join(words)} {rank_command(job, 'srun')}"
+    command = ["srun", "--kill-on-bad-exit=1", "--label"]
+    command += [f"--mpi={PMI.get(job.mpi, job.mpi)}"] if job.mpi else []
+    command += [f"--nodes={job.nodes}", f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cpus}"]
+    command += [*_gpus(job), *shlex.split(bind), *job.site.launch]
+    return f"{shlex.join(command)} {rank_command(job, 'srun')}"
 
 
 def tell(said: str) -> str:
@@ -82,15 +82,15 @@ def tell(said: str) -> str:
         >>> tell("JobId=7 JobName=a JobState=RUNNING Reason=None RunTime=00:01:02 TimeLimit=01:00:00 NodeList=n[1-2]")
         'job 7 (a): RUNNING, 00:01:02 of 01:00:00, on n[1-2]'
     """
-    found = _fields(said)
-    state, reason = found.get("JobState", "unknown"), found.get("Reason", "None")
-    text = f"job {found.get('JobId', '?')} ({found.get('JobName', '?')}): {state}"
+    fields = _fields(said)
+    state, reason = fields.get("JobState", "unknown"), fields.get("Reason", "None")
+    text = f"job {fields.get('JobId', '?')} ({fields.get('JobName', '?')}): {state}"
     text += f" ({reason})" if reason != "None" else ""
-    text += f", {found.get('RunTime', '?')} of {found.get('TimeLimit', '?')}"
-    nodes = found.get("NodeList", "(null)")
+    text += f", {fields.get('RunTime', '?')} of {fields.get('TimeLimit', '?')}"
+    nodes = fields.get("NodeList", "(null)")
     text += f", on {nodes}" if nodes not in ("(null)", "") else ""
-    text += f", restarts {found['Restarts']}" if found.get("Restarts", "0") != "0" else ""
-    code = found.get("ExitCode", "0:0") if state in _OVER else "0:0"
+    text += f", restarts {fields['Restarts']}" if fields.get("Restarts", "0") != "0" else ""
+    code = fields.get("ExitCode", "0:0") if state in _OVER else "0:0"
     return text + (f", exit code {code.partition(':')[0]}" if code != "0:0" else "")
 
 

@@ -35,11 +35,11 @@ def script(job: Job) -> str:
         return "\n".join(lines) + "\n"
     first = ["exec", "spark-submit", *(["--master", job.master] if job.master else []), "--name", job.name]
     first += ["--queue", job.queue] if job.queue else []
-    words = [shlex.join(first), *(f"--conf {shlex.quote(one)}" for one in _settings(job))]
+    command = [shlex.join(first), *(f"--conf {shlex.quote(setting)}" for setting in _settings(job))]
     if job.archive:
-        words.append(shlex.join(["--archives", f"{job.archive}#{_UNPACKED}"]))
-    words += [*job.directives, shlex.join(job.command[1:])]
-    return "\n".join([*lines, " \\\n    ".join(words)]) + "\n"
+        command.append(shlex.join(["--archives", f"{job.archive}#{_UNPACKED}"]))
+    command += [*job.directives, shlex.join(job.command[1:])]
+    return "\n".join([*lines, " \\\n    ".join(command)]) + "\n"
 
 
 def _settings(job: Job) -> list[str]:

@@ -126,7 +126,7 @@ def _settings(file: Path) -> dict[str, str]:
             f"{_ASKED}, whose address is in {file}, which cannot be read ({error}): give "
             f"--resource-manager HOST:PORT, {_INSTEAD}"
         ) from None
-    pairs = ((each.findtext("name"), each.findtext("value")) for each in root.iter("property"))
+    pairs = ((prop.findtext("name"), prop.findtext("value")) for prop in root.iter("property"))
     return {name.strip(): value.strip() for name, value in pairs if name and value}
 
 

@@ -42,11 +42,11 @@ def main() -> int:
         The exit code that ``choros run`` would return.
     """
     raise_descriptors()
-    told: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    os.environ.update(told["environ"])
+    instructions: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    os.environ.update(instructions["environ"])
 
     def failed(ended: ExitStatus) -> None:
-        print(f"{told['note']} {ended.code}", file=sys.stderr, flush=True)
+        print(f"{instructions['note']} {ended.code}", file=sys.stderr, flush=True)
 
     def watch() -> None:
         for line in sys.stdin.buffer:  # a scheduler's warning, which the supervisor forwards
@@ -54,16 +54,20 @@ def main() -> int:
         os.kill(os.getpid(), signal.SIGTERM)  # stdin is closed: the supervisor forwards the signal to the ranks
 
     try:
-        os.chdir(told["cwd"])
+        os.chdir(instructions["cwd"])
     except OSError as error:
         where = os.uname().nodename
-        print(f"choros run: {where} has no directory {told['cwd']} ({error.strerror})", file=sys.stderr)
+        print(f"choros run: {where} has no directory {instructions['cwd']} ({error.strerror})", file=sys.stderr)
         return 1
     threading.Thread(target=watch, name="choros-watch", daemon=True).start()
     try:
-        wish, part = LaunchOptions(**told["wish"]), HostShare(**told["part"], on_failure=failed)
+        wish, part = LaunchOptions(**instructions["wish"]), HostShare(**instructions["part"], on_failure=failed)
         code = start(
-            told["command"], wish, verbose=told["verbose"], part=part, announce=told.get("announce", True)
+            instructions["command"],
+            wish,
+            verbose=instructions["verbose"],
+            part=part,
+            announce=instructions.get("announce", True),
         ).code
     except ChorosError as error:
         print(f"choros run: {os.uname().nodename}: {error}", file=sys.stderr, flush=True)

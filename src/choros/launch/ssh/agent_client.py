@@ -28,12 +28,12 @@ def main() -> int:
     Returns:
         Its exit code.
     """
-    told_at, answer = (int(each) for each in os.environ.pop("CHOROS_AGENT").split(","))
+    told_at, answer = (int(number) for number in os.environ.pop("CHOROS_AGENT").split(","))
     with os.fdopen(told_at, "rb") as file:
         file.seek(0)
-        told: dict[str, Any] = json.load(file)
-    note = told["note"].encode()
-    agent = subprocess.Popen(told.pop("start"), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        instructions: dict[str, Any] = json.load(file)
+    note = instructions["note"].encode()
+    agent = subprocess.Popen(instructions.pop("start"), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert agent.stdin is not None and agent.stderr is not None  # noqa: S101, PT018 - pipes, as asked
 
     def stop(*_: Any) -> None:
@@ -46,7 +46,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     with suppress(BrokenPipeError):  # the agent has ended, and has printed the reason
-        agent.stdin.write(json.dumps(told).encode() + b"\n")
+        agent.stdin.write(json.dumps(instructions).encode() + b"\n")
         agent.stdin.flush()
     for number in WARNINGS:
         signal.signal(number, warn)
@@ -58,8 +58,8 @@ def main() -> int:
         sys.stderr.buffer.write(line)
         sys.stderr.buffer.flush()
     code = agent.wait()
-    if code == _SSH and told["host"]:
-        print(f"choros run: {told['host']} could not be reached by ssh: see its output above", file=sys.stderr)
+    if code == _SSH and instructions["host"]:
+        print(f"choros run: {instructions['host']} could not be reached by ssh: see its output above", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 

@@ -34,14 +34,14 @@ def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
         >>> divide(3, (("n1", 2), ("n2", 4)))
         [('n1', 2), ('n2', 1)]
     """
-    found, left = [], size
+    chosen, remaining = [], size
     for host, count in slots:
-        if left:
-            found.append((host, min(count, left)))
-            left -= min(count, left)
-    if left:
-        raise InvalidInputError(f"{size} ranks were asked for, but the hosts have {size - left} slots")
-    return found
+        if remaining:
+            chosen.append((host, min(count, remaining)))
+            remaining -= min(count, remaining)
+    if remaining:
+        raise InvalidInputError(f"{size} ranks were asked for, but the hosts have {size - remaining} slots")
+    return chosen
 
 
 def start_on_hosts(
@@ -81,8 +81,8 @@ def start_on_hosts(
     hosts = divide(wish.size, slots)
     secret = secrets.token_bytes(32)
     memories: list[int] = []
-    here = any(is_this_machine(host) for host, _ in hosts)
-    with AuthListener(head_address(network, here), secret) as door:
+    has_local = any(is_this_machine(host) for host, _ in hosts)
+    with AuthListener(head_address(network, has_local), secret) as door:
         Rendezvous(door, wish.size)
         common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": door.place, "CHOROS_NODES": str(len(hosts))}
         common |= {"CHOROS_HOSTS": ",".join(host for host, _ in hosts), "CHOROS_NETWORK": network}
@@ -91,14 +91,14 @@ def start_on_hosts(
             for node, (host, count) in enumerate(hosts):
                 part: dict[str, Any] = {"total": wish.size, "first": first, "node": node, "nodes": len(hosts)}
                 part["variables"] = {**common, "CHOROS_NODE": str(node)}
-                told = told_agent(host, ssh, replace(wish, size=count), part, command, verbose)
-                memories += [memory(json.dumps(told).encode()), memory(b"")]
+                instructions = told_agent(host, ssh, replace(wish, size=count), part, command, verbose)
+                memories += [memory(json.dumps(instructions).encode()), memory(b"")]
                 first += count
             pairs = list(zip(memories[::2], memories[1::2], strict=True))
             outcome = run_hosts(
                 [sys.executable, "-m", "choros.launch.ssh.agent_client"],
                 len(hosts),
-                environment=[{"CHOROS_AGENT": f"{told},{answer}"} for told, answer in pairs],
+                environment=[{"CHOROS_AGENT": f"{instructions_fd},{answer}"} for instructions_fd, answer in pairs],
                 own_fds=pairs,
                 grace=wish.grace + _LONGER,
                 output=Output(len(hosts), marks=False),
@@ -142,7 +142,7 @@ def memory(data: bytes) -> int:
 
 def _first(outcome: JobResult, answers: Sequence[int]) -> JobResult:
     """Return the outcome with the code of the earliest failed rank, as the other failures may follow from it."""
-    told: list[dict[str, Any]] = [json.loads(text) for fd in answers if (text := os.pread(fd, 1 << 12, 0))]
-    if outcome.signal or not told:
+    answers_read: list[dict[str, Any]] = [json.loads(text) for fd in answers if (text := os.pread(fd, 1 << 12, 0))]
+    if outcome.signal or not answers_read:
         return outcome
-    return replace(outcome, code=min(told, key=lambda one: one["at"])["code"])
+    return replace(outcome, code=min(answers_read, key=lambda one: one["at"])["code"])
