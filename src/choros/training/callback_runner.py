@@ -57,14 +57,22 @@ class CallbackRunner:
         self.model = model
         self.fetch: Callable[[int | None], None] = lambda epoch: None
         self.kept: Callable[[], bool] | None = None
-        given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
-        given = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-        self.user = [c for c in given if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))]
+        callback_list = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+        callback_list = (
+            []
+            if callback_list is None
+            else list(callback_list)
+            if isinstance(callback_list, (list, tuple))
+            else [callback_list]
+        )
+        self.user = [
+            c for c in callback_list if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))
+        ]
         for callback in self.user:
             if hasattr(callback, "at_once"):  # BeforeTimeLimit may end this process only after the workers are done
                 callback.at_once = False
         self.list = keras.callbacks.CallbackList(
-            given,
+            callback_list,
             add_history=True,
             add_progbar=verbose != 0,
             verbose=verbose,
@@ -76,9 +84,9 @@ class CallbackRunner:
         self.per_batch = any(_wants_batches(callback) for callback in self.user)  # a callback has a batch hook
         base = keras.callbacks.Callback.on_test_begin
         self._swaps = any(
-            getattr(type(each), "on_test_begin", base) is not base
-            and not isinstance(each, (keras.callbacks.SwapEMAWeights, keras.callbacks.TensorBoard))
-            for each in self.user
+            getattr(type(callback), "on_test_begin", base) is not base
+            and not isinstance(callback, (keras.callbacks.SwapEMAWeights, keras.callbacks.TensorBoard))
+            for callback in self.user
         )
         # Epochs reported before an earlier epoch.
         self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}
@@ -130,8 +138,8 @@ class CallbackRunner:
             self.epoch = epoch
             self.list.on_epoch_begin(epoch)
             self._begin_batch(self.first)
-        again = begun and self._go_on()
-        orders = TrainerControl(bool(self.model.stop_training)) if again else self._orders(before, started=False)
+        restored = begun and self._go_on()
+        orders = TrainerControl(bool(self.model.stop_training)) if restored else self._orders(before, started=False)
         self._given = self._settings.to_begin_with() | orders.settings
         return replace(self._after_a_batch(orders), settings=self._given)
 
@@ -192,7 +200,9 @@ class CallbackRunner:
         if self.per_batch:
             self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
             self.lazy.collect()
-            self._eager = any(_wants_batches(each) and holds_tensors(each, self.model) for each in self.user)
+            self._eager = any(
+                _wants_batches(callback) and holds_tensors(callback, self.model) for callback in self.user
+            )
 
     def _begin_batch(self, step: int) -> None:
         if self.per_batch and step != self.step:

@@ -102,8 +102,8 @@ class LazyWeights:
     def watches_rate(self) -> bool:
         """True if the optimizer's learning rate is the watched variable; False after a callback has replaced it."""
         optimizer = vars(self._attributes()["optimizer"])
-        own = vars(optimizer["inner_optimizer"]) if "inner_optimizer" in optimizer else optimizer
-        return self.rate is not None and own.get("_learning_rate") is self.rate
+        attributes = vars(optimizer["inner_optimizer"]) if "inner_optimizer" in optimizer else optimizer
+        return self.rate is not None and attributes.get("_learning_rate") is self.rate
 
     @property
     def stopped(self) -> bool:
@@ -139,10 +139,10 @@ class LazyWeights:
             (layers, _OF_LAYERS),
             ([variable for variable in variables if variable is not rate], _OF_VARIABLES),
         )
-        unique = {id(each): (each, names) for objects, names in groups for each in objects}
-        self._objects = [each for each, _ in unique.values()]
-        self._own = [type(each) for each in self._objects]
-        self._lazy = [self._class_of(type(each), names) for each, names in unique.values()]
+        unique = {id(item): (item, names) for objects, names in groups for item in objects}
+        self._objects = [item for item, _ in unique.values()]
+        self._own = [type(item) for item in self._objects]
+        self._lazy = [self._class_of(type(item), names) for item, names in unique.values()]
         self.rate = rate if isinstance(rate, keras.Variable) else None
         if self.rate is not None:
             self._objects.append(rate)
@@ -268,13 +268,13 @@ def holds_tensors(callback: Any, model: Any) -> bool:
     level, seen = [callback], {id(callback)}
     for _ in range(_DEPTH):
         further = []
-        for each in level:
-            if isinstance(each, skipped) or (isinstance(each, known) and each is not callback):
+        for item in level:
+            if isinstance(item, skipped) or (isinstance(item, known) and item is not callback):
                 continue
-            if holds(each):
+            if holds(item):
                 return True
-            hooks = _hooks(each) if isinstance(each, keras.callbacks.Callback) else []
-            for part in [*(part for _, part in children(each)), *hooks]:
+            hooks = _hooks(item) if isinstance(item, keras.callbacks.Callback) else []
+            for part in [*(part for _, part in children(item)), *hooks]:
                 if id(part) not in seen:
                     seen.add(id(part))
                     further.append(part)

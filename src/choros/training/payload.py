@@ -149,7 +149,7 @@ def read_code(told: Told) -> list[bytes]:
     Raises:
         InvalidInputError: a file cannot be read, is not private to this user, or has another digest.
     """
-    found = []
+    paths = []
     for number, digest in enumerate(told["digests"]):
         path, host = os.path.join(told["folder"], str(number)), os.uname().nodename
         try:
@@ -169,8 +169,8 @@ def read_code(told: Told) -> list[bytes]:
             raise InvalidInputError(
                 f"On {host} {path} is not what the process that called fit wrote there: it is not used."
             )
-        found.append(text)
-    return found
+        paths.append(text)
+    return paths
 
 
 def shown(model: Any) -> list[Array]:

@@ -64,12 +64,12 @@ def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: 
     room = launcher.size()
     if workers is None and room is None:
         raise InvalidInputError(f"{launcher} does not report how many ranks it has room for: give workers=.")
-    found = room if workers is None else workers
-    if room is not None and isinstance(found, int) and found > room:
+    count = room if workers is None else workers
+    if room is not None and isinstance(count, int) and count > room:
         raise InvalidInputError(
             f"workers={workers}, but {launcher} has room for {room}: give more slots, or fewer workers."
         )
-    return found  # type: ignore[return-value]
+    return count  # type: ignore[return-value]
 
 
 def check_reach(launcher: Any) -> None:
@@ -227,7 +227,7 @@ def warn_of_sparse_gradients(model: Any) -> None:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "global_clipnorm", "clipvalue"))
     embeddings = [
-        each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding) and each.trainable
+        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding) and layer.trainable
     ]
     if embeddings and (clips or type(optimizer) is not keras.optimizers.SGD):
         how = f"{type(optimizer).__name__} with clipping" if clips else type(optimizer).__name__
@@ -259,8 +259,8 @@ def check_devices(each: list[int], asked: Any, layout: Any) -> dict[str, Any] | 
 
 def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
     """Refuse values that are not whole numbers of 0 or more, and ``epochs`` that leave nothing to train."""
-    given = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
-    for name, value in given.items():
+    counts = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
+    for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
             raise InvalidInputError(f"{name}={value!r}: give a whole number, 0 or more.")
     if epochs <= initial_epoch:
@@ -283,14 +283,14 @@ def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | No
 
 def limits_of(callbacks: Any) -> list[Any]:
     """Return the callbacks that know where training resumes, such as ``choros.callbacks.BeforeTimeLimit``."""
-    return [one for one in listed(callbacks) if hasattr(one, "point") and hasattr(one, "restore")]
+    return [callback for callback in listed(callbacks) if hasattr(callback, "point") and hasattr(callback, "restore")]
 
 
 def listed(callbacks: Any) -> list[Any]:
     """Return the ``callbacks`` argument of ``fit`` as a list. It may be one, several, a ``CallbackList`` or None."""
-    given = getattr(callbacks, "callbacks", callbacks)
-    given = given if isinstance(given, (list, tuple)) else [given]
-    return [one for one in given if one is not None]
+    items = getattr(callbacks, "callbacks", callbacks)
+    items = items if isinstance(items, (list, tuple)) else [items]
+    return [callback for callback in items if callback is not None]
 
 
 def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
@@ -307,7 +307,7 @@ def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
     """
     import keras
 
-    swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in listed(callbacks))
+    swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in listed(callbacks))
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if swaps and not getattr(optimizer, "use_ema", False):
         raise InvalidInputError(
@@ -432,15 +432,15 @@ def check_checkpoint(
         raise InvalidInputError("resume=True needs a checkpoint to resume from: give checkpoint= a directory.")
     if checkpoint is None and not restarts:
         return None
-    what = "checkpoint=" if checkpoint is not None else "restarts="
+    option = "checkpoint=" if checkpoint is not None else "restarts="
     if isinstance(launcher, ExecutorLauncher):
         raise InvalidInputError(
-            f"{what} is not available on Spark: give choros.Spark(max_restarts=), which restarts its tasks."
+            f"{option} is not available on Spark: give choros.Spark(max_restarts=), which restarts its tasks."
         )
     if mode is None and len(each) > 1:
-        raise InvalidInputError(f"{what} has no meaning for workers that never exchange.")
+        raise InvalidInputError(f"{option} has no meaning for workers that never exchange.")
     if several_models(max(each)):
-        raise InvalidInputError(f"{what} is not there for workers of several devices, each with a model of its own.")
+        raise InvalidInputError(f"{option} is not there for workers of several devices, each with a model of its own.")
     if isinstance(source, StreamSource) and restarts:
         raise InvalidInputError(
             "restarts= needs data that can be read again: give arrays, choros.files or a PyDataset."

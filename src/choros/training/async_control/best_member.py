@@ -47,15 +47,15 @@ class Best:
     def __init__(self, segment: Segment, entries: Any, board: ControlBlock) -> None:
         self.segment, self.entries, self.board = segment, entries, board
         self._head = segment.array(np.float64, _HEAD, 0)
-        each = int(self._head[0])
-        self._slots = [segment.array(np.uint8, each, 8 * _HEAD + i * each) for i in range(SLOTS)]
+        slot_bytes = int(self._head[0])
+        self._slots = [segment.array(np.uint8, slot_bytes, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
 
     @staticmethod
     def create(nbytes: int) -> Segment:
         """Create both slots, empty, for a model of ``nbytes`` bytes."""
-        each = align(max(nbytes, 1))
-        segment = Segment.create(8 * _HEAD + SLOTS * each, "choros-best")
-        segment.array(np.float64, _HEAD, 0)[0] = each
+        slot_bytes = align(max(nbytes, 1))
+        segment = Segment.create(8 * _HEAD + SLOTS * slot_bytes, "choros-best")
+        segment.array(np.float64, _HEAD, 0)[0] = slot_bytes
         return segment
 
     def put(self, epoch: int, rank: int, score: float, snapshot: Callable[[], list[Array]]) -> None:
@@ -68,9 +68,9 @@ class Best:
             snapshot: returns the arrays of its model and its optimizer. Called only if they are saved.
         """
         head = self._place(epoch)
-        mine = order(score, rank)
+        key = order(score, rank)
         with self.board.locked():
-            if int(head[0]) == epoch + 1 and order(float(head[2]), int(head[1])) <= mine:
+            if int(head[0]) == epoch + 1 and order(float(head[2]), int(head[1])) <= key:
                 return
             head[0] = 0  # if this process is killed while it writes, the slot stays invalid
             serialization.write(self.entries, snapshot(), self._slots[epoch % SLOTS])
@@ -91,8 +91,8 @@ class Best:
 
     def _place(self, epoch: int) -> Array:
         first = 1 + _WORDS * (epoch % SLOTS)
-        words: Array = self._head[first : first + _WORDS]
-        return words
+        values: Array = self._head[first : first + _WORDS]
+        return values
 
     def close(self) -> None:
         """Free the segment."""

@@ -67,8 +67,8 @@ class Snapshots:
         self._head = segment.array(np.int64, _HEAD, 0)
         size, others, itemsize = (int(value) for value in self._head[:3])
         dtype = np.dtype(f"f{itemsize}")
-        each = align((size + others) * itemsize)
-        flat = [segment.array(dtype, size + others, 8 * _HEAD + i * each) for i in range(SLOTS)]
+        slot_size = align((size + others) * itemsize)
+        flat = [segment.array(dtype, size + others, 8 * _HEAD + i * slot_size) for i in range(SLOTS)]
         self._slots = [(both[:size], both[size:]) for both in flat]
 
     @classmethod
@@ -86,8 +86,8 @@ class Snapshots:
             return
         tag[0] = 0  # marks the slot as invalid while it is written; ``read`` checks the mark
         fence()
-        for mine, given in zip(self._slots[epoch % SLOTS], (vector, others), strict=True):
-            mine[:] = given
+        for target, source in zip(self._slots[epoch % SLOTS], (vector, others), strict=True):
+            target[:] = source
         fence()  # the content must be complete before the mark
         tag[0] = epoch + 1
 

@@ -251,8 +251,8 @@ class ControlBlock:
         if not turn:
             return None
         fence()  # the copy must be read after the turn that selects it
-        own = self._left[rank, turn % 2]
-        return (int(own[0]), int(own[1])), int(own[2]), own[3:_NOW].copy(), own[_NOW:].copy()
+        place = self._left[rank, turn % 2]
+        return (int(place[0]), int(place[1])), int(place[2]), place[3:_NOW].copy(), place[_NOW:].copy()
 
     def whole(self, epoch: int) -> list[Array]:
         """Return copies of the ranks' saved states, and of their metrics from this epoch on, for a checkpoint."""
@@ -260,8 +260,8 @@ class ControlBlock:
 
     def put_back(self, whole: list[Array]) -> None:
         """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""
-        turns, left, ended, parts = whole
-        self._turns[:], self._left[:] = turns, left
+        turns, remaining, ended, parts = whole
+        self._turns[:], self._left[:] = turns, remaining
         count = min(len(ended), len(self._ended))
         self._ended[:count], self._parts[:count] = ended[:count], parts[:count]
 

@@ -82,5 +82,5 @@ def read_lines(text: bytes) -> list[Line]:
         >>> read_lines(b'[0, {"loss": 0.5}, 1.5, [4.0, 8.0]]\n')
         [(0, {'loss': 0.5}, 1.5, [4.0, 8.0])]
     """
-    found: list[Any] = [json.loads(line) for line in text.splitlines()]
-    return [(int(epoch), logs, seconds, held) for epoch, logs, seconds, held in found]
+    epoch_logs: list[Any] = [json.loads(line) for line in text.splitlines()]
+    return [(int(epoch), logs, seconds, held) for epoch, logs, seconds, held in epoch_logs]

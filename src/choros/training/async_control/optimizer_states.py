@@ -42,7 +42,7 @@ class EpochOptimizerStates:
         self._kept = {at: parts for at, parts in self._kept.items() if at >= seen}
         self._counts = {at: counts for at, counts in self._counts.items() if at >= seen}
         self._latest[rank] = epoch, part
-        held = [each for parts in self._kept.values() for each in parts.values()]
+        held = [buffer for parts in self._kept.values() for buffer in parts.values()]
         if epoch < seen + SLOTS or sum(map(_size, [*held, part])) <= self._room:
             self._kept.setdefault(epoch, {})[rank] = part
         if rank == 0:
@@ -60,16 +60,16 @@ class EpochOptimizerStates:
         """
         if epoch not in self._counts:
             return None
-        kept = self._kept.get(epoch, {}).get(0) or self._latest[0][1]
-        return [self._counts[epoch].get(at, array) for at, array in enumerate(kept[1]["optimizer"])]
+        state = self._kept.get(epoch, {}).get(0) or self._latest[0][1]
+        return [self._counts[epoch].get(at, array) for at, array in enumerate(state[1]["optimizer"])]
 
     def averages(self, epoch: int) -> dict[int, tuple[int, Array]]:
         """Return, by rank, the rows trained and the moving average of the weights at the end of an epoch.
 
         For a rank whose state of that epoch is not held, they are its latest ones.
         """
-        kept = self._kept.get(epoch, {})
-        parts = {rank: kept.get(rank, latest) for rank, (_, latest) in self._latest.items()}
+        states = self._kept.get(epoch, {})
+        parts = {rank: states.get(rank, latest) for rank, (_, latest) in self._latest.items()}
         return {
             rank: (facts["rows"], groups["average"][0]) for rank, (facts, groups) in parts.items() if groups["average"]
         }

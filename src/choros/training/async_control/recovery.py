@@ -40,10 +40,10 @@ def take_up(run: WorkerContext) -> bool:
         Whether the metrics of the current epoch were restored.
     """
     run.begin = state_of(run.center).position_of(run.center, run.rank) or run.begin
-    left = run.board.left(run.rank)
-    if left is None:
+    remaining = run.board.left(run.rank)
+    if remaining is None:
         return False
-    (epoch, batch), iterations, tally, state = left
+    (epoch, batch), iterations, tally, state = remaining
     run.replica.iterations = max(0, iterations + between(run, (epoch, batch), run.begin))
     if run.replica.averages:
         begin_average(run.replica)

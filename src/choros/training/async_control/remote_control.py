@@ -36,8 +36,8 @@ class RemoteControlBlock:
 
     def _orders(self, fresh: bool = False) -> list[float]:
         if fresh or not self._head or time.monotonic() - self._read > _FRESH:
-            told = {"op": "head", "rank": self._rank, "beats": self._beats, "asks": self._asks}
-            self._head = self._line.request(told)[0]["head"]
+            message = {"op": "head", "rank": self._rank, "beats": self._beats, "asks": self._asks}
+            self._head = self._line.request(message)[0]["head"]
             self._read = time.monotonic()
         return self._head
 
@@ -69,8 +69,15 @@ class RemoteControlBlock:
         The next access reads a new header.
         """
         place, iterations, tally, state = self._own or ((-1, 0), 0, [], _NONE)
-        told = {"op": "rest", "rank": rank, "number": number, "place": place, "tally": tally, "iterations": iterations}
-        self._line.request(told, [state])
+        message = {
+            "op": "rest",
+            "rank": rank,
+            "number": number,
+            "place": place,
+            "tally": tally,
+            "iterations": iterations,
+        }
+        self._line.request(message, [state])
         self._read = 0.0
 
     def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
@@ -79,11 +86,11 @@ class RemoteControlBlock:
 
     def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.left``."""
-        told, arrays = self._line.request({"op": "left", "rank": rank})
+        header, arrays = self._line.request({"op": "left", "rank": rank})
         if not arrays:
             return None
-        epoch, batch = told["place"]
-        return (int(epoch), int(batch)), int(told["iterations"]), arrays[0].copy(), arrays[1].copy()
+        epoch, batch = header["place"]
+        return (int(epoch), int(batch)), int(header["iterations"]), arrays[0].copy(), arrays[1].copy()
 
     def ended(self, epoch: int, rank: int) -> bool:
         """Return whether a rank has ended an epoch."""
@@ -187,8 +194,8 @@ def answer(board: ControlBlock, mail: EpochLog, head: dict[str, Any], arrays: li
         board.rest(rank, float(head["number"]))
         return {}, []
     if op == "left":
-        left = board.left(int(head["rank"]))
-        return ({"place": left[0], "iterations": left[1]}, list(left[2:])) if left else ({}, [])
+        remaining = board.left(int(head["rank"]))
+        return ({"place": remaining[0], "iterations": remaining[1]}, list(remaining[2:])) if remaining else ({}, [])
     if op == "ended":
         return {"ended": board.ended(int(head["epoch"]), int(head["rank"]))}, []
     if op == "complete":

@@ -92,9 +92,9 @@ class ShardServerProcess:
                     return
                 before = self._process
                 _shut(before)
-                what = self._next(turn)
+                outcome = self._next(turn)
             fate = f"the server of the center (process {before.pid}) {_fate(before.returncode)}"
-            print(f"choros: {self._who}: {fate}; {what}", file=sys.stderr, flush=True)
+            print(f"choros: {self._who}: {fate}; {outcome}", file=sys.stderr, flush=True)
             if self._process is before:
                 return
 
@@ -181,27 +181,27 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # a scheduler signals the whole job; only its ranks react
     raise_descriptors()
-    told = json.loads(sys.stdin.buffer.readline())
-    if told["cores"]:
-        os.sched_setaffinity(0, told["cores"])
-    rule = algorithms.from_config(told["algorithm"])
-    segment, kept = Segment(told["center"]), Segment(told["kept"])
-    workers, lock = int(told["workers"]), threading.Lock()
+    config = json.loads(sys.stdin.buffer.readline())
+    if config["cores"]:
+        os.sched_setaffinity(0, config["cores"])
+    rule = algorithms.from_config(config["algorithm"])
+    segment, saved = Segment(config["center"]), Segment(config["kept"])
+    workers, lock = int(config["workers"]), threading.Lock()
     notes: tuple[ControlBlock, EpochLog] | None = None
-    if told["board"] is not None:
-        board = ControlBlock(Segment(told["board"]), workers, told["epochs"], told["values"])
-        kept_epochs = Snapshots(Segment(told["snapshots"])) if told["snapshots"] is not None else None
-        notes = board, EpochLog(Segment(told["mail"]), board, kept_epochs)
+    if config["board"] is not None:
+        board = ControlBlock(Segment(config["board"]), workers, config["epochs"], config["values"])
+        kept_epochs = Snapshots(Segment(config["snapshots"])) if config["snapshots"] is not None else None
+        notes = board, EpochLog(Segment(config["mail"]), board, kept_epochs)
 
     def guest(rank: int, channel: RpcConnection) -> None:
-        center = ParameterShard(segment, rule, rank, workers, kept, told["timeout"])
+        center = ParameterShard(segment, rule, rank, workers, saved, config["timeout"])
 
         def reply(head: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
             if notes is not None:
                 with lock:  # the control block's file lock excludes other processes, but not threads of this process
-                    said, back = answer(*notes, head, arrays)
-                if said is not None:
-                    return said, back
+                    reply, back = answer(*notes, head, arrays)
+                if reply is not None:
+                    return reply, back
             return sharded_snapshot.handle(center, head, arrays) or center.handle(head, arrays)
 
         channel.serve(reply)
@@ -210,11 +210,11 @@ def main() -> int:
         while True:
             hello, end = door.next_peer(threading.TIMEOUT_MAX)
             rank = int(hello["rank"])
-            channel = RpcConnection(end, f"rank {rank} on {hello['host']}", told["timeout"])
+            channel = RpcConnection(end, f"rank {rank} on {hello['host']}", config["timeout"])
             threading.Thread(target=guest, args=(rank, channel), daemon=True).start()
 
     door = AuthListener(
-        told["address"], bytes.fromhex(told["secret"]), listen_fd=told["heard"]
+        config["address"], bytes.fromhex(config["secret"]), listen_fd=config["heard"]
     )  # never closed: the socket also belongs to the rank that started this process
     threading.Thread(target=welcome, args=(door,), daemon=True).start()
     print(door.place, flush=True)

@@ -71,8 +71,8 @@ class AsyncCheckpointer:
         parts: dict[int, Part] = {0: ({}, {})}
         if self.slots_of is not None:
             parts = {rank: self.slots_of(rank) for rank in self.ranks}
-        own, groups = parts[0]
-        parts[0] = own, {"center": vectors, "header": [header], "board": board, **groups}
+        state, groups = parts[0]
+        parts[0] = state, {"center": vectors, "header": [header], "board": board, **groups}
         stopped = over and self.board.stopped
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.board.ordered_rate}
         self.saver.kept(Snapshot(facts, parts), asked)
@@ -115,8 +115,8 @@ class AsyncSupervisor(AsyncCheckpointer):
         engine.ready.discard(rank)
         message, blobs, fds = engine.work
         job, (head, state) = {**message["job"], "counts_on": True}, to_blobs(engine.slots_of(rank))
-        again = {**message, "job": job, "again": True, "state": head, "line": False}
-        engine.pool.send(rank, again, [*blobs, *state], fds)
+        restart = {**message, "job": job, "again": True, "state": head, "line": False}
+        engine.pool.send(rank, restart, [*blobs, *state], fds)
         self.hangs.began_anew(rank)
         return True
 
@@ -132,8 +132,8 @@ class AsyncSupervisor(AsyncCheckpointer):
             holder = snapshot.lock_holder(self.near)
             rank = holder if holder in late else late[0]
             how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
-            who = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
-            self.hung[rank] = f"{who} had done no step for {how}, and was ended"
+            worker_name = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
+            self.hung[rank] = f"{worker_name} had done no step for {how}, and was ended"
             self.hangs.forgive()
             self.engine.pool.end(rank)
         if self.saver.checkpoint is not None and self.saver.checkpoint.asked:

@@ -80,8 +80,8 @@ class CheckpointManager:
             else {}
         )
         job, self._epochs = replace(job, keep=rule), job.epochs
-        told = {name: getattr(job, name) for name in _SAME} | facts()
-        self._run = json.loads(json.dumps(told, default=named))
+        facts_now = {name: getattr(job, name) for name in _SAME} | facts()
+        self._run = json.loads(json.dumps(facts_now, default=named))
         if self.checkpoint is not None and lead:
             self.checkpoint.store.try_out()
         saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
@@ -95,8 +95,8 @@ class CheckpointManager:
                 )
             job = replace(job, seed=saved.facts["seed"])
             place = f"epoch {saved.facts['epoch'] + 1}, batch {saved.facts['batch']}"
-            what = "training had ended" if saved.facts["over"] else f"training resumes with {place}"
-            self._say(lead, f"checkpoint {saved.path}: {what}")
+            state_text = "training had ended" if saved.facts["over"] else f"training resumes with {place}"
+            self._say(lead, f"checkpoint {saved.path}: {state_text}")
         elif resume and self.checkpoint is not None:
             self._say(
                 lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training starts from the beginning"
@@ -123,9 +123,9 @@ class CheckpointManager:
                         f"model, or give another directory."
                     )
             elif then.get(name) != now:
-                word, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
+                label, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
                 raise InvalidInputError(
-                    f"{path} is of a training with {word}={was!r}; this one has {new!r}. Resume with the same "
+                    f"{path} is of a training with {label}={was!r}; this one has {new!r}. Resume with the same "
                     f"settings and data, or give another directory."
                 )
 
@@ -166,8 +166,8 @@ class CheckpointManager:
         if "model" in groups:
             for variable, value in zip(model_variables(model), groups["model"], strict=True):
                 variable.assign(value)
-        elif (kept := kept_rate(facts)) is not None and hasattr(rate, "assign"):  # a schedule has no assign
-            rate.assign(kept)
+        elif (saved_rate := kept_rate(facts)) is not None and hasattr(rate, "assign"):  # a schedule has no assign
+            rate.assign(saved_rate)
         if optimizer := self.optimizer():
             assign_optimizer(model, optimizer)
         if averages := self.averages():
@@ -320,7 +320,9 @@ def facts_of(model: Any, source: Any) -> dict[str, Any]:
     facts = {
         "layers": layers_of(model),
         "rows": source.rows,
-        "variables": [[list(each.shape), str(np.dtype(each.dtype).name)] for each in model_variables(model)],
+        "variables": [
+            [list(variable.shape), str(np.dtype(variable.dtype).name)] for variable in model_variables(model)
+        ],
         "backend": _backend(),
         "optimizer": optimizer_of(model.optimizer),
         "loss": named(model.loss),

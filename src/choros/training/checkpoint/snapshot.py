@@ -38,9 +38,9 @@ class Snapshot:
         """Return the state as metadata and a flat list of arrays."""
         heads, arrays = [], []
         for rank in sorted(self.parts):
-            head, own = flat(self.parts[rank])
+            head, rank_arrays = flat(self.parts[rank])
             heads.append({**head, "rank": rank})
-            arrays += own
+            arrays += rank_arrays
         return {**self.facts, "ranks": heads}, arrays
 
     @classmethod

@@ -165,8 +165,8 @@ class CheckpointStore:
         for path in self.directory.iterdir():
             if match := _TEMPORARY.fullmatch(path.name):
                 with contextlib.suppress(OSError):  # another process has removed it, or it is another user's
-                    here = match["host"] == os.uname().nodename
-                    if (here and not _others(int(match["pid"]))) or time.time() - path.stat().st_mtime > _STALE:
+                    is_local = match["host"] == os.uname().nodename
+                    if (is_local and not _others(int(match["pid"]))) or time.time() - path.stat().st_mtime > _STALE:
                         path.unlink()
 
     def _publish(self, new: Path, number: int) -> Path:
@@ -216,12 +216,12 @@ def read(path: Path) -> StoredCheckpoint:
         if size < start + _DIGEST or file.read(len(_MAGIC)) != _MAGIC:
             raise CheckpointError("it is not a whole checkpoint of Choros, or it has another version")
         file.seek(0)
-        whole = np.empty(size, np.uint8)  # np.fromfile would treat a disk error as the end of the file
-        rest = whole.data
+        data = np.empty(size, np.uint8)  # np.fromfile would treat a disk error as the end of the file
+        rest = data.data
         while len(rest) and (count := file.readinto(rest)):
             rest = rest[count:]
-    content = whole[:-_DIGEST]
-    if len(rest) or hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != whole[-_DIGEST:].tobytes():
+    content = data[:-_DIGEST]
+    if len(rest) or hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != data[-_DIGEST:].tobytes():
         raise CheckpointError("it is truncated or altered: the checksum differs")
     try:
         length = int.from_bytes(content[len(_MAGIC) : start].tobytes(), "little")

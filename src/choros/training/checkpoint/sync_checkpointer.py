@@ -35,21 +35,21 @@ class SyncCheckpointer:
 
     def stepped(self, epoch: int, batch: int) -> None:
         """Save the state if a checkpoint is due after ``batch`` batches of the epoch."""
-        each = self.rule.get("batches")
-        if each is not None and batch % each == 0:
+        batches = self.rule.get("batches")
+        if batches is not None and batch % batches == 0:
             self.leave(epoch, batch)
         elif (self.asks or self.seconds) and not self.loop.schedule.pending:
             self.wait -= 1
             if self.wait <= 0:
-                due, asked = self.look()
-                if due or asked:
-                    self.leave(epoch, batch, asked=asked)
+                due, requested = self.look()
+                if due or requested:
+                    self.leave(epoch, batch, asked=requested)
 
     def due(self, batch: int) -> bool:
         """Return whether ``stepped`` may save the state after ``batch`` batches. The result is equal on all ranks."""
-        each = self.rule.get("batches")
+        batches = self.rule.get("batches")
         by_clock = bool(self.asks or self.seconds) and self.wait <= 1
-        return by_clock or (each is not None and batch % each == 0)
+        return by_clock or (batches is not None and batch % batches == 0)
 
     def ended(self, epoch: int, over: bool) -> None:
         """Save the state at an epoch's end, after its callbacks, if a checkpoint is due.
@@ -58,9 +58,9 @@ class SyncCheckpointer:
             epoch: the epoch that has ended.
             over: whether a callback has ended training.
         """
-        due, asked = self.look() if self.asks or self.seconds else (False, False)
-        if due or asked or over or not self.seconds or epoch + 1 == self.run.job.epochs:
-            self.leave(epoch + 1, 0, over, asked)
+        due, requested = self.look() if self.asks or self.seconds else (False, False)
+        if due or requested or over or not self.seconds or epoch + 1 == self.run.job.epochs:
+            self.leave(epoch + 1, 0, over, requested)
 
     def look(self) -> tuple[bool, bool]:
         """Return whether a checkpoint is due by rank 0's clock, and whether any rank has a request to end training.
@@ -68,15 +68,15 @@ class SyncCheckpointer:
         Collective: every rank must call it. Rank 0 also sets the number of steps until the next call.
         """
         now, begun = time.monotonic(), time.thread_time()
-        each = (now - self.looked) / self.waited
+        look_seconds = (now - self.looked) / self.waited
         self.looked = now
-        wait = max(1, min(_MOST, int(_LOOK / max(each, 1e-9))))
+        wait = max(1, min(_MOST, int(_LOOK / max(look_seconds, 1e-9))))
         due = bool(self.seconds) and now - self.saved >= self.seconds
-        mine = json.dumps([due, bool(self.run.board.asked), wait]).encode()
-        said = [json.loads(text) for text in self.run.group.gather(mine)]
-        self.wait = self.waited = said[0][2]
+        message = json.dumps([due, bool(self.run.board.asked), wait]).encode()
+        replies = [json.loads(text) for text in self.run.group.gather(message)]
+        self.wait = self.waited = replies[0][2]
         self.run.tally.keeping += time.thread_time() - begun
-        return said[0][0], any(asked for _, asked, _ in said)
+        return replies[0][0], any(stop_requested for _, stop_requested, _ in replies)
 
     def leave(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
         """Save the state from which training resumes at this batch of this epoch."""

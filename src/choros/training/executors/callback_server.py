@@ -115,12 +115,12 @@ class CallbackServer(ABC):
             if came is not self._came:  # no code reads this queue any more
                 self._dismiss(came)
             try:
-                told = back.get(timeout=threading.TIMEOUT_MAX)
+                message = back.get(timeout=threading.TIMEOUT_MAX)
             except queue.Empty:
                 raise CommTimeoutError("The callbacks did not end.") from None
-            if told is None:
+            if message is None:
                 raise PeerLostError("It has ended the run.")
-            return told
+            return message
 
         channel.serve(reply)
         if not aside:
@@ -181,8 +181,8 @@ class CallbackServer(ABC):
             back, self._asking = self._asking, None
         else:
             orders = self.conductor.epoch_end(head["epoch"], head["logs"], head["held"])
-        told = {"orders": vars(orders), "epoch": self.conductor.epoch}
-        back.put((told, shown(self.model) if orders.variables else []))
+        message = {"orders": vars(orders), "epoch": self.conductor.epoch}
+        back.put((message, shown(self.model) if orders.variables else []))
 
     def last(self) -> list[Any]:
         """Return the values of ``model.trainable_variables`` in the last received weights, else in the given ones."""

@@ -126,10 +126,10 @@ class InJobCallbackChannel:
         orders = TrainerControl()
         if self.lead and logs is not None:
             orders = self.record(epoch, logs, seconds, held)
-        told, logs, seconds = self.spread([vars(orders), logs, seconds])
+        values, logs, seconds = self.spread([vars(orders), logs, seconds])
         if not self.lead and logs is not None:
             self.record(epoch, logs, seconds, [])
-        return self.obey(told)
+        return self.obey(values)
 
     def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> TrainerControl:
         """Record an epoch's loss, and run the callbacks of its end."""
@@ -207,7 +207,7 @@ class InJobCallbackChannel:
         parts = collect(group, packed(part))
         if self.lead:
             facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-            self.saver.kept(Snapshot(facts, {rank: unpacked(each) for rank, each in enumerate(parts)}), asked)
+            self.saver.kept(Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), asked)
         if asked:
             leaving = self.saver.leave() if self.lead else SystemExit(0)
             code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
@@ -288,16 +288,16 @@ class InJobCallbackChannel:
         """
         group = self.run.group if self.together else self.base
         with _patient(group):
-            said: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
-        return said
+            reports: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
+        return reports
 
     def obey(self, told: dict[str, Any]) -> TrainerControl:
         """Take the new variables of rank 0's control message, and return the message. The loop applies the rest."""
         orders = TrainerControl(**told)
         if orders.variables:
             group = self.run.group if self.together else self.base
-            mine = self.set if self.lead else self.run.replica.snapshot()
-            self.run.take([group.broadcast(value) for value in mine], orders)
+            local_set = self.set if self.lead else self.run.replica.snapshot()
+            self.run.take([group.broadcast(value) for value in local_set], orders)
             if orders.weights and self.lead and self.run.center is not None:
                 self.run.center.replace(*self.run.vectors())
             if not self.together:
@@ -323,8 +323,8 @@ def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> RunRecor
         rank: int.
         replica: a built replica for a job of one rank, which the caller keeps. None builds one.
     """
-    tallies, losses, met = run(plan, rank, replica)
-    return RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, losses, met)
+    tallies, losses, transport = run(plan, rank, replica)
+    return RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, losses, transport)
 
 
 def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResult:
@@ -409,8 +409,8 @@ def _fetch(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Arr
         if epoch is None or context.snapshots is None or not context.snapshots.read(epoch, trainable, others):
             context.center.read(trainable, others)
         assign_vectors(model, trainable, others)
-        kept = None if epoch is None else reporter.ended.optimizer(epoch)
-        assign_optimizer(model, kept or context.replica.optimizer_state())
+        optimizer_state = None if epoch is None else reporter.ended.optimizer(epoch)
+        assign_optimizer(model, optimizer_state or context.replica.optimizer_state())
     elif context.latest:
         for variable, value in zip(model_variables(model), context.latest, strict=True):
             variable.assign(value)
@@ -453,8 +453,8 @@ def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array
     for variable in model_variables(model):  # a callback may have set them in on_train_end
         variable.assign(base.broadcast(np.array(to_host([variable])[0])))
     _share_history(base, reporter.conductor)
-    if (left := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
-        raise SystemExit(left)
+    if (codes := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
+        raise SystemExit(codes)
     return [WorkerStats(**json.loads(text)) for text in base.gather(json.dumps(context.tally.json()).encode())]
 
 
@@ -491,18 +491,18 @@ def _ending(conductor: CallbackRunner) -> int | None:
 
 def _share_history(base: Group, conductor: Any) -> None:
     """Copy rank 0's history to every rank, because its callbacks may have stopped training or added logs."""
-    own = getattr(conductor, "history", None)
-    said = json.dumps(None if own is None else [own.epoch, own.history], default=float)
-    told = json.loads(base.gather(said.encode())[0])
-    if told is not None and own is not None and base.rank:
-        own.epoch, own.history = told
+    history = getattr(conductor, "history", None)
+    text = json.dumps(None if history is None else [history.epoch, history.history], default=float)
+    contents = json.loads(base.gather(text.encode())[0])
+    if contents is not None and history is not None and base.rank:
+        history.epoch, history.history = contents
 
 
 def decode_together(group: Group, source: Any) -> None:
     """Share decoded files among the ranks of a host: the first rank's cache is used by all. Collective."""
     source = getattr(source, "inner", source)
     files = isinstance(source, FileSource)
-    said = group.gather(source.spill.path.encode() if files else b"")
+    paths = group.gather(source.spill.path.encode() if files else b"")
     for ranks in hosts_of(group):
         if files and group.rank in ranks[1:]:
-            source.join(said[ranks[0]].decode())
+            source.join(paths[ranks[0]].decode())

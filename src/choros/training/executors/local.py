@@ -202,13 +202,13 @@ class LocalRun:
         finally:
             self.conductor.lazy.disarm()
             self.close()
-        met = "nothing"
+        transport = "nothing"
         if self.job.alone:
-            met = SharedMemoryParameterServer.kind
+            transport = SharedMemoryParameterServer.kind
         elif self.job.together and self.job.workers > 1:
-            met = SharedGroup.kind
+            transport = SharedGroup.kind
         startup, losses = self.started - self.begun, list(self.losses.values())
-        record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, met)
+        record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, transport)
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def kill(self) -> None:
@@ -232,8 +232,8 @@ class LocalRun:
             "best": self.best is not None,
         }
         ring = self.feeder and self.feeder.ring.segment
-        kept = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
-        parts = (self.board.segment, self.weights.common, self.weights.frozen, self.data, ring, self.meeting, kept)
+        shared = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
+        parts = (self.board.segment, self.weights.common, self.weights.frozen, self.data, ring, self.meeting, shared)
         segments = [part for part in parts if part]
         blobs = [self.cargo.model.code, *self.cargo.blobs]
         fds = [segment.fd for segment in segments]
@@ -306,9 +306,9 @@ class LocalRun:
         elif event == "epoch_end":
             self.handle_epoch_end(message)
         elif event == "state":
-            whole = self.saver.take(rank, from_blobs(message["part"], blobs), message["asked"], self.job.workers)
+            complete = self.saver.take(rank, from_blobs(message["part"], blobs), message["asked"], self.job.workers)
             self.saver.busy += time.thread_time() - self.receiving
-            if whole and self.saver.asked:
+            if complete and self.saver.asked:
                 raise self.saver.leave()
         elif event == "optimizer":
             self.take_optimizer(rank, *from_blobs(message["part"], blobs))
@@ -347,7 +347,7 @@ class LocalRun:
         epoch, logs = message["epoch"], message["logs"]
         if self.job.alone and self.job.per_batch:
             self.hear_of(epoch)  # rank 0 has sent its batches already, but on another connection than this event
-            for event in [each for each in self.later if each[1]["event"] == "batch" and each[1]["epoch"] <= epoch]:
+            for event in [item for item in self.later if item[1]["event"] == "batch" and item[1]["epoch"] <= epoch]:
                 self.later.remove(event)
                 self.handle(*event)
         if "loss" in logs:
@@ -459,9 +459,9 @@ class LocalRun:
 
     def show_best(self, best: Best, epoch: int | None) -> None:
         """Load the saved state of an Ensemble's best member into the given model, except the learning rate."""
-        found = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
+        best_state = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
         rate = self.model.optimizer.learning_rate
-        for variable, value in zip(self.variables, found or [], strict=found is not None):
+        for variable, value in zip(self.variables, best_state or [], strict=best_state is not None):
             if variable is not rate:
                 variable.assign(value)
 
@@ -472,20 +472,20 @@ class LocalRun:
             WorkerFailedError: the rank has failed.
             CommTimeoutError: the rank does not reply in time.
         """
-        for who, event, _ in self.later:
-            if who == rank and event["event"] in ("failed", "died"):
-                self.fail(who, event)
+        for number, event, _ in self.later:
+            if number == rank and event["event"] in ("failed", "died"):
+                self.fail(number, event)
         self.say(rank, {"show": True})
         limit = time.monotonic() + self.job.timeout
         while time.monotonic() < limit:
             with suppress(CommTimeoutError):
-                who, event, blobs = self.pool.receive(0.5)
-                if who == rank and event["event"] == "weights":
+                number, event, blobs = self.pool.receive(0.5)
+                if number == rank and event["event"] == "weights":
                     self.conductor.show_metrics(event["held"])
                     return
-                if who == rank and event["event"] in ("failed", "died"):
-                    self.fail(who, event)
-                self.later.append((who, event, blobs))
+                if number == rank and event["event"] in ("failed", "died"):
+                    self.fail(number, event)
+                self.later.append((number, event, blobs))
         raise CommTimeoutError(
             f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
         )
@@ -570,12 +570,12 @@ class LocalRun:
         died = {rank} if message["event"] == "died" else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:
             try:
-                found = self.next(0.2)
+                item = self.next(0.2)
             except PeerLostError:  # the remaining ranks had finished before they ended
                 break
-            if found is None:
+            if item is None:
                 continue
-            other, event, _ = found
+            other, event, _ = item
             if event["event"] in ("failed", "died", "done"):
                 gone.add(other)
             if event["event"] == "died":

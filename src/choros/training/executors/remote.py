@@ -69,13 +69,13 @@ class RemoteRun(CallbackServer):
             self.folder = folder
             while True:
                 try:
-                    tallies, losses, met = self._attempt()
+                    tallies, losses, transport = self._attempt()
                     break
                 except WorkerFailedError as error:
                     if not self.again(error):
                         raise
         put(self.model, self.latest)
-        record = RunRecord.of(self.plan.algorithm, self.job.mode, tallies, startup, losses, met)
+        record = RunRecord.of(self.plan.algorithm, self.job.mode, tallies, startup, losses, transport)
         return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
 
     def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
@@ -121,10 +121,10 @@ class RemoteRun(CallbackServer):
         if what == "state":
             return self.state_of(rank)
         if what == "data":
-            whole = np.empty(self.nbytes, np.uint8)
-            serialization.write(self.entries, self.cargo.arrays, whole)
-            return {}, [whole]
-        told = {
+            data = np.empty(self.nbytes, np.uint8)
+            serialization.write(self.entries, self.cargo.arrays, data)
+            return {}, [data]
+        message = {
             "job": self.job.json(),
             "arrays": self.entries,
             "model_arrays": len(self.cargo.model.arrays),
@@ -132,7 +132,7 @@ class RemoteRun(CallbackServer):
             "code": self.folder.told,
             "steps": self.conductor.steps,
         }
-        return told, []
+        return message, []
 
     def state_of(self, rank: int) -> Told:
         """Return the state from which a rank resumes. Of asynchronous ranks only rank 0 gets arrays."""
@@ -150,11 +150,11 @@ class RemoteRun(CallbackServer):
         done: dict[int, dict[str, Any]] = {}
         begun = time.monotonic()
         while len(done) < self.job.workers:
-            found = self.next(0.5)
+            item = self.next(0.5)
             self.saver.look()
             if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
                 self.asked.set()
-            if found is None:
+            if item is None:
                 if process.code() is not None:
                     self.ended(process, done)
                 if not self.hosts and time.monotonic() - begun > self.job.first_timeout:
@@ -162,7 +162,7 @@ class RemoteRun(CallbackServer):
                         f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s.", rank=0
                     )
                 continue
-            rank, head, arrays, back = found
+            rank, head, arrays, back = item
             event = head["event"]
             if event == "failed":
                 self.fail(process, rank, head)
@@ -191,11 +191,11 @@ class RemoteRun(CallbackServer):
         """Raise for the rank that failed first, and not for a rank that only lost its peer."""
         until = time.monotonic() + _CAUSE
         while is_echo(event) and time.monotonic() < until:
-            found = self.next(0.2)
-            if found is not None and found[1]["event"] == "failed" and not is_echo(found[1]):
-                rank, event = found[0], found[1]
-            elif found is not None and found[1]["event"] == "gone" and found[0] != rank:
-                self.gone(process, found[0])
+            item = self.next(0.2)
+            if item is not None and item[1]["event"] == "failed" and not is_echo(item[1]):
+                rank, event = item[0], item[1]
+            elif item is not None and item[1]["event"] == "gone" and item[0] != rank:
+                self.gone(process, item[0])
         self.mender.judge(event)
         raise failure(rank, self.job.workers, event, self.last(), what="worker")
 
@@ -213,12 +213,12 @@ class RemoteRun(CallbackServer):
 
     def ended(self, process: LaunchedJob, done: dict[int, Any]) -> None:
         """Raise for a launcher that ended before the ranks had finished."""
-        said = "\n".join(self.said)
+        output = "\n".join(self.said)
         self.mender.judge({})
         raise WorkerFailedError(
             f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had "
-            f"connected and {len(done)} had finished. The last lines that it printed:\n{said}",
+            f"connected and {len(done)} had finished. The last lines that it printed:\n{output}",
             rank=min(set(range(self.job.workers)) - done.keys()),
-            output=said,
+            output=output,
             weights=self.last(),
         )

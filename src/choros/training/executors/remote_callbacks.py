@@ -49,14 +49,14 @@ class RemoteCallbackRunner:
         """Do nothing: the caller runs the last callbacks when it has the final weights."""
 
     def _ask(self, head: dict[str, Any], weights: bool = False) -> TrainerControl:
-        told, given = self.line.request(head, shown(self.model) if weights else ())
-        while told.get("show"):  # a callback touches weights
+        reply, arrays = self.line.request(head, shown(self.model) if weights else ())
+        while reply.get("show"):  # a callback touches weights
             self.fetch(None)
-            told, given = self.line.request({"event": "weights", "held": self.held}, shown(self.model))
-        self.epoch = told["epoch"]
-        orders = TrainerControl(**told["orders"])
+            reply, arrays = self.line.request({"event": "weights", "held": self.held}, shown(self.model))
+        self.epoch = reply["epoch"]
+        orders = TrainerControl(**reply["orders"])
         if orders.variables:
-            put(self.model, given)
+            put(self.model, arrays)
         return orders
 
 
@@ -124,11 +124,11 @@ class RemoteCheckpointManager(CheckpointManager):
 
 def take_state(line: RpcConnection, rank: int) -> Snapshot | None:
     """Return the state to resume from, with the parts that a rank needs; None if training does not resume."""
-    told, arrays = line.request({"ask": "state"})
-    if told["facts"] is None:
+    header, arrays = line.request({"ask": "state"})
+    if header["facts"] is None:
         return None
-    state = Snapshot(told["facts"])
-    if told["part"] is not None:
-        part: Part = from_blobs(told["part"], [array.tobytes() for array in arrays])
+    state = Snapshot(header["facts"])
+    if header["part"] is not None:
+        part: Part = from_blobs(header["part"], [array.tobytes() for array in arrays])
         state.parts = {0: part, rank: part}
     return state

@@ -65,10 +65,10 @@ class RestartPolicy:
             epoch, batch,
         )  # fmt: skip
         self.done.append(made)
-        who = "all ranks restart" if whole else f"rank {rank} restarts in a new process"
+        who_restarts = "all ranks restart" if whole else f"rank {rank} restarts in a new process"
         why = made.reason.rstrip(".")
         print(
-            f"choros: {why}; {who} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
+            f"choros: {why}; {who_restarts} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
             file=sys.stderr,
             flush=True,
         )

@@ -89,10 +89,10 @@ class SharedWeights:
 
         These are the frozen variables that no process has changed. In an attached process that memory is private.
         """
-        arrays, given = self.views(), self.given()
-        lent = [index for index in given if not self._flags[index]]
+        arrays, source = self.views(), self.given()
+        lent = [index for index in source if not self._flags[index]]
         for index in lent:
-            arrays[index] = given[index]
+            arrays[index] = source[index]
         return arrays, lent
 
     def views(self) -> list[Array]:
@@ -126,9 +126,9 @@ class SharedWeights:
         begin = serialization.at(place, self._given)
         if array.ctypes.data == begin.ctypes.data and not self.frozen.written(place["offset"], begin.nbytes):
             return True
-        mine, buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.empty(_MB, np.uint8)
-        for start in range(0, mine.size, _MB):
-            part = mine[start : start + _MB]
+        data, buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.empty(_MB, np.uint8)
+        for start in range(0, data.size, _MB):
+            part = data[start : start + _MB]
             if os.preadv(self.frozen.fd, [buffer[: part.size].data], place["offset"] + start) != part.size:
                 return False
             if not np.array_equal(part, buffer[: part.size]):

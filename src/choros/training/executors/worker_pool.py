@@ -105,14 +105,14 @@ class WorkerPool:
         if self._pool is None:
             bindings = plan(self.size, threads=self._threads, bind=self._bind)
             gpus = self.gpus()
-            keep = os.environ if self._threads is None else None
+            inherited = os.environ if self._threads is None else None
             shared = not all(binding.cores for binding in bindings)
             environment = [
                 {
-                    **variables(b.threads, keep=keep, shared=shared),
-                    **device_variables(self.backend, mine),
+                    **variables(b.threads, keep=inherited, shared=shared),
+                    **device_variables(self.backend, gpu_list),
                 }
-                for b, mine in zip(bindings, gpus, strict=True)
+                for b, gpu_list in zip(bindings, gpus, strict=True)
             ]
             self._pool = Pool(
                 self.size,
@@ -158,14 +158,16 @@ class WorkerPool:
 
     def _too_few(self, usable: int, needed: int) -> str:
         """Return the error message for too few GPUs, with the remedy."""
-        each = f" with {needed} devices" if needed > self.size else ""
+        device_text = f" with {needed} devices" if needed > self.size else ""
         if not usable:
             return (
-                f"{self.size} workers{each}, but no GPU that the installed {self.backend} can use: install its build "
+                f"{self.size} workers{device_text}, but no GPU that the installed {self.backend} can use: install "
+                f"its build "
                 "for GPUs (README, Install), show a GPU to this process (CUDA_VISIBLE_DEVICES), or give devices='cpu'."
             )
         return (
-            f"{self.size} workers{each}, but {usable} GPU{'s' if usable != 1 else ''}: several workers on one GPU wait "
+            f"{self.size} workers{device_text}, but {usable} GPU{'s' if usable != 1 else ''}: several workers on "
+            f"one GPU wait "
             f"for each other. Give workers={max(usable // max(self.per_worker), 1)}, devices='shared' to share GPUs "
             "all the same, or devices='cpu' to train on the CPU."
         )
@@ -231,11 +233,11 @@ def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:
         return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", **hidden}
     vendor = gpu_vendor(backend, {})
     # Settings that keep the caller on the CPU must not apply to its workers.
-    kept = {name: "" for name in JAX_PLATFORM_NAMES if "cpu" in os.environ.get(name, "").lower()}
+    variables = {name: "" for name in JAX_PLATFORM_NAMES if "cpu" in os.environ.get(name, "").lower()}
     torch = {"KERAS_TORCH_DEVICE": "xpu" if vendor == INTEL else "cuda"} if "KERAS_TORCH_DEVICE" in os.environ else {}
     # A worker with GIVEN checks that its backend lists a GPU. Intel's GPUs are not listed, so they are not checked.
-    given = {} if vendor == INTEL else {GIVEN: str(len(gpus))}
-    return {"KERAS_BACKEND": backend, **showing(vendor, gpus), **given, **kept, **torch}
+    gpu_count = {} if vendor == INTEL else {GIVEN: str(len(gpus))}
+    return {"KERAS_BACKEND": backend, **showing(vendor, gpus), **gpu_count, **variables, **torch}
 
 
 def show(rank: int, line: str) -> None:

@@ -70,10 +70,10 @@ class Reducing:
 
     def _take_over(self, batch: Batch) -> None:
         """Copy the outcome of the repeated step from rank 0, which always has rows, to ranks without. Collective."""
-        mine = self.replica.outcome()
-        given = [self.run.group.broadcast(value) for value in mine]
+        outcome = self.replica.outcome()
+        values = [self.run.group.broadcast(value) for value in outcome]
         if not batch.rows:
-            self.replica.set_outcome(given)
+            self.replica.set_outcome(values)
 
     def _sum(self, batch: Batch) -> tuple[Array, str | None]:
         """Return the sum of all ranks' gradients, and the result of ``NonFiniteDetector.look``. Collective."""

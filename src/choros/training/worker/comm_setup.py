@@ -131,28 +131,28 @@ def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slic
     """
     if not elementwise or size * itemsize < _DIVIDED:
         return [slice(0, size)]
-    each = align(-(-size // hosts))
-    return [slice(min(i * each, size), min((i + 1) * each, size)) for i in range(hosts)]
+    shard_bytes = align(-(-size // hosts))
+    return [slice(min(i * shard_bytes, size), min((i + 1) * shard_bytes, size)) for i in range(hosts)]
 
 
 def _between(
     base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
 ) -> CommHandles:
     """Connect to a center on several hosts: each host holds a part, or the first host holds all of it."""
-    mine = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
-    near = part(base, hosts[mine])
+    host_number = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
+    near = part(base, hosts[host_number])
     assert near is not None  # noqa: S101 - this rank is a member
     near.timeout = base.timeout
     held: list[Any] = [near]
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
-    board, mail, center, told, segments = None, None, None, {}, []
-    if mine == 0:
+    board, mail, center, config, segments = None, None, None, {}, []
+    if host_number == 0:
         board, mail = _notes(near, job, lambda: (trainable, others))
         segments = [board.segment, mail.segment, *([mail.snapshots.segment] if mail.snapshots else [])]
-    if mine < len(cuts):
-        cut = cuts[mine]
-        statistics = others if mine == 0 else np.empty(0, others.dtype)
+    if host_number < len(cuts):
+        cut = cuts[host_number]
+        statistics = others if host_number == 0 else np.empty(0, others.dtype)
         made = None
         if near.rank == 0:
             vector = trainable[cut]
@@ -163,7 +163,7 @@ def _between(
         held.append(segment)
         center = SharedMemoryParameterServer(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
         segments.append(segment)
-        told = {
+        config = {
             "algorithm": job.algorithm,
             "workers": job.workers,
             "epochs": job.epochs - job.initial_epoch,
@@ -178,24 +178,26 @@ def _between(
     place, server = "", None
     cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
     if center is not None and near.rank == 0:
-        told["cores"] = sorted({core for some in cores for core in some})  # the cores of this host's ranks
-        told["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
-        kept = reply_segment(center)
-        held.append(kept)
-        server = ShardServerProcess({**told, "kept": kept.fd}, [one.fd for one in (*segments, kept)], base.rank)
+        config["cores"] = sorted({core for some in cores for core in some})  # the cores of this host's ranks
+        config["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
+        saved = reply_segment(center)
+        held.append(saved)
+        server = ShardServerProcess(
+            {**config, "kept": saved.fd}, [segment.fd for segment in (*segments, saved)], base.rank
+        )
         place = server.place
     places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
     lines: dict[int, ReconnectingClient] = {}
     for i in range(len(cuts)):
-        if i != mine:
+        if i != host_number:
             where, host = places[hosts[i][0]]
             hello = {"rank": base.rank, "host": os.uname().nodename}
             lines[i] = ReconnectingClient(
                 where, secret, hello, f"The center's server on {host}", job.timeout, base.timeout
             )
     parts: list[tuple[slice, Any]] = [(cut, lines.get(i, center)) for i, cut in enumerate(cuts)]
-    whole = ShardedParameterServer(algorithm, parts)
+    sharded = ShardedParameterServer(algorithm, parts)
     control = board or RemoteControlBlock(lines[0])
     logs = mail or RemoteEpochLog(lines[0], job.watched)
     held = [logs, control, *held]
-    return CommHandles(SingleRankGroup(), whole, control, logs, snapshots=logs.snapshots, held=held, server=server)
+    return CommHandles(SingleRankGroup(), sharded, control, logs, snapshots=logs.snapshots, held=held, server=server)

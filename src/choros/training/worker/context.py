@@ -107,7 +107,7 @@ class WorkerContext:
             rank, size, together, batch_size = 0, 1, True, -(-batch_size // size)
         self.leaving = self.dropped = False
         job.follow_datasets(epoch, source=self.source)
-        asked = time.perf_counter()
+        since = time.perf_counter()
         batches = feed(
             self.source,
             self.replica.ready,
@@ -124,7 +124,7 @@ class WorkerContext:
         for batch in batches:
             fresh = batch.rows not in self._shapes
             begun, exchanged = time.perf_counter(), tally.exchanging
-            tally.waiting += begun - asked
+            tally.waiting += begun - since
             self.open = batch.rows
             yield batch
             self.open = None
@@ -141,7 +141,7 @@ class WorkerContext:
             self.board.beat(self.rank)
             if self.leaving:
                 return
-            asked = time.perf_counter()
+            since = time.perf_counter()
 
     def progress(self, epoch: int, step: int) -> None:
         """Report rank 0's step for the caller's progress bar, at most every ``job.progress`` seconds."""
@@ -221,14 +221,14 @@ class WorkerContext:
         if center is None:
             yield
             return
-        own = np.empty(self.replica.size, self.replica.dtype)
-        self.replica.get(own)
+        values = np.empty(self.replica.size, self.replica.dtype)
+        self.replica.get(values)
         ahead = self.replica.ahead() if self.algorithm.momentum else None
         self.replica.set(center)
         try:
             yield
         finally:
-            self.replica.set(own)
+            self.replica.set(values)
             if ahead is not None:  # ``set`` keeps the velocity only up to rounding
                 self.replica.set_ahead(ahead)
 
@@ -279,15 +279,15 @@ class WorkerContext:
             arrays: values of all variables, in the order of ``snapshot``.
             orders: the control message.
         """
-        model, mine, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
+        model, vector, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
         taken = {id(optimizers[place]) for place in orders.slots}
         rates = {id(variable) for variable in learning_rates(model)}
-        own = {id(variable) for variable in [*self.replica.seeds, *optimizers]} - rates
+        skipped = {id(variable) for variable in [*self.replica.seeds, *optimizers]} - rates
         for index, variable in enumerate(model_variables(model)):
-            if id(variable) in taken or (orders.weights and id(variable) not in own):
-                mine[index] = arrays[index]
+            if id(variable) in taken or (orders.weights and id(variable) not in skipped):
+                vector[index] = arrays[index]
         ahead = self.replica.ahead() if self.algorithm.momentum and not orders.weights else None
-        self.replica.restore(mine)
+        self.replica.restore(vector)
         if ahead is not None:
             self.replica.set_ahead(ahead)
 

@@ -176,8 +176,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             link.send({"event": "done", "tally": context.tally.json(), "score": context.score}, trained)
 
         request = FitRequest(model, algorithm, job, source, validation, None, written, arrived)
-        again = message["again"]
-        run_rank(request, rank, connect, train_rank, devices=devices, layout=layout, state=state, again=again)
+        is_restart = message["again"]
+        run_rank(request, rank, connect, train_rank, devices=devices, layout=layout, state=state, again=is_restart)
 
 
 def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:

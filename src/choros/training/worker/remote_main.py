@@ -75,13 +75,13 @@ def main() -> int:
 
 
 def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnection]) -> None:
-    told, _ = line.request({"ask": "job"})
-    job = FitConfig(**told["job"])
+    header, _ = line.request({"ask": "job"})
+    job = FitConfig(**header["job"])
     configure_keras(job.keras)
     rank_devices(job, place.rank)  # before the model starts the backend: a CPU cannot be divided later
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
-    data = _data(line, group, told["bytes"])
-    source, validation, written = unpack_payload(job, told, read_code(told["code"]), data)
+    data = _data(line, group, header["bytes"])
+    source, validation, written = unpack_payload(job, header, read_code(header["code"]), data)
     saver = None
     if job.keep is not None:
         saver = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
@@ -91,25 +91,25 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
         put(model, line.request({"ask": "weights"})[1])
         conductor = RemoteCallbackRunner(line, model, job)
     else:  # the other ranks get the weights from rank 0
-        conductor = CallbackRunner(model, None, 0, job.epochs, told["steps"])
+        conductor = CallbackRunner(model, None, 0, job.epochs, header["steps"])
     algorithm = algorithms.from_config(job.algorithm)
     request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
-    tallies, losses, met = in_job.run(request, place.rank)
-    done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": met}
+    tallies, losses, transport = in_job.run(request, place.rank)
+    done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": transport}
     line.request(done, () if place.rank else shown(model))
 
 
 def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
     """Return the data in memory that the ranks of a host share. The first of these ranks requests them."""
     near, made = group, None
-    mine = next(ranks for ranks in hosts_of(group) if group.rank in ranks)
-    if len(mine) < group.size:
-        near = part(group, mine) or group
+    local_ranks = next(ranks for ranks in hosts_of(group) if group.rank in ranks)
+    if len(local_ranks) < group.size:
+        near = part(group, local_ranks) or group
     if near.rank == 0:
         made = Segment.create(max(nbytes, 64), "choros-data")
         if nbytes:
-            _, (whole,) = line.request({"ask": "data"})
-            made.array(np.uint8, nbytes, 0)[:] = whole
+            _, (data,) = line.request({"ask": "data"})
+            made.array(np.uint8, nbytes, 0)[:] = data
     segment = share(near, made)
     if near is not group:
         near.close()

@@ -61,7 +61,7 @@ def dividing(job: FitConfig, algorithm: Algorithm, rank: int) -> int:
     """Return the number of model replicas that divide one step's batch: of all ranks if gradients are summed."""
     ranks = range(job.workers) if algorithm.level == "gradients" else [rank]
     several = job.devices and several_models(max(job.devices))
-    return sum(job.devices[each] for each in ranks) if several else len(ranks)
+    return sum(job.devices[rank] for rank in ranks) if several else len(ranks)
 
 
 def first_replica(job: FitConfig, rank: int) -> int:

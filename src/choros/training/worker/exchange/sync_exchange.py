@@ -165,6 +165,6 @@ class SyncExchange:
         """Restore the state that ``state`` returned."""
         self.seen[...] = state["seen"]
         self.center[...] = state["center"]
-        for vector, kept in zip(self.memory, state["memory"], strict=True):
-            vector[...] = kept
+        for vector, saved in zip(self.memory, state["memory"], strict=True):
+            vector[...] = saved
         self.exchanges, self.seconds = int(state["exchanges"]), float(state["seconds"])

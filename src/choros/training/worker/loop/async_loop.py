@@ -45,16 +45,16 @@ class AsyncLoop:
             run.center.read(self.local, self.others)
             self.meeting.seen[...] = self.local
             self.go_on()
-        again = run.again and take_up(run)
+        restarted = run.again and take_up(run)
         if run.job.keep is not None and self.meeting is not None and not run.again:
             leave(run, run.begin)
         run.start_clock()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         for epoch in range(run.begin[0], run.job.epochs):
-            if not again:
+            if not restarted:
                 self.replica.reset_metrics()
-            again = False
+            restarted = False
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.step(epoch, number, batch)
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.board.stopped)
@@ -232,12 +232,12 @@ class AsyncLoop:
 
     def validate_at(self, epoch: int, center: Array, others: Array) -> dict[str, float]:
         """Validate a snapshot of the center while the other workers continue."""
-        replica, own = self.replica, np.empty_like(self.others)
-        replica.get_others(own)
+        replica, values = self.replica, np.empty_like(self.others)
+        replica.get_others(values)
         with self.run.at(center):
             replica.set_others(others)
             logs = self.run.validate(self.solo, epoch)
-            replica.set_others(own)
+            replica.set_others(values)
         return logs
 
     def last(self) -> Array:
@@ -260,12 +260,15 @@ class AsyncLoop:
         """
         run, replica = self.run, self.replica
         in_job = run.weights is None
-        kept = run.job.keep is not None and not in_job
+        checkpointed = run.job.keep is not None and not in_job
         if self.meeting is None or (in_job and (run.rank or epoch is None)):
             return
-        if run.rank and not replica.averages and not kept:
+        if run.rank and not replica.averages and not checkpointed:
             return
-        groups: Groups = {"optimizer": [] if run.rank and not kept else replica.optimizer_state(), "average": []}
+        groups: Groups = {
+            "optimizer": [] if run.rank and not checkpointed else replica.optimizer_state(),
+            "average": [],
+        }
         if replica.averages:
             groups["average"] = [average_of(replica)]
         run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))

@@ -12,14 +12,14 @@ from choros.types import Array
 
 def mean_others(run: WorkerContext, rows: int) -> Array:
     """Return the mean of the moving statistics over the ranks, weighted by the rows of each rank. Collective."""
-    own = np.empty(run.replica.others, run.replica.dtype)
-    run.replica.get_others(own)
-    others = np.empty(len(own) + 1, np.float64)
-    others[:-1] = own
+    values = np.empty(run.replica.others, run.replica.dtype)
+    run.replica.get_others(values)
+    others = np.empty(len(values) + 1, np.float64)
+    others[:-1] = values
     others[:-1] *= rows
     others[-1] = rows
     summed = run.group.sum(others)
-    mean: Array = (summed[:-1] / summed[-1]).astype(run.replica.dtype) if summed[-1] else own
+    mean: Array = (summed[:-1] / summed[-1]).astype(run.replica.dtype) if summed[-1] else values
     return mean
 
 

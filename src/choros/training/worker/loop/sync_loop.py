@@ -183,9 +183,9 @@ class SyncLoop:
         held = run.held_by_metrics()
         lost = False
         if group.size > 1:
-            said = self.same(epoch)
-            logs |= mean_own_logs(said)
-            lost = any(each[4] >= 0 for each in said)
+            reports = self.same(epoch)
+            logs |= mean_own_logs(reports)
+            lost = any(report[4] >= 0 for report in reports)
         if run.rank == 0 and not lost:
             self.finite.loss(logs.get("loss"), epoch)
         shown = self.shown(epoch)
@@ -218,26 +218,26 @@ class SyncLoop:
         run, shared = self.run, self.local if self.meeting is None else self.meeting.center
         if self.meeting is None:
             self.replica.get(shared)
-        mine = [
+        local_report = [
             run.last_rows,
             self.replica.own_logs(),
             replica_divergence.mark(shared),
             run.tally.host,
             run.tally.lost_epoch,
         ]
-        said = [json.loads(text) for text in run.group.gather(json.dumps(mine).encode())]
-        found = replica_divergence.compare([each[2] for each in said])
-        if found is not None and found.far:
-            error = RankMismatchError if run.rank in found.far else PeerLostError
-            raise error(found.say([each[3] for each in said], epoch, step))
-        if found is not None:
+        reports = [json.loads(text) for text in run.group.gather(json.dumps(local_report).encode())]
+        drift = replica_divergence.compare([report[2] for report in reports])
+        if drift is not None and drift.far:
+            error = RankMismatchError if run.rank in drift.far else PeerLostError
+            raise error(drift.say([report[3] for report in reports], epoch, step))
+        if drift is not None:
             if not (self.warned or run.rank):
-                replica_divergence.warn(found, f"all take those of rank {found.usual}")
+                replica_divergence.warn(drift, f"all take those of rank {drift.usual}")
             self.warned = True
-            shared[...] = run.group.broadcast(shared, found.usual)
+            shared[...] = run.group.broadcast(shared, drift.usual)
             if self.meeting is None:
                 self.replica.set(shared)
-        return said
+        return reports
 
     def obey(self, orders: TrainerControl) -> None:
         """Apply a control message. New weights replace the center."""
