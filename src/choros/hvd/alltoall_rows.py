@@ -42,10 +42,10 @@ def alltoall(value: Any, splits: Any = None, name: str | None = None, process_se
         [1.0, 2.0]
     """
     calls = collectives(process_set)
-    way = _eager
+    function = _eager
     if is_symbolic(value):
-        way = _in_graph if type(value).__module__.startswith("tensorflow") else _traced
-    return way(calls, value, splits, name)
+        function = _in_graph if type(value).__module__.startswith("tensorflow") else _traced
+    return function(calls, value, splits, name)
 
 
 def _eager(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
@@ -66,22 +66,24 @@ def _in_graph(calls: Collectives, value: Any, splits: Any, name: str | None) -> 
             parts[:] = [own]
             return calls.alltoall(own, None, name=f"splits of {name}")[0]
 
-        kept = tensorflow.identity(tensorflow.cast(splits, tensorflow.int32))
-        counts = operate(kept, tell, no_second, lambda given: given, name)
+        split_sizes = tensorflow.identity(tensorflow.cast(splits, tensorflow.int32))
+        counts = operate(split_sizes, tell, no_second, lambda given: given, name)
     rows = _send(calls, value, parts, [], lambda given: (None, *given[1:]), name)
     return rows if counts is None else (rows, counts)
 
 
 def _traced(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
     """Send inside ``jax.jit``: the ranks exchange their row counts while all trace, because shapes are fixed then."""
-    given = [value.shape[0] // calls.size if value.ndim else 0] * calls.size
+    even_splits = [value.shape[0] // calls.size if value.ndim else 0] * calls.size
     if splits is not None:
-        given = arrive(splits, "splits")[0].tolist()
-    known = calls.allgather_object(given, name=f"splits of {name}")
+        even_splits = arrive(splits, "splits")[0].tolist()
+    known = calls.allgather_object(even_splits, name=f"splits of {name}")
     if any(len(sent) != calls.size for sent in known):
-        raise InvalidInputError(f"alltoall {name or ''}: splits={given}: give {calls.size} whole numbers, one a rank.")
+        raise InvalidInputError(
+            f"alltoall {name or ''}: splits={even_splits}: give {calls.size} whole numbers, one a rank."
+        )
     counts = [sent[calls.rank] for sent in known]
-    rows = _send(calls, value, [np.array(given)], [], lambda given: (sum(counts), *given[1:]), name)
+    rows = _send(calls, value, [np.array(even_splits)], [], lambda given: (sum(counts), *given[1:]), name)
     return rows if splits is None else (rows, sys.modules["jax"].numpy.asarray(counts, "int32"))
 
 

@@ -35,26 +35,26 @@ def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
         RankMismatchError: the ranks have different numbers of ``BeforeTimeLimit``.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        limits = [one for one in callbacks.callbacks if isinstance(one, BeforeTimeLimit)]
-        for one in (*_limited(limits, calls, last), last):
-            callbacks.append(one)
+        limits = [callback for callback in callbacks.callbacks if isinstance(callback, BeforeTimeLimit)]
+        for callback in (*_limited(limits, calls, last), last):
+            callbacks.append(callback)
         return callbacks
-    given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
-    mine = [type(one).__name__ for one in given if isinstance(one, _DECIDE)]
-    limits = [one for one in given if isinstance(one, BeforeTimeLimit)]
-    said = calls.allgather_object([mine, len(limits)], name="callbacks that decide")
-    same = all(theirs == mine for theirs, _ in said)
-    if len({count for _, count in said}) > 1:
+    user_callbacks = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
+    local_names = [type(callback).__name__ for callback in user_callbacks if isinstance(callback, _DECIDE)]
+    limits = [callback for callback in user_callbacks if isinstance(callback, BeforeTimeLimit)]
+    reports = calls.allgather_object([local_names, len(limits)], name="callbacks that decide")
+    same = all(names == local_names for names, _ in reports)
+    if len({count for _, count in reports}) > 1:
         raise RankMismatchError(
             "BeforeTimeLimit must be given on all ranks: only rank 0 writes, but all ranks end at the same step."
         )
-    kept: list[Any] = []
-    for one in given:
-        if not (calls.rank and isinstance(one, _WRITERS) and not getattr(one, "guarded", False)):
-            kept.append(_AveragedLogs(one, calls) if same and isinstance(one, _DECIDE) else one)
-        if isinstance(one, keras.callbacks.BackupAndRestore):
-            kept.append(_Restored(one, calls, lambda backup: os.path.exists(backup._weights_path)))
-    return [*kept, *_limited(limits, calls, last), last]
+    limits_kept: list[Any] = []
+    for callback in user_callbacks:
+        if not (calls.rank and isinstance(callback, _WRITERS) and not getattr(callback, "guarded", False)):
+            limits_kept.append(_AveragedLogs(callback, calls) if same and isinstance(callback, _DECIDE) else callback)
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            limits_kept.append(_Restored(callback, calls, lambda backup: os.path.exists(backup._weights_path)))
+    return [*limits_kept, *_limited(limits, calls, last), last]
 
 
 def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
@@ -79,9 +79,9 @@ class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
         if not model.built:  # the callback has raised on rank 0 already: raise the same error here
             self._backup.set_model(model)
             self._backup.on_train_begin(logs)
-        mine = [self._holds(self._backup), model._initial_epoch]
-        there, model._initial_epoch = self._calls.broadcast_object(mine, name="what a backup holds")
-        if there:
+        local_state = [self._holds(self._backup), model._initial_epoch]
+        root_state, model._initial_epoch = self._calls.broadcast_object(local_state, name="what a backup holds")
+        if root_state:
             if not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
             take(self._calls, state_of(model))
@@ -127,9 +127,15 @@ class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
 
 def mean_logs(logs: dict[str, Any], calls: Collectives, name: str) -> dict[str, float]:
     """Return the unweighted mean over the ranks of each numeric entry that all ranks have, by name."""
-    mine = {key: float(keras.ops.convert_to_numpy(value)) for key, value in sorted(logs.items()) if _number(value)}
-    said = calls.allgather_object(mine, name=name)
-    return {key: sum(other[key] for other in said) / len(said) for key in mine if all(key in other for other in said)}
+    local_logs = {
+        key: float(keras.ops.convert_to_numpy(value)) for key, value in sorted(logs.items()) if _number(value)
+    }
+    all_logs = calls.allgather_object(local_logs, name=name)
+    return {
+        key: sum(other[key] for other in all_logs) / len(all_logs)
+        for key in local_logs
+        if all(key in other for other in all_logs)
+    }
 
 
 def _number(value: Any) -> bool:

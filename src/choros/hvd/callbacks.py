@@ -68,8 +68,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._waiting = False
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
-        left = {id(v) for v in self._local}
-        broadcast_variables([v for v in state_of(self.model) if id(v) not in left], self.root_rank)
+        local_ids = {id(v) for v in self._local}
+        broadcast_variables([v for v in state_of(self.model) if id(v) not in local_ids], self.root_rank)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -95,32 +95,32 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Replace the model's method that returns an epoch's results to Keras."""
         if self.weighted and size() > 1:
             self._plain = self.model._get_metrics_result_or_logs
-            own: dict[str, Any] = self.model.__dict__
-            own["_get_metrics_result_or_logs"] = self._results
+            attributes: dict[str, Any] = self.model.__dict__
+            attributes["_get_metrics_result_or_logs"] = self._results
 
     def on_train_end(self, logs: Any = None) -> None:
         """Restore the model's method."""
         if self._plain is not None:
-            own: dict[str, Any] = self.model.__dict__
-            own["_get_metrics_result_or_logs"] = self._plain
+            attributes: dict[str, Any] = self.model.__dict__
+            attributes["_get_metrics_result_or_logs"] = self._plain
             if getattr(self._plain, "__func__", None) is type(self.model)._get_metrics_result_or_logs:
-                del own["_get_metrics_result_or_logs"]
+                del attributes["_get_metrics_result_or_logs"]
             self._plain = None
 
     def _results(self, logs: Any) -> Any:
         assert self._plain is not None  # noqa: S101 - for the type checker
-        found = self._plain(logs)
+        plain_logs = self._plain(logs)
         model = self.model
-        if set(found) != set(model.get_metrics_result()):  # a custom step that logs other values than the metrics
-            return found
-        mine = [v for metric in model.metrics for v in metric.variables]
-        before = [keras.ops.convert_to_numpy(v).copy() for v in mine]
+        if set(plain_logs) != set(model.get_metrics_result()):  # a custom step that logs other values than the metrics
+            return plain_logs
+        metric_variables = [v for metric in model.metrics for v in metric.variables]
+        before = [keras.ops.convert_to_numpy(v).copy() for v in metric_variables]
         calls, foreign = collectives(), {id(v) for m in _single(model.metrics) if _foreign(m) for v in m.variables}
-        for i, (variable, value) in enumerate(zip(mine, before, strict=True)):
+        for i, (variable, value) in enumerate(zip(metric_variables, before, strict=True)):
             if id(variable) not in foreign:
                 variable.assign(calls.allreduce(value, SUM, name=f"metric {i} {variable.path}"))
         exact = {name: keras.ops.convert_to_numpy(v).tolist() for name, v in model.get_metrics_result().items()}
-        for variable, value in zip(mine, before, strict=True):
+        for variable, value in zip(metric_variables, before, strict=True):
             variable.assign(value)
         if foreign:
             names = {m.name for m in _single(model.metrics) if _foreign(m)}
@@ -187,7 +187,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
 
 def _single(metrics: Sequence[Any]) -> list[Any]:
     """The single metrics, also those inside the containers that ``compile`` makes."""
-    return [one for m in metrics for one in (_single(m.metrics) if getattr(m, "metrics", None) else [m])]
+    return [metric for m in metrics for metric in (_single(m.metrics) if getattr(m, "metrics", None) else [m])]
 
 
 def _foreign(metric: Any) -> bool:

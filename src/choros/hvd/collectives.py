@@ -35,11 +35,11 @@ def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
     @functools.wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
-        met = Collectives.negotiations
+        negotiations_before = Collectives.negotiations
         try:
             return function(*given, **named)
         except Exception as error:
-            if Collectives.negotiations == met and (calls := _of(function, given, named)) is not None:
+            if Collectives.negotiations == negotiations_before and (calls := _of(function, given, named)) is not None:
                 with contextlib.suppress(RankMismatchError):
                     calls.refuse(function.__name__, brief(error))
             raise
@@ -151,7 +151,7 @@ def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any
     """Return ``allreduce`` of each value; ``how`` holds further arguments of ``allreduce``."""
     values = list(values)
     names = _named(collectives(how.get("process_set")), name, values)
-    return [allreduce(value, one, **how) for value, one in zip(values, names, strict=True)]
+    return [allreduce(value, value_name, **how) for value, value_name in zip(values, names, strict=True)]
 
 
 @told
@@ -171,13 +171,13 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
         RankMismatchError: on every rank, if the calls differ.
     """
     calls = collectives(process_set)
-    own = [slice(0)]
+    local_rows = [slice(0)]
 
     def host(x: Array) -> Array:
         rows = len(x) if x.ndim else 0
         out, counts = calls.allgather_counted(x, name=name)
         begin = sum(counts[: calls.rank])
-        own[0] = slice(begin, begin + rows)
+        local_rows[0] = slice(begin, begin + rows)
         return out
 
     def shape(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -187,7 +187,7 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
 
     def gradient(grad: Any) -> Any:
         def summed(x: Array) -> Array:
-            return calls.allreduce(x, SUM, name=grad_name(name))[own[0]].copy()
+            return calls.allreduce(x, SUM, name=grad_name(name))[local_rows[0]].copy()
 
         return operate(grad, summed, no_second, lambda _: tuple(value.shape), name)
 
@@ -199,7 +199,7 @@ def grouped_allgather(values: Sequence[Any], name: str | None = None, process_se
     """Return ``allgather`` of each value."""
     values = list(values)
     names = _named(collectives(process_set), name, values)
-    return [allgather(value, one, process_set) for value, one in zip(values, names, strict=True)]
+    return [allgather(value, value_name, process_set) for value, value_name in zip(values, names, strict=True)]
 
 
 @told
@@ -301,8 +301,8 @@ def reducescatter(
     def shape(given: tuple[Any, ...]) -> tuple[Any, ...]:
         if given[0] is None:
             return given
-        each, more = divmod(given[0], calls.size)
-        return (each + (calls.rank < more), *given[1:])
+        rows_each, more = divmod(given[0], calls.size)
+        return (rows_each + (calls.rank < more), *given[1:])
 
     return operate(value, host, gradient, shape, name)
 
@@ -312,7 +312,7 @@ def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how:
     """Return ``reducescatter`` of each value; ``how`` holds further arguments of ``reducescatter``."""
     values = list(values)
     names = _named(collectives(how.get("process_set")), name, values)
-    return [reducescatter(value, one, **how) for value, one in zip(values, names, strict=True)]
+    return [reducescatter(value, value_name, **how) for value, value_name in zip(values, names, strict=True)]
 
 
 @told

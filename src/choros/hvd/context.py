@@ -148,8 +148,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     ignored = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in _HONOURED)
     if ignored and place.rank == 0:
         print(f"choros: ignored, as it has no meaning here: {', '.join(ignored)}", file=sys.stderr, flush=True)
-    for one in [] if process_sets in (None, "dynamic") else process_sets:
-        add_process_set(one)
+    for process_set in [] if process_sets in (None, "dynamic") else process_sets:
+        add_process_set(process_set)
     if recorded is not None:
         from choros.hvd import timeline
 
@@ -178,8 +178,8 @@ def shutdown() -> None:
         from choros.hvd import timeline
 
         timeline.finish()
-        for one in list(_now[0].sets.values()):
-            _forget(one)
+        for process_set in list(_now[0].sets.values()):
+            _forget(process_set)
         _now.clear()
 
 
@@ -201,15 +201,19 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
 
 def give_up(reason: str) -> None:
     """Make present and later waits of this rank, in all process sets, raise ``PeerLostError``; thread-safe."""
-    for one in [one for now in _now for one in list(now.sets.values())]:
-        if one.collectives is not None and hasattr(one.collectives.group, "give_up"):
-            one.collectives.group.give_up(reason)
+    for process_set in [process_set for now in _now for process_set in list(now.sets.values())]:
+        if process_set.collectives is not None and hasattr(process_set.collectives.group, "give_up"):
+            process_set.collectives.group.give_up(reason)
 
 
 def failed() -> bool:
     """Return whether the group of any process set is broken; a broken group runs no more collectives."""
-    sets = [one for now in _now for one in now.sets.values() if one.collectives is not None]
-    return any(getattr(one.collectives.group, "broken", "") for one in sets if one.collectives is not None)
+    sets = [process_set for now in _now for process_set in now.sets.values() if process_set.collectives is not None]
+    return any(
+        getattr(process_set.collectives.group, "broken", "")
+        for process_set in sets
+        if process_set.collectives is not None
+    )
 
 
 def is_initialized() -> bool:
@@ -292,16 +296,16 @@ def collectives(process_set: Any = None) -> Collectives:
     Raises:
         ValueError: the set is not registered, or this rank is not in it.
     """
-    found = global_process_set if process_set is None else process_set
-    if not isinstance(found, ProcessSet):
-        raise ValueError(f"process_set={found!r}: give a hvd.ProcessSet that hvd.add_process_set returned.")
-    if found.process_set_id is None or found.process_set_id not in context().sets:
-        raise ValueError(f"{found!r} is not registered: call hvd.add_process_set with it on every rank.")
-    if found.collectives is None:
-        raise ValueError(f"Rank {rank()} is not in {found!r}: only ranks {found.ranks} call collectives with it.")
+    chosen = global_process_set if process_set is None else process_set
+    if not isinstance(chosen, ProcessSet):
+        raise ValueError(f"process_set={chosen!r}: give a hvd.ProcessSet that hvd.add_process_set returned.")
+    if chosen.process_set_id is None or chosen.process_set_id not in context().sets:
+        raise ValueError(f"{chosen!r} is not registered: call hvd.add_process_set with it on every rank.")
+    if chosen.collectives is None:
+        raise ValueError(f"Rank {rank()} is not in {chosen!r}: only ranks {chosen.ranks} call collectives with it.")
     if compiled := sys.modules.get("choros.hvd.host_ops.jax"):
         compiled.settle()
-    return found.collectives
+    return chosen.collectives
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -311,32 +315,32 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: a rank does not exist, or a registered set has the same ranks.
         RankMismatchError: the ranks register different sets.
     """
-    one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    new_set = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     now = context()
-    if one.ranks[-1] >= now.place.size:
-        raise ValueError(f"{one!r}: there are ranks 0 to {now.place.size - 1} only.")
+    if new_set.ranks[-1] >= now.place.size:
+        raise ValueError(f"{new_set!r}: there are ranks 0 to {now.place.size - 1} only.")
     for other in now.sets.values():
-        if other.ranks == one.ranks:
+        if other.ranks == new_set.ranks:
             raise ValueError(f"{other!r} has these ranks already: use that one.")
-    collectives().broadcast_object(None, name=f"add process set {one.ranks}")  # raises if the sets differ
-    group: Group | None = SingleRankGroup() if now.place.rank in one.ranks else None
-    if len(one.ranks) > 1:
-        group = part(now.group, one.ranks)
+    collectives().broadcast_object(None, name=f"add process set {new_set.ranks}")  # raises if the sets differ
+    group: Group | None = SingleRankGroup() if now.place.rank in new_set.ranks else None
+    if len(new_set.ranks) > 1:
+        group = part(now.group, new_set.ranks)
     if group is not None:
         group.timeout, group.warn_after, group.trace = now.group.timeout, now.group.warn_after, now.group.trace
-    one.collectives = None if group is None else Collectives(group, one.ranks)
-    one.process_set_id = next(i for i in range(len(now.sets) + 1) if i not in now.sets)
-    now.sets[one.process_set_id] = one
-    return one
+    new_set.collectives = None if group is None else Collectives(group, new_set.ranks)
+    new_set.process_set_id = next(i for i in range(len(now.sets) + 1) if i not in now.sets)
+    now.sets[new_set.process_set_id] = new_set
+    return new_set
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; return False for the set of all ranks and for unregistered ones. Every rank calls it."""
-    found = getattr(process_set, "process_set_id", None)
-    if not found or context().sets.get(found) is not process_set:
+    set_id = getattr(process_set, "process_set_id", None)
+    if not set_id or context().sets.get(set_id) is not process_set:
         return False
     collectives().broadcast_object(None, name=f"remove process set {process_set.ranks}")
-    del context().sets[found]
+    del context().sets[set_id]
     _forget(process_set)
     return True
 

@@ -44,19 +44,19 @@ class EagerGradientReducer:
         if not self._flats:  # the variables are the same in each step
             self.how.refuse_scales(variables, local)
         dense = [None if g is None else _dense(g) for g in grads]
-        given = [i for i, g in enumerate(dense) if g is not None]
-        tensors = [dense[i] for i in given]
-        own = tuple(local[i] for i in given)
+        present = [i for i, g in enumerate(dense) if g is not None]
+        tensors = [dense[i] for i in present]
+        present_local = tuple(local[i] for i in present)
         if any(map(is_symbolic, tensors)):
-            due, out = call_back(lambda *arrays: self._host(arrays, own), tensors)
+            due, out = call_back(lambda *arrays: self._host(arrays, present_local), tensors)
         else:
             arrays, backs = zip(*map(arrive, tensors), strict=True) if tensors else ((), ())
-            due, *reduced = self._host(arrays, own)
+            due, *reduced = self._host(arrays, present_local)
             out = [back(array) for back, array in zip(backs, reduced, strict=True)]
-        whole: list[Any] = [None] * len(dense)
-        for i, value in zip(given, out, strict=True):
-            whole[i] = value
-        return due, whole
+        gradients: list[Any] = [None] * len(dense)
+        for i, value in zip(present, out, strict=True):
+            gradients[i] = value
+        return due, gradients
 
     def _host(self, arrays: Sequence[Any], local: Sequence[bool]) -> list[Array]:
         """Reduce arrays; return a bool array, True if a step is due, then the reduced arrays, or zeros if none is."""
@@ -72,10 +72,10 @@ class EagerGradientReducer:
         flat = self._flats[key]
         if not flat.add(arrays, 1.0):
             return [np.asarray(False), *(np.zeros_like(array) for array in arrays)]
-        found = flat.reduce()
-        if found is None:  # only fit ends an epoch by a flag, so this is not reached
+        reduced = flat.reduce()
+        if reduced is None:  # only fit ends an epoch by a flag, so this is not reached
             return [np.asarray(False), *(np.zeros_like(array) for array in arrays)]
-        summed, divisor = found
+        summed, divisor = reduced
         parts = [
             (summed[where] / divisor).reshape(a.shape).astype(a.dtype)
             for where, a in zip(flat.slices, arrays, strict=True)
@@ -124,11 +124,11 @@ def attach(optimizer: Any, how: ReductionConfig) -> None:
 
         return list(map(chosen, trained, trainable_variables)), list(map(chosen, slots, waiting))
 
-    own = vars(optimizer)
-    own["apply"], own["_choros_reduction"] = apply, how
-    own["register_local_var"] = how.local.append
+    attributes = vars(optimizer)
+    attributes["apply"], attributes["_choros_reduction"] = apply, how
+    attributes["register_local_var"] = how.local.append
     if plain_stateless is not None:
-        own["stateless_apply"] = stateless_apply
+        attributes["stateless_apply"] = stateless_apply
 
 
 def _count(optimizer: Any) -> Any:

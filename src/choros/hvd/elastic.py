@@ -117,8 +117,8 @@ class ObjectState:
         member = membership()
         if member is None:
             return
-        mine = np.array([member.changed, member.coming], np.int32)
-        changed, coming = context.collectives().allreduce(mine, MAX, name="commit")
+        status = np.array([member.changed, member.coming], np.int32)
+        changed, coming = context.collectives().allreduce(status, MAX, name="commit")
         if changed:
             raise HostsUpdatedInterrupt(skip_sync=not coming)
 
@@ -175,8 +175,8 @@ class KerasState(ObjectState):
 
     def sync(self) -> None:
         """Take rank 0's state, except for the seeds of random layers, and keep a copy."""
-        own = {id(variable) for variable in seed_state.find(self.model)}
-        broadcast_variables([variable for variable in self._variables() if id(variable) not in own], 0)
+        seed_ids = {id(variable) for variable in seed_state.find(self.model)}
+        broadcast_variables([variable for variable in self._variables() if id(variable) not in seed_ids], 0)
         super().sync()
 
 

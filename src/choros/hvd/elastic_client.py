@@ -110,7 +110,7 @@ class ElasticClient:
         until = time.monotonic() + limit
         while True:
             try:
-                said = self._said.get(timeout=_LOOK)
+                message = self._said.get(timeout=_LOOK)
             except queue.Empty:
                 if self._gone.is_set():
                     raise PeerLostError(f"{self._line.peer} has gone: see what it printed last.") from None
@@ -119,13 +119,13 @@ class ElasticClient:
                         f"Not all ranks of generation {self.generation} came in {limit:g} s."
                     ) from None
                 continue
-            if said["say"] == "leave":
+            if message["say"] == "leave":
                 print(f"choros: process {self._number} is no longer part of this job and exits", file=sys.stderr)
                 raise SystemExit(0)
-            if said["say"] == what and (what == "place" or said["generation"] == self.generation):
-                return said
-            if said["say"] == "broken" and what == "swap" and said["generation"] == self.generation:
-                raise PeerLostError(f"Generation {self.generation} is over before it began: {said['reason']}")
+            if message["say"] == what and (what == "place" or message["generation"] == self.generation):
+                return message
+            if message["say"] == "broken" and what == "swap" and message["generation"] == self.generation:
+                raise PeerLostError(f"Generation {self.generation} is over before it began: {message['reason']}")
 
     def _listen(self) -> None:
         try:

@@ -31,20 +31,22 @@ def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
         RankMismatchError: on every rank; names the rank, the host and the difference.
     """
     built = all(layer.built for layer in model._flatten_layers())
-    mine = {**facts_of_model(model), "batches": batches(call), "built": built, "host": platform.node()}
+    local_facts = {**facts_of_model(model), "batches": batches(call), "built": built, "host": platform.node()}
 
     def gather(told: Any) -> list[Any]:
         return calls.allgather_object(told, name="what fit was given")
 
-    said = gather(mine)
-    unknown = ["batches"] if any(other["batches"] is None for other in said) else []
-    if problem := difference(said, model, gather, calls.ranks, ["script", *unknown]):
+    all_facts = gather(local_facts)
+    unknown = ["batches"] if any(other["batches"] is None for other in all_facts) else []
+    if problem := difference(all_facts, model, gather, calls.ranks, ["script", *unknown]):
         raise RankMismatchError(
             f"{problem} Nothing was trained. Build and compile the same model on every rank, with the same libraries, "
             "and give each the same number of batches (hvd.shard divides rows exactly); only weights may differ, where "
             "a broadcast makes them equal."
         )
-    others = [rank for rank, other in zip(calls.ranks, said, strict=True) if other["script"] != said[0]["script"]]
+    others = [
+        rank for rank, other in zip(calls.ranks, all_facts, strict=True) if other["script"] != all_facts[0]["script"]
+    ]
     if others and not (calls.rank or _warned):
         _warned.append(True)
         print(
@@ -70,7 +72,7 @@ def batches(call: dict[str, Any]) -> int | None:
         if isinstance(x, keras.utils.PyDataset):
             return None if x.num_batches is None else int(x.num_batches)
         rows = {int(leaf.shape[0]) for leaf in keras.tree.flatten(x)}
-        kept = math.floor(rows.pop() * (1 - (call.get("validation_split") or 0.0)))
-        return None if rows else math.ceil(kept / (call.get("batch_size") or 32))
+        train_rows = math.floor(rows.pop() * (1 - (call.get("validation_split") or 0.0)))
+        return None if rows else math.ceil(train_rows / (call.get("batch_size") or 32))
     except Exception:  # data of another type, or data that fit itself will refuse
         return None

@@ -38,8 +38,8 @@ _installed: list[bool] = []
 
 def reduction_of(optimizer: Any) -> Any:
     """Return the ReductionConfig of an optimizer, or of the one in a ``LossScaleOptimizer``; None if there is none."""
-    own = getattr(optimizer, "_choros_reduction", None)
-    return own or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)
+    reduction = getattr(optimizer, "_choros_reduction", None)
+    return reduction or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)
 
 
 def install() -> None:
@@ -87,10 +87,10 @@ def _fit(plain: Any) -> Any:
             call["shuffle"] = False  # a Shard shuffles rows alike on all ranks; Keras would differ between ranks
         if not _told and not rank():
             _told.append(True)
-            met = kind_of(collectives(how.process_set).group)
+            transport = kind_of(collectives(how.process_set).group)
             print(
                 f"choros: {how.size} ranks train one model (gradients by {how.op.name.capitalize()}); batch_size is "
-                f"per rank, so a step trains {how.size} batches; they communicate by {met}",
+                f"per rank, so a step trains {how.size} batches; they communicate by {transport}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -205,31 +205,31 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if updates > taken or (updates < taken and not scaled):
             problem = f"the optimizer made {updates} updates in this epoch, and {taken} gradients were reduced"
         rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
-        mine = [
+        status = [
             bool(self._owner.stop_training),
             rate,
             problem,
             replica_divergence.mark(self._weights()),
             platform.node(),
         ]
-        said = self._calls.allgather_object(mine, name=f"end of epoch {epoch}")
-        problems = [f"rank {r}: {told}" for r, (_, _, told, *_) in enumerate(said) if told]
+        reports = self._calls.allgather_object(status, name=f"end of epoch {epoch}")
+        problems = [f"rank {r}: {problem}" for r, (_, _, problem, *_) in enumerate(reports) if problem]
         if problems:
             raise RankMismatchError(
                 f"{'; '.join(problems)}. Something calls the optimizer past hvd.DistributedOptimizer: use "
                 "optimizer.apply, and no make_train_function of your own."
             )
-        found = replica_divergence.compare([each[3] for each in said])
-        if found is not None and found.far:
-            raise RankMismatchError(found.say([each[4] for each in said], epoch))
-        if found is not None and not (self._warned or self._calls.rank):
-            replica_divergence.warn(found, "each rank keeps its own")
-        self._warned = found is not None
-        self._owner.stop_training = any(each[0] for each in said)
-        if any(each[1] != said[0][1] for each in said) and isinstance(
+        drift = replica_divergence.compare([report[3] for report in reports])
+        if drift is not None and drift.far:
+            raise RankMismatchError(drift.say([report[4] for report in reports], epoch))
+        if drift is not None and not (self._warned or self._calls.rank):
+            replica_divergence.warn(drift, "each rank keeps its own")
+        self._warned = drift is not None
+        self._owner.stop_training = any(report[0] for report in reports)
+        if any(report[1] != reports[0][1] for report in reports) and isinstance(
             self._owner.optimizer.learning_rate, keras.Variable
         ):
-            self._owner.optimizer.learning_rate = said[0][1]
+            self._owner.optimizer.learning_rate = reports[0][1]
 
     def _now(self) -> tuple[int, int]:
         return self.how.taken, self._iterations()
@@ -246,7 +246,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """The weights that must be equal on all ranks, as one float32 or float64 vector."""
         variables = self._owner.trainable_variables
         local = self.how.are_local(variables)
-        shared = [v for v, own in zip(variables, local, strict=True) if not own]
+        shared = [v for v, is_local in zip(variables, local, strict=True) if not is_local]
         flat = np.concatenate([np.zeros(0, "float32"), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
         return flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
 
@@ -255,13 +255,13 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         flat = np.insert(self._weights(), 0, rate)
         root = self._calls.broadcast(flat, name=f"weights of {alike(self._owner.name)}")
         near = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))
-        said = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")
-        if any(other != said[0][1] for _, other in said):
-            rates = ", ".join(f"{other:g}" for _, other in said)
+        reports = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")
+        if any(other != reports[0][1] for _, other in reports):
+            rates = ", ".join(f"{other:g}" for _, other in reports)
             raise RankMismatchError(
                 f"The ranks begin with different learning rates ({rates}): set the same one on all."
             )
-        far = [r for r, (equal, _) in enumerate(said) if not equal]
+        far = [r for r, (equal, _) in enumerate(reports) if not equal]
         if far:
             raise RankMismatchError(
                 f"The weights of ranks {far} are not those of rank 0, so the ranks would train different models: add "

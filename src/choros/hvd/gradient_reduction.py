@@ -83,8 +83,10 @@ class ReductionConfig:
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """Return for each variable whether it is local, that is, not reduced."""
         local = [*self.local, *(v for layer in self.local_layers for v in layer.trainable_variables)]
-        own = {id(one) for v in local for one in (v, getattr(v, "value", v))}  # also the inner TensorFlow variable
-        return [id(v) in own for v in variables]
+        local_ids = {
+            id(tensor) for v in local for tensor in (v, getattr(v, "value", v))
+        }  # also the inner TensorFlow variable
+        return [id(v) in local_ids for v in variables]
 
     def refuse_scales(self, variables: Sequence[Any], local: Sequence[bool]) -> None:
         """Refuse variables of float8 scales if several ranks would average them.
@@ -135,7 +137,7 @@ class GradientBuffer:
         self._calls = calls = collectives(how.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
         warn_of_bytes(how.compression, self.rank, self.ranks)
-        self._local = [where for where, own in zip(self.slices, local, strict=True) if own]
+        self._local = [where for where, is_local in zip(self.slices, local, strict=True) if is_local]
         self._step = (SUM_SLOTS, self.size + 1, *dtype_code(self.dtype))
         self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
         self._result = aligned(self.size, self.dtype) if self._local else None
@@ -145,12 +147,13 @@ class GradientBuffer:
 
     def _compare(self) -> None:
         """Check that all ranks reduce the same variables with the same settings."""
-        said = self._calls.allgather_object([self._whole, platform.node()], name="gradients")
-        for number, (whole, host) in zip(self._calls.ranks, said, strict=True):
-            if whole != said[0][0]:
+        reports = self._calls.allgather_object([self._whole, platform.node()], name="gradients")
+        for number, (description, host) in zip(self._calls.ranks, reports, strict=True):
+            if description != reports[0][0]:
                 raise RankMismatchError(
                     f"The ranks train different models, or were given different settings: rank {number} on {host} is "
-                    f"about to reduce {whole}, and rank {self._calls.ranks[0]} on {said[0][1]} {said[0][0]}. Build the "
+                    f"about to reduce {description}, and rank {self._calls.ranks[0]} on {reports[0][1]} "
+                    f"{reports[0][0]}. Build the "
                     "same model on every rank, with rows of the same shape, and give hvd.DistributedOptimizer the same "
                     "settings."
                 )
@@ -171,17 +174,17 @@ class GradientBuffer:
             Whether ``reduce`` is due.
         """
         n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
-        target = kept = self._kept
+        target = kept_sum = self._kept
         if target is None:
             self._announce()  # before gradients are in the slot: announcements use the slot too
             target = self.group.slot(self.size + 1, self.dtype)
         for where, array in zip(self.slices, [None] * len(self.slices) if arrays is None else arrays, strict=True):
             if array is not None:
                 array = self._rounded(array.reshape(-1))
-            if kept is None and array is not None:
+            if kept_sum is None and array is not None:
                 np.multiply(array, n, out=target[where], dtype=self.dtype, casting="same_kind")
                 keep(target, where)
-            elif kept is None or (self._fresh and array is None):
+            elif kept_sum is None or (self._fresh and array is None):
                 leave_out(target, where)
             elif self._fresh:
                 target[where] = array

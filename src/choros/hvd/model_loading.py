@@ -50,13 +50,13 @@ def _with_slots(optimizer: Any, model: Any, path: str) -> Any:
         group = file.get("optimizer_weights", {})
         names = [name for key in sorted(getattr(group, "attrs", {})) for name in group.attrs[key]]
         arrays = [np.array(group[name]) for name in names]
-    anew = type(optimizer).from_config(optimizer.get_config())
-    anew.build(model.trainable_variables)
-    if len(arrays) != len(anew.variables):
+    fresh = type(optimizer).from_config(optimizer.get_config())
+    fresh.build(model.trainable_variables)
+    if len(arrays) != len(fresh.variables):
         return optimizer
-    for variable, array in zip(anew.variables, arrays, strict=True):
+    for variable, array in zip(fresh.variables, arrays, strict=True):
         variable.assign(array)
-    return anew
+    return fresh
 
 
 def shard(  # noqa: D417 - x, y and sample_weight share one entry

@@ -15,9 +15,9 @@ from choros.hvd.context import context
 
 def state_of(model: Any) -> list[Any]:
     """Return the variables of a model and of its optimizer, without the seeds of random layers."""
-    own = {id(v) for v in seed_state.find(model)}
+    seed_ids = {id(v) for v in seed_state.find(model)}
     everything = [*model.variables, *(model.optimizer.variables if getattr(model, "optimizer", None) else [])]
-    return [v for v in everything if id(v) not in own]
+    return [v for v in everything if id(v) not in seed_ids]
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -41,7 +41,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     """
     context()
     gc.collect()  # an unreferenced model may be collected on one rank only, and the lists would differ
-    models = [thing for thing in gc.get_objects() if issubclass(type(thing), keras.Model)]
+    models = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), keras.Model)]
     inner = {id(layer) for model in models for layer in model._flatten_layers(include_self=False)}
     named: dict[str, Any] = {}
     for model in models:
@@ -50,5 +50,5 @@ def broadcast_global_variables(root_rank: int) -> None:
                 f"Two models are called {model.name!r}, so nothing tells which is which on the root: give each a name, "
                 "or call hvd.broadcast_variables(model.variables, root_rank) for each."
             )
-    found = {id(v): v for name in sorted(named) for v in state_of(named[name])}
-    broadcast_variables(list(found.values()), root_rank)
+    variables = {id(v): v for name in sorted(named) for v in state_of(named[name])}
+    broadcast_variables(list(variables.values()), root_rank)

@@ -130,9 +130,9 @@ def PartialDistributedOptimizer(
 
 
 def _check_groups(num_groups: int, groups: Any) -> None:
-    for what, given in (("num_groups", num_groups), ("groups", groups)):
-        lists = isinstance(given, list | tuple) and all(isinstance(one, list | tuple) for one in given)
-        if given and not lists and not (isinstance(given, int) and given > 0):
-            raise ValueError(f"{what}={given!r}: give a whole number above 0, or a list of lists of variables.")
+    for option, value in (("num_groups", num_groups), ("groups", groups)):
+        lists = isinstance(value, list | tuple) and all(isinstance(group, list | tuple) for group in value)
+        if value and not lists and not (isinstance(value, int) and value > 0):
+            raise ValueError(f"{option}={value!r}: give a whole number above 0, or a list of lists of variables.")
     if num_groups and groups:
         raise ValueError("num_groups and groups are both given: give groups alone.")

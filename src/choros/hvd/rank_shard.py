@@ -127,11 +127,11 @@ class RowShard(Shard):
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         if not self._training:
-            own = self._batch // self._size
-            rows = self._order[index * own : (index + 1) * own]
+            rank_batch = self._batch // self._size
+            rows = self._order[index * rank_batch : (index + 1) * rank_batch]
         else:
-            whole = self._order[index * self._batch : (index + 1) * self._batch]
-            rows = whole[share(len(whole), self._rank, self._size)]
+            global_rows = self._order[index * self._batch : (index + 1) * self._batch]
+            rows = global_rows[share(len(global_rows), self._rank, self._size)]
         source = self._source
         x, y, weight = _each(lambda leaf: leaf[rows], source.x, source.y, source.sample_weight)
         return parts(Batch(x, y, weight, len(rows), len(rows)))

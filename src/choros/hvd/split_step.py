@@ -61,9 +61,9 @@ class SplitStep:
 
     def weights(self) -> Array:
         """Return the weights of the present step as one vector, in the replica's dtype."""
-        found = np.empty(self._replica.size, self._replica.dtype)
-        self._replica.get(found)
-        return found
+        reduced = np.empty(self._replica.size, self._replica.dtype)
+        self._replica.get(reduced)
+        return reduced
 
     def end(self, stopping: bool) -> bool:
         """End the epoch's batches with the other ranks; see ``GradientBuffer.end``."""
@@ -75,9 +75,9 @@ class SplitStep:
     def _on_jax(self, state: Any, iterator: Any) -> Any:
         self._replica.in_state(state)
         data: Any = self._fed(lambda: next(iterator))
-        for left in reversed(range(self.model.steps_per_execution)):
+        for remaining in reversed(range(self.model.steps_per_execution)):
             self._step(data)
-            data = self._fed(lambda: next(iterator, None)) if left else None
+            data = self._fed(lambda: next(iterator, None)) if remaining else None
             if data is None:
                 break
         return self._logs, self._replica.out_state()
@@ -135,13 +135,13 @@ class SplitStep:
         if not self.flat.add(arrays, n):
             replica.skip()
             return
-        found = self.flat.reduce()
-        if found is None:
+        reduced = self.flat.reduce()
+        if reduced is None:
             self.how.taken -= 1
             self.model.stop_training = self._stopped = True
-        elif found[1]:  # 0 if no rank had a row
+        elif reduced[1]:  # 0 if no rank had a row
             with self.how.through(), weighed(self.how.op == AVERAGE):
-                self._logs = replica.update(*found) or self._logs
+                self._logs = replica.update(*reduced) or self._logs
         else:
             replica.skip()
 
@@ -154,12 +154,12 @@ class SplitStep:
         self._tried = True
         if of_keras(type(self.model).train_step):  # the same result on all ranks, as they have the same model
             return
-        mine = None
+        reason = None
         if rows:
             repeat = getattr(self.model, "repeat_step", False)
-            mine = "the model says repeat_step" if repeat else dependent(self._replica, data, rows)
-        said = collectives(self.how.process_set).allgather_object(mine, name="what depends on the update")
-        names = [name for name in said if name is not None]
+            reason = "the model says repeat_step" if repeat else dependent(self._replica, data, rows)
+        reasons = collectives(self.how.process_set).allgather_object(reason, name="what depends on the update")
+        names = [name for name in reasons if name is not None]
         if names and self.how.every > 1:
             raise InvalidInputError(
                 f"{type(self.model).__name__}.train_step reads updated weights ({names[0]} depends on them), "

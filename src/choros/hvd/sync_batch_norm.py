@@ -58,13 +58,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         else:
             broad = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs))
             count = ops.sum(ops.cast(broad, mean.dtype)) / mean.shape[-1]
-        mine = ops.concatenate([ops.reshape(count, (1,)), mean, variance])
+        local_moments = ops.concatenate([ops.reshape(count, (1,)), mean, variance])
         rows = ops.cast(ops.shape(inputs)[0], mean.dtype) if _by_rows[-1] else 1.0
         # The gradient of this rank's values sums over all ranks, each weighted by its rows. fit weights gradients by
         # rows again, so the values' gradient is divided by this rank's rows, and the result's is multiplied.
         # A sum with one row per rank replaces allgather: ranks with different batches need not trace at the same time.
         place = ops.expand_dims(ops.arange(size()) == rank(), -1)
-        placed = ops.where(place, _pulled(mine, 1.0 / rows), ops.zeros_like(mine))
+        placed = ops.where(place, _pulled(local_moments, 1.0 / rows), ops.zeros_like(local_moments))
         everyone = allreduce(placed, op=SUM, name=f"moments of {alike(self.path)}")
         everyone = _pulled(everyone, rows)
         counts, means, variances = (
@@ -73,9 +73,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             everyone[:, 1 + mean.shape[-1] :],
         )
         total = ops.sum(counts)
-        whole = ops.sum(counts * means, axis=0) / total
-        spread = ops.sum(counts * (variances + ops.square(means - whole)), axis=0) / total
-        return whole, spread
+        mean_all = ops.sum(counts * means, axis=0) / total
+        spread = ops.sum(counts * (variances + ops.square(means - mean_all)), axis=0) / total
+        return mean_all, spread
 
 
 def _pulled(x: Any, by: Any) -> Any:

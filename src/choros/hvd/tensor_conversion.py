@@ -71,9 +71,9 @@ def _to_tensorflow(out: Array) -> Any:
     tensorflow = sys.modules["tensorflow"]
     if out.nbytes > _SMALL or out.dtype.kind not in "iuf":
         return tensorflow.convert_to_tensor(out)
-    own = aligned(out.size, out.dtype).reshape(out.shape)
-    own[...] = out
-    return tensorflow.experimental.dlpack.from_dlpack(own.__dlpack__())
+    aligned_copy = aligned(out.size, out.dtype).reshape(out.shape)
+    aligned_copy[...] = out
+    return tensorflow.experimental.dlpack.from_dlpack(aligned_copy.__dlpack__())
 
 
 def _from_torch(value: Any, torch: Any) -> tuple[Array, Back]:

@@ -77,33 +77,33 @@ def write(path: str, lanes: Iterable[str]) -> None:
 
 def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, cut: bool) -> Iterator[dict[str, Any]]:
     """Yield a lane's names, then its events. Lanes count from 1, as Perfetto reserves process 0 for the kernel."""
-    own = {"pid": rank + 1, "tid": 1}
+    track = {"pid": rank + 1, "tid": 1}
     name = f"rank {rank} on {os.uname().nodename} (process {os.getpid()})"
-    yield {"ph": "M", "name": "process_name", **own, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", **own, "args": {"sort_index": rank}}
-    yield {"ph": "M", "name": "thread_name", **own, "args": {"name": "collectives and reductions"}}
+    yield {"ph": "M", "name": "process_name", **track, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", **track, "args": {"sort_index": rank}}
+    yield {"ph": "M", "name": "thread_name", **track, "args": {"name": "collectives and reductions"}}
 
     def mark(what: str, at: float) -> dict[str, Any]:
-        return {"ph": "i", "s": "p", "name": what, "cat": "mark", "ts": at, **own}
+        return {"ph": "i", "s": "p", "name": what, "cat": "mark", "ts": at, **track}
 
     if cut and events:
         yield mark("older events were dropped", (min(event[2] for event in events) - zero) / 1000)
     inside: list[Event] = []  # waits and reductions since the last call or step
     steps = fed = 0
     for event in events:
-        kind, what, begin, end, nbytes = event
+        kind, label, begin, end, nbytes = event
         facts: dict[str, Any] = {} if nbytes < 0 else {"bytes": nbytes}
         if kind in ("wait", "reduce"):
             inside.append(event)
         elif kind == "data":
             fed += end - begin
         else:
-            facts |= {f"{each}_us": _total(inside, each, begin) for each in ("wait", "reduce")}
+            facts |= {f"{phase}_us": _total(inside, phase, begin) for phase in ("wait", "reduce")}
             inside = []
         if kind == "step":
             facts["data_us"] = fed / 1000
         at = (begin - zero) / 1000
-        yield {"ph": "X", "name": what, "cat": kind, "ts": at, "dur": (end - begin) / 1000, **own, "args": facts}
+        yield {"ph": "X", "name": label, "cat": kind, "ts": at, "dur": (end - begin) / 1000, **track, "args": facts}
         if kind == "step":
             steps, fed = steps + 1, 0
             if mark_steps:

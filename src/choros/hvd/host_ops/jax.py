@@ -17,8 +17,8 @@ def operate(value: Any, host: Callable[[Array], Array], gradient: Callable[[Any]
     """Return ``host(value)`` for a traced value; see ``choros.hvd.host_ops.operate``."""
 
     def forward(tensor: Any) -> Any:
-        found = jax.ShapeDtypeStruct(shape(tuple(tensor.shape)), tensor.dtype)
-        return io_callback(_marked(lambda array: host(np.asarray(array))), found, tensor, ordered=True)
+        result_type = jax.ShapeDtypeStruct(shape(tuple(tensor.shape)), tensor.dtype)
+        return io_callback(_marked(lambda array: host(np.asarray(array))), result_type, tensor, ordered=True)
 
     differentiable = jax.custom_vjp(forward)
     differentiable.defvjp(lambda tensor: (forward(tensor), None), lambda _, grad: (gradient(grad),))

@@ -114,8 +114,8 @@ def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]],
             self.__dict__ = gradtape.__dict__
 
         def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **how: Any) -> Any:
-            found = keras.tree.flatten(super().gradient(target, sources, output_gradients, **how))
-            return keras.tree.pack_sequence_as(sources, reduce(found, keras.tree.flatten(sources)))
+            gradients = keras.tree.flatten(super().gradient(target, sources, output_gradients, **how))
+            return keras.tree.pack_sequence_as(sources, reduce(gradients, keras.tree.flatten(sources)))
 
         def register_local_source(self, source: Any) -> None:
             """Exclude a variable's gradients from the reduction."""
