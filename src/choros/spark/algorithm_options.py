@@ -28,16 +28,16 @@ def by_name(algorithm: Any, **options: Any) -> Any:
     try:
         made = algorithms.from_config(algorithm) if isinstance(algorithm, dict) else algorithms.by_name(algorithm)
         rate = options.pop("learning_rate", None)
-        given = {name: value for name, value in options.items() if value is not None}
-        if "rho" in given and hasattr(made, "alpha"):
-            rho = given.pop("rho")
+        given_options = {name: value for name, value in options.items() if value is not None}
+        if "rho" in given_options and hasattr(made, "alpha"):
+            rho = given_options.pop("rho")
             if rate is None:
                 raise InvalidInputError("rho needs a learning rate, since alpha = rho * learning rate: set it too.")
-            given["alpha"] = rho * rate
-        known = [one for one in algorithms.to_config(made) if one != "name"]
-        if wrong := [name for name in given if name not in known]:
+            given_options["alpha"] = rho * rate
+        known = [name for name in algorithms.to_config(made) if name != "name"]
+        if wrong := [name for name in given_options if name not in known]:
             raise InvalidInputError(f"{type(made).__name__} has no {wrong[0]!r}: it has {', '.join(known)}.")
-        return replace(made, **given)
+        return replace(made, **given_options)
     except InvalidInputError:
         raise
     except (TypeError, ValueError) as error:

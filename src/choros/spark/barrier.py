@@ -115,12 +115,12 @@ def run(
         frame = frame.repartition(size)
     how = {} if profile is None else {"profile": profile}
     try:
-        found = frame.mapInArrow(partial(_task, plan), _ROWS, barrier=True, **how).collect()
+        rows = frame.mapInArrow(partial(_task, plan), _ROWS, barrier=True, **how).collect()
     except Exception as error:
         failed = translate(error, size)
         raise failed from None
     parts: dict[int, dict[int, bytes]] = {rank: {} for rank in range(size)}
-    for row in found:
+    for row in rows:
         parts[row.rank][row.part] = bytes(row.payload)
     return [b"".join(parts[rank][number] for number in sorted(parts[rank])) for rank in range(size)]
 
@@ -177,17 +177,17 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
             spill.fill(batches)
         except Exception as error:
             wrong = error
-        mine = {"forms": spill.forms(), "failed": wrong is not None}
-        mine["rows"] = [0, 0] if wrong else [spill.data({}).rows, _validating(plan, spill)]
-        said = [json.loads(text) for text in swap(json.dumps(mine).encode())]
-        forms = _agreed(plan, said, wrong)
+        local_report = {"forms": spill.forms(), "failed": wrong is not None}
+        local_report["rows"] = [0, 0] if wrong else [spill.data({}).rows, _validating(plan, spill)]
+        reports = [json.loads(text) for text in swap(json.dumps(local_report).encode())]
+        forms = _agreed(plan, reports, wrong)
         task = Task(
             rank,
             plan.size,
             spill.data(forms),
             spill.data(forms, True) if plan.columns.marked else None,
-            [one["rows"][0] for one in said],
-            [one["rows"][1] for one in said],
+            [report["rows"][0] for report in reports],
+            [report["rows"][1] for report in reports],
             swap,
             plan.secret,
             address,
@@ -207,12 +207,12 @@ def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None
     """Return the forms of the arrays over all tasks. Raise an error if a task failed or there are no rows."""
     if wrong is not None:
         raise wrong
-    failed = [rank for rank, one in enumerate(said) if one["failed"]]
+    failed = [rank for rank, report in enumerate(said) if report["failed"]]
     if failed:
         raise PeerLostError(f"Worker {failed[0]} could not take its rows.")
-    if not sum(one["rows"][0] for one in said):
+    if not sum(report["rows"][0] for report in said):
         raise InvalidDataError("The frame has no rows to train with.")
-    return agree(plan.columns, [one["forms"] for one in said])
+    return agree(plan.columns, [report["forms"] for report in said])
 
 
 def _address(hosts: list[str], rank: int) -> str:
@@ -220,10 +220,10 @@ def _address(hosts: list[str], rank: int) -> str:
     network = os.environ.get("CHOROS_NETWORK", "")
     if not network:
         try:
-            found = socket.gethostbyname(hosts[rank])
+            address = socket.gethostbyname(hosts[rank])
         except OSError:
-            found = ""
-        alone = found.startswith("127.") and len(set(hosts)) == 1  # the loopback is valid only on a single host
-        if alone or found in addresses().values():
-            return found
+            address = ""
+        alone = address.startswith("127.") and len(set(hosts)) == 1  # the loopback is valid only on a single host
+        if alone or address in addresses().values():
+            return address
     return own_address(network)

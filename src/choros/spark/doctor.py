@@ -48,8 +48,11 @@ def examine(spark: Any) -> list[dict[str, Any]]:
     except Exception as error:
         failed = translate(error, count)
         raise failed from None
-    mine = look() | {"executor": "driver", "slots": count, "backend": named_backend()[0]}
-    return [mine, *sorted((json.loads(row.facts) for row in rows), key=lambda one: (one["host"], one["executor"]))]
+    driver_facts = look() | {"executor": "driver", "slots": count, "backend": named_backend()[0]}
+    return [
+        driver_facts,
+        *sorted((json.loads(row.facts) for row in rows), key=lambda one: (one["host"], one["executor"])),
+    ]
 
 
 def _asker(look: Callable[[], dict[str, Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -87,28 +90,28 @@ def _looker(packages: Sequence[str]) -> Callable[[], dict[str, Any]]:
         import sys
         from importlib import metadata
 
-        found: dict[str, str | None] = {}
+        versions: dict[str, str | None] = {}
         for name, several in names.items():
-            found[name] = None
-            for one in several:
+            versions[name] = None
+            for process in several:
                 try:
-                    found[name] = found[name] or metadata.version(one)
+                    versions[name] = versions[name] or metadata.version(process)
                 except metadata.PackageNotFoundError:
                     continue
-        if found.get("choros") is None and "choros" in names:
+        if versions.get("choros") is None and "choros" in names:
             try:
                 import choros as there
             except ImportError:
                 pass
             else:
-                found["choros"] = there.__version__
+                versions["choros"] = there.__version__
         shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return {
             "host": platform.node(),
             "python": platform.python_version(),
             "program": sys.executable,
-            "packages": found,
+            "packages": versions,
             "cores": cores,
             "shm": shm,
             "backend": os.environ.get("KERAS_BACKEND", ""),
@@ -129,44 +132,44 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
         >>> findings([mine, {**mine, "host": "a", "packages": {"keras": None}}])
         ['The executors on a have no keras (the driver has 3.15): pip install keras==3.15 there, or ship it.']
     """
-    mine, others = facts[0], facts[1:]
-    found: list[str] = []
+    driver, others = facts[0], facts[1:]
+    problems: list[str] = []
 
     def tell(wrong: Sequence[dict[str, Any]], words: str) -> None:
-        hosts = ", ".join(dict.fromkeys(one["host"] for one in wrong))
+        hosts = ", ".join(dict.fromkeys(facts_of_task["host"] for facts_of_task in wrong))
         if wrong:
-            found.append(f"The executors on {hosts} {words}")
+            problems.append(f"The executors on {hosts} {words}")
 
-    backend = mine["backend"]
-    if backend and mine["packages"].get(backend, "unknown") is None:
-        found.append(
+    backend = driver["backend"]
+    if backend and driver["packages"].get(backend, "unknown") is None:
+        problems.append(
             f"The driver has no {backend}, which Keras would load: pip install 'choros[spark,{backend}]', or set "
             "KERAS_BACKEND to a backend that is installed."
         )
-    minor = mine["python"].rpartition(".")[0]
+    minor = driver["python"].rpartition(".")[0]
     tell(
-        [one for one in others if one["python"].rpartition(".")[0] != minor],
+        [task for task in others if task["python"].rpartition(".")[0] != minor],
         f"run another Python than the driver's {minor}: set spark.pyspark.python, or ship an environment.",
     )
-    for name, version in mine["packages"].items():
+    for name, version in driver["packages"].items():
         if version is None:
             continue
-        needed = name in _NEEDED or name == mine["backend"]
-        missing = [one for one in others if one["packages"].get(name) is None]
+        needed = name in _NEEDED or name == driver["backend"]
+        missing = [task for task in others if task["packages"].get(name) is None]
         if needed:
             tell(
                 missing, f"have no {name} (the driver has {version}): pip install {name}=={version} there, or ship it."
             )
-        other = [one for one in others if one["packages"].get(name) not in (None, version)]
+        other = [task for task in others if task["packages"].get(name) not in (None, version)]
         if needed and other:
-            versions = ", ".join(sorted({one["packages"][name] for one in other}))
+            versions = ", ".join(sorted({task["packages"][name] for task in other}))
             tell(other, f"have {name} {versions}, the driver {version}: install the same.")
-    small = [one for one in others if one["shm"] < _ROOM]
+    small = [task for task in others if task["shm"] < _ROOM]
     tell(small, "have less than 256 MB free in /dev/shm, which the workers of one host share: give them more.")
-    backends = [one for one in others if one["backend"] not in ("", mine["backend"])]
-    if mine["backend"]:
-        tell(backends, f"have another KERAS_BACKEND: set spark.executorEnv.KERAS_BACKEND={mine['backend']}.")
-    return found
+    backends = [task for task in others if task["backend"] not in ("", driver["backend"])]
+    if driver["backend"]:
+        tell(backends, f"have another KERAS_BACKEND: set spark.executorEnv.KERAS_BACKEND={driver['backend']}.")
+    return problems
 
 
 def report(facts: Sequence[dict[str, Any]]) -> str:
@@ -176,13 +179,14 @@ def report(facts: Sequence[dict[str, Any]]) -> str:
         facts: a result of ``examine``.
     """
     lines = []
-    for number, one in enumerate(facts):
-        have = ", ".join(f"{name} {version}" for name, version in one["packages"].items() if version)
-        who = "driver" if number == 0 else f"task {number - 1}"
-        cores = f"{one.get('task_cores', one['cores'])} of {one['cores']} cores"
-        gpus = f", GPUs {','.join(one['gpus'])}" if one.get("gpus") else ""
+    for number, task in enumerate(facts):
+        have = ", ".join(f"{name} {version}" for name, version in task["packages"].items() if version)
+        place = "driver" if number == 0 else f"task {number - 1}"
+        cores = f"{task.get('task_cores', task['cores'])} of {task['cores']} cores"
+        gpus = f", GPUs {','.join(task['gpus'])}" if task.get("gpus") else ""
         lines.append(
-            f"{who:8} {one['host']}: Python {one['python']}, {cores}{gpus}, {amount(one['shm'])} in /dev/shm; {have}"
+            f"{place:8} {task['host']}: Python {task['python']}, {cores}{gpus}, {amount(task['shm'])} in /dev/shm; "
+            f"{have}"
         )
     wrong = findings(facts)
     return "\n".join([*lines, "", *(wrong or ["Nothing is wrong."])])
@@ -194,19 +198,19 @@ def main(words: Sequence[str] | None = None) -> int:
         "python -m choros.spark.doctor", description="Checks which packages and settings executors lack."
     )
     parser.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
-    asked = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        found = session(asked.master, "choros doctor")
+        spark = session(options.master, "choros doctor")
     except InvalidInputError as error:
         print(brief(error), file=sys.stderr)
         return 1
     try:
-        facts = examine(found)
+        facts = examine(spark)
     except Exception as error:
         print(brief(error), file=sys.stderr)
         return 1
     finally:
-        found.stop()
+        spark.stop()
     print(report(facts))
     return 1 if findings(facts) else 0
 

@@ -209,12 +209,12 @@ def weighed(dataset: Any, label: Any, weight: Any, weights: Any) -> tuple[Any, s
         raise InvalidInputError(
             "classWeight is for one column of class numbers: give weightCol a column of weights instead."
         )
-    found = F.lit(1.0)
-    for name, one in weights.items():
-        found = F.when(F.col(quoted(label)) == int(name), float(one)).otherwise(found)
+    product = F.lit(1.0)
+    for name, factor in weights.items():
+        product = F.when(F.col(quoted(label)) == int(name), float(factor)).otherwise(product)
     if weight:
-        found = found * F.col(quoted(weight))
-    return dataset.withColumn("choros_class_weight", found), "choros_class_weight"
+        product = product * F.col(quoted(weight))
+    return dataset.withColumn("choros_class_weight", product), "choros_class_weight"
 
 
 def mean_of(models: list[Any]) -> Any:
@@ -230,17 +230,19 @@ def mean_of(models: list[Any]) -> Any:
 
     try:
         first = models[0]
-        inputs = [keras.Input(one.shape[1:], dtype=one.dtype, name=one.name) for one in first.inputs]
-        given = inputs if len(inputs) > 1 else inputs[0]
-        for number, one in enumerate(models):
-            one.name = f"member_{number}"
-        found = [keras.tree.flatten(one(given)) for one in models]
+        inputs = [keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in first.inputs]
+        model_input = inputs if len(inputs) > 1 else inputs[0]
+        for number, member in enumerate(models):
+            member.name = f"member_{number}"
+        outputs = [keras.tree.flatten(member(model_input)) for member in models]
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidInputError(
             "The members of an ensemble predict as one model only if their inputs are known: begin the model with "
             "an Input."
         ) from error
-    means = [one[0] if len(one) == 1 else keras.layers.Average()(list(one)) for one in zip(*found, strict=True)]
+    means = [
+        group[0] if len(group) == 1 else keras.layers.Average()(list(group)) for group in zip(*outputs, strict=True)
+    ]
     model = keras.Model(inputs, means if len(means) > 1 else means[0])
     model.compile(first.optimizer.__class__(), first.loss)
     return model

@@ -94,13 +94,13 @@ class SparkRun:
         """
         plan, mender = self.plan, RestartPolicy(self.max_restarts, self.plan.job.workers)
         job = replace(plan.job, whole_epochs=mender.left > 0)
-        given = to_host(plan.model.variables)
+        initial = to_host(plan.model.variables)
         line = _Spoken(plan)
         try:
             with line.opened(self.network, here=False) as home:
                 while True:
                     try:
-                        found = self._attempt(self._rank(job, home, line), line)
+                        answers = self._attempt(self._rank(job, home, line), line)
                         break
                     except Cancelled:
                         raise
@@ -112,13 +112,13 @@ class SparkRun:
                         job = replace(job, initial_epoch=epoch, initial_batch=0)
         except WorkerFailedError as error:
             error.weights = line.last()
-            for variable, value in zip(plan.model.variables, given, strict=True):
+            for variable, value in zip(plan.model.variables, initial, strict=True):
                 variable.assign(value)
             raise
         except KeyboardInterrupt:
             put(plan.model, line.latest)
             raise
-        record, models = self._result(found)
+        record, models = self._result(answers)
         return FitResult(replace(record, restarts=tuple(mender.done)), models)
 
     def _rank(self, job: FitConfig, home: dict[str, Any], line: CallbackServer) -> TrainTask:
@@ -132,7 +132,7 @@ class SparkRun:
             job.json(),
             plan.written,
             keras_here(),
-            [one.tobytes() for one in shown(plan.model)],
+            [array.tobytes() for array in shown(plan.model)],
             home,
             callbacks,
             self.rows,
@@ -178,31 +178,31 @@ class SparkRun:
     def _result(self, found: list[bytes]) -> tuple[RunRecord, list[Any]]:
         """Set the model's weights and the history from the results of the tasks; return the record and the members."""
         plan, models = self.plan, list[Any]()
-        told, arrays = results(found[0])
-        conductor, tallies, losses = plan.conductor, told["tallies"], told["losses"]
+        array, arrays = results(found[0])
+        conductor, tallies, losses = plan.conductor, array["tallies"], array["losses"]
         if plan.job.ensemble:
             members = [results(payload) for payload in found]
             scores = [head["score"] for head, _ in members]
             tallies = [{**head["tallies"][0], "rank": rank} for rank, (head, _) in enumerate(members)]
-            told["history"] = members[best_of(scores)][0]["history"]
+            array["history"] = members[best_of(scores)][0]["history"]
             models = unpack_members(plan.model, scores, [weights for _, weights in members])
         else:
             put(plan.model, arrays)
-        if told["history"] is not None:
-            conductor.history.epoch = told["history"]["epoch"]
-            conductor.history.history = told["history"]["history"]
+        if array["history"] is not None:
+            conductor.history.epoch = array["history"]["epoch"]
+            conductor.history.history = array["history"]["history"]
             _tell(conductor)
         else:
             conductor.end()
-        tallied = [WorkerStats(**one) for one in tallies]
-        return RunRecord.of(plan.algorithm, plan.job.mode, tallied, 0.0, losses, told["met"]), models
+        tallied = [WorkerStats(**header) for header in tallies]
+        return RunRecord.of(plan.algorithm, plan.job.mode, tallied, 0.0, losses, array["met"]), models
 
 
 def _tell(conductor: CallbackRunner) -> None:
     """Print the epochs if a progress bar was requested, but the tasks did not reach the driver."""
     import keras
 
-    if not any(isinstance(one, keras.callbacks.ProgbarLogger) for one in conductor.list.callbacks):
+    if not any(isinstance(array, keras.callbacks.ProgbarLogger) for array in conductor.list.callbacks):
         return
     history = conductor.history
     for number, epoch in enumerate(history.epoch):

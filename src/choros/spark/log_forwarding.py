@@ -25,8 +25,8 @@ class _Tee:
 
     def write(self, text: str) -> int:
         """Write to the stream, and put complete lines into the queue."""
-        *whole, self._part = (self._part + text).split("\n")
-        for line in whole:
+        *complete, self._part = (self._part + text).split("\n")
+        for line in complete:
             self._lines.put(line.rpartition("\r")[2])
         return int(self._stream.write(text))
 
@@ -50,7 +50,7 @@ class LogForwarder:
 
     def __enter__(self) -> None:
         self._given = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = (_Tee(one, self._lines) for one in self._given)
+        sys.stdout, sys.stderr = (_Tee(stream, self._lines) for stream in self._given)
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:

@@ -46,8 +46,8 @@ class KerasWriter(MLWriter):  # type: ignore[misc]
             "timestamp": int(time.time() * 1000),
             "sparkVersion": spark.version,
             "uid": stage.uid,
-            "paramMap": {one.name: value for one, value in stage._paramMap.items()},
-            "defaultParamMap": {one.name: value for one, value in stage._defaultParamMap.items()},
+            "paramMap": {parameter.name: value for parameter, value in stage._paramMap.items()},
+            "defaultParamMap": {parameter.name: value for parameter, value in stage._defaultParamMap.items()},
         }
         text = json.dumps(metadata, separators=(",", ":"))
         root = path.rstrip("/")
@@ -85,8 +85,8 @@ class KerasReader(MLReader):  # type: ignore[misc,type-arg]
         stage._resetUid(metadata["uid"])
         stage._setDefault(**metadata["defaultParamMap"])
         stage._set(**metadata["paramMap"])
-        found = {row.part: row.keras for row in spark.read.parquet(f"{root}/model").collect()}
-        stage.keras_model = read_keras(b"".join(bytes(found[part]) for part in sorted(found)))
+        stored = {row.part: row.keras for row in spark.read.parquet(f"{root}/model").collect()}
+        stage.keras_model = read_keras(b"".join(bytes(stored[part]) for part in sorted(stored)))
         return stage
 
 

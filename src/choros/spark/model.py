@@ -93,12 +93,14 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         outputs = describe(model, task, *names)
         pairs = [pair for output in outputs for pair in output.names()]
         made, named, same = dict(pairs), [name for name, _ in pairs], letters(dataset)
-        if twice := [(one, two) for i, one in enumerate(named) for two in named[i + 1 :] if same(one) == same(two)]:
+        if twice := [
+            (first, two) for i, first in enumerate(named) for two in named[i + 1 :] if same(first) == same(two)
+        ]:
             raise InvalidInputError(
                 f"This model would add columns {twice[0][0]!r} and {twice[0][1]!r}: name them differently."
             )
-        there = {same(name): name for name in dataset.columns}
-        if clash := [there[same(name)] for name in made if same(name) in there]:
+        existing = {same(name): name for name in dataset.columns}
+        if clash := [existing[same(name)] for name in made if same(name) in existing]:
             raise InvalidInputError(
                 f"The frame has a column {clash[0]!r} already: drop it, or name what this model adds otherwise."
             )
@@ -123,9 +125,9 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
             int(self.value("predictBatchSize")),
         )
         added = [T.StructField(name, T.ArrayType(T.DoubleType()) if v else T.DoubleType()) for name, v in made.items()]
-        found = _by_columns(wide, order, added) if _ARROW_UDF else _by_rows(wide, order, added, fields)
+        predicted = _by_columns(wide, order, added) if _ARROW_UDF else _by_rows(wide, order, added, fields)
         vectors = {name: array_to_vector(F.col(quoted(name))) for name, vector in made.items() if vector}
-        return found.withColumns(vectors) if vectors else found
+        return predicted.withColumns(vectors) if vectors else predicted
 
 
 _OUTPUTS = ("task", "predictionCol", "probabilityCol", "rawPredictionCol")
@@ -143,15 +145,18 @@ def _by_columns(wide: Any, order: PredictTask, added: list[Any]) -> Any:
     made = F.arrow_udf(hinted(partial(answer, order), len(leaves)), T.StructType(added))
     # marked as nondeterministic: else Spark would compute the prediction twice for a filter on it
     wide = wide.withColumn(_MADE, made.asNondeterministic()(*map(F.col, leaves)))
-    found = wide.select("*", *(F.col(f"{_MADE}.{quoted(one.name)}").alias(one.name) for one in added))
-    return found.drop(*leaves, _MADE)  # drop instead of select, as names of the kept columns may be ambiguous
+    output = wide.select("*", *(F.col(f"{_MADE}.{quoted(output.name)}").alias(output.name) for output in added))
+    return output.drop(*leaves, _MADE)  # drop instead of select, as names of the kept columns may be ambiguous
 
 
 def _by_rows(wide: Any, order: PredictTask, added: list[Any], fields: list[Any]) -> Any:
     """Send whole rows to Python and back, with temporary unique names."""
     names = [f"choros_kept{number}" for number in range(len(fields))]
-    kept = [
-        T.StructField(name, one.dataType, one.nullable, one.metadata) for name, one in zip(names, fields, strict=True)
+    fields_kept = [
+        T.StructField(name, field.dataType, field.nullable, field.metadata)
+        for name, field in zip(names, fields, strict=True)
     ]
-    made = wide.toDF(*names, *order.columns.leaves).mapInArrow(partial(predict, order), T.StructType([*kept, *added]))
-    return made.toDF(*(one.name for one in [*fields, *added]))
+    made = wide.toDF(*names, *order.columns.leaves).mapInArrow(
+        partial(predict, order), T.StructType([*fields_kept, *added])
+    )
+    return made.toDF(*(field.name for field in [*fields, *added]))

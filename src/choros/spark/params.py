@@ -70,7 +70,7 @@ class ColumnParams(Params):  # type: ignore[misc]
         """
         for name, value in given.items():
             if not self.hasParam(name):
-                known = ", ".join(sorted(one.name for one in self.params))
+                known = ", ".join(sorted(parameter.name for parameter in self.params))
                 raise InvalidInputError(f"{type(self).__name__} has no parameter {name!r}. It has {known}.")
             if value is not None:
                 self._set(**{name: value})
@@ -82,5 +82,5 @@ class ColumnParams(Params):  # type: ignore[misc]
         Raises:
             InvalidInputError: the value is invalid. Spark does not check the values of a parameter grid.
         """
-        one = self.getParam(name)
-        return one.typeConverter(self.getOrDefault(one)) if self.isDefined(one) else None
+        parameter = self.getParam(name)
+        return parameter.typeConverter(self.getOrDefault(parameter)) if self.isDefined(parameter) else None

@@ -61,8 +61,8 @@ def predict(order: PredictTask, batches: Iterable[Any]) -> Iterator[Any]:
 
     for batch in batches:
         if batch.num_rows:
-            kept: list[tuple[str, Any]] = list(zip(batch.schema.names, batch.columns, strict=True))[: order.kept]
-            yield batch_of([*kept, *_made(order, {name: batch.column(name) for name in order.columns.leaves})])
+            columns: list[tuple[str, Any]] = list(zip(batch.schema.names, batch.columns, strict=True))[: order.kept]
+            yield batch_of([*columns, *_made(order, {name: batch.column(name) for name in order.columns.leaves})])
 
 
 def answer(order: PredictTask, given: Iterable[Any]) -> Iterator[Any]:
@@ -90,11 +90,11 @@ def _made(order: PredictTask, given: dict[str, Any]) -> list[tuple[str, Array]]:
     model, sizes = load(order)
     arrays = {name: to_array(given[name], leaf) for name, leaf in order.columns.leaves.items()}
     rows = len(next(iter(arrays.values())))
-    found = values(model, order.columns.x, arrays, rows, fitting(rows, order.batch_size, sizes))
-    if len(found) != len(order.outputs):
-        raise InvalidInputError(f"The model gives {len(found)} outputs, not {len(order.outputs)}: build it first.")
+    outputs = values(model, order.columns.x, arrays, rows, fitting(rows, order.batch_size, sizes))
+    if len(outputs) != len(order.outputs):
+        raise InvalidInputError(f"The model gives {len(outputs)} outputs, not {len(order.outputs)}: build it first.")
     made: list[tuple[str, Array]] = []
-    for output, value in zip(order.outputs, found, strict=True):
+    for output, value in zip(order.outputs, outputs, strict=True):
         made.extend((name, column.astype("float64")) for name, column in output.columns(value).items())
     return made
 
@@ -112,10 +112,10 @@ def fitting(rows: int, most: int, sizes: set[int]) -> int:
         >>> [fitting(rows, 4096, known) for rows in (10_000, 10_000, 6_000, 4)], sorted(known)
         ([3392, 3392, 3392, 64], [64, 3392])
     """
-    each = -(-rows // -(-rows // most))
-    near = [size for size in sizes if each <= size <= 2 * each]
+    batch_rows = -(-rows // -(-rows // most))
+    near = [size for size in sizes if batch_rows <= size <= 2 * batch_rows]
     if not near:
-        near = [max(each, min(-(-each // 64) * 64, most))]
+        near = [max(batch_rows, min(-(-batch_rows // 64) * 64, most))]
         sizes.add(near[0])
     return min(near)
 
@@ -130,8 +130,8 @@ def load(order: PredictTask) -> tuple[Any, set[int]]:
         while len(_kept) > _MOST:
             _kept.popitem(last=False)
     _kept.move_to_end(key)
-    found: tuple[Any, set[int]] = _kept[key]
-    return found
+    loaded: tuple[Any, set[int]] = _kept[key]
+    return loaded
 
 
 def values(model: Any, x: Any, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
@@ -146,9 +146,9 @@ def values(model: Any, x: Any, arrays: dict[str, Array], rows: int, size: int) -
     """
     parts: list[list[Array]] = []
     for first in range(0, rows, size):
-        here = min(size, rows - first)
+        valid = min(size, rows - first)
 
-        def cut(name: str, first: int = first, here: int = here) -> Array:
+        def cut(name: str, first: int = first, here: int = valid) -> Array:
             piece = arrays[name][first : first + here]
             if here == size:
                 return piece
@@ -156,11 +156,11 @@ def values(model: Any, x: Any, arrays: dict[str, Array], rows: int, size: int) -
             filled[:here] = piece
             return filled
 
-        found = model.predict_on_batch(_nested(x, cut))
-        listed = [found[key] for key in sorted(found)] if isinstance(found, dict) else found
+        outputs = model.predict_on_batch(_nested(x, cut))
+        listed = [outputs[key] for key in sorted(outputs)] if isinstance(outputs, dict) else outputs
         listed = list(listed) if isinstance(listed, (list, tuple)) else [listed]
-        parts.append([np.asarray(one)[:here] for one in listed])
-    return [np.concatenate(one) if len(one) > 1 else one[0] for one in zip(*parts, strict=True)]
+        parts.append([np.asarray(output)[:valid] for output in listed])
+    return [np.concatenate(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True)]
 
 
 def _nested(x: Any, cut: Any) -> Any:

@@ -64,12 +64,12 @@ class Output:
 
     def names(self) -> list[tuple[str, bool]]:
         """Return pairs of the name of each column and whether it is a vector."""
-        found = [(self.prediction, False)] if self.kind != "vector" else []
+        columns = [(self.prediction, False)] if self.kind != "vector" else []
         if self.kind in ("two", "classes"):
-            found.append((self.probability, True))
+            columns.append((self.probability, True))
         if self.kind == "vector" or (self.logits and self.kind != "value"):
-            found.append((self.raw, True))
-        return [(name, vector) for name, vector in found if name]
+            columns.append((self.raw, True))
+        return [(name, vector) for name, vector in columns if name]
 
 
 def softmax(values: Array) -> Array:
@@ -87,7 +87,7 @@ def softmax(values: Array) -> Array:
 def inputs_of(model: Any) -> Named | None:
     """Return the names and row shapes of a model's inputs; None if they are unknown."""
     try:
-        return [(str(one.name), tuple(one.shape[1:])) for one in model.inputs]
+        return [(str(tensor.name), tuple(tensor.shape[1:])) for tensor in model.inputs]
     except (AttributeError, TypeError, ValueError):  # raised by Keras if the model is not built
         return None
 
@@ -95,11 +95,11 @@ def inputs_of(model: Any) -> Named | None:
 def outputs_of(model: Any) -> Named | None:
     """Return the names and row shapes of a model's outputs; None if they are unknown."""
     try:
-        names = list(getattr(model, "output_names", None) or [one.name for one in model.outputs])
-        given = getattr(model, "_outputs_struct", None)
-        if isinstance(given, dict) and len(given) == len(names):  # losses and targets use the keys of the dict
-            names = sorted(given)
-        return [(str(name), tuple(one.shape[1:])) for name, one in zip(names, model.outputs, strict=True)]
+        names = list(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
+        structure = getattr(model, "_outputs_struct", None)
+        if isinstance(structure, dict) and len(structure) == len(names):  # losses and targets use the keys of the dict
+            names = sorted(structure)
+        return [(str(name), tuple(tensor.shape[1:])) for name, tensor in zip(names, model.outputs, strict=True)]
     except (AttributeError, TypeError, ValueError):
         return None
 
@@ -115,11 +115,11 @@ def classed(columns: Columns, model: Any) -> Columns:
 
     outputs, y = outputs_of(model) or [], columns.y
     if isinstance(y, list):  # a dict of losses has the names of outputs as keys
-        y = {name: one for (name, _), one in zip(outputs, y, strict=False)} if isinstance(model.loss, dict) else y
+        y = {name: target for (name, _), target in zip(outputs, y, strict=False)} if isinstance(model.loss, dict) else y
     if isinstance(y, dict):
         sizes = {y[name]: shape for name, shape in outputs if name in y}
     else:
-        sizes = {one: shape for one, (_, shape) in zip(y if isinstance(y, list) else [y], outputs, strict=False)}
+        sizes = {target: shape for target, (_, shape) in zip(y if isinstance(y, list) else [y], outputs, strict=False)}
     leaves = dict(columns.leaves)
     for loss, name in pairs(model.loss, y):
         shape = sizes.get(name)
@@ -138,10 +138,15 @@ def _takes_numbers(loss: Any) -> bool:
 
 def features_of(model: Any, features: Any) -> Any:
     """Return the features in the structure of the model's inputs: a list becomes a dict if the inputs are a dict."""
-    given = getattr(model, "_inputs_struct", None)
+    structure = getattr(model, "_inputs_struct", None)
     inputs = inputs_of(model)
-    if isinstance(given, dict) and isinstance(features, (list, tuple)) and inputs and len(features) == len(inputs) > 1:
-        return dict(zip(given, features, strict=True))
+    if (
+        isinstance(structure, dict)
+        and isinstance(features, (list, tuple))
+        and inputs
+        and len(features) == len(inputs) > 1
+    ):
+        return dict(zip(structure, features, strict=True))
     return features
 
 
@@ -169,7 +174,7 @@ def describe(
     for number, (name, shape) in enumerate(outputs):
         loss = _loss(model, number, name)
         logits = bool(getattr(loss, "from_logits", False))
-        names = [_column(one, name, len(outputs)) for one in (prediction, probability, raw)]
+        names = [_column(column, name, len(outputs)) for column in (prediction, probability, raw)]
         units = int(np.prod([size or 1 for size in shape])) if shape else 1
         made.append(Output(_kind(model, number, task, loss, shape, units), logits, *names))
     return made
@@ -177,9 +182,11 @@ def describe(
 
 def _kind(model: Any, number: int, task: str, loss: Any, shape: tuple[int | None, ...], units: int) -> str:
     if task == "auto":
-        said = str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss or "")
+        loss_name = str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss or "")
         activation = _activation(model, number)
-        classes = bool(_CLASSES.search(said)) or activation == "softmax" or (activation == "sigmoid" and units == 1)
+        classes = (
+            bool(_CLASSES.search(loss_name)) or activation == "softmax" or (activation == "sigmoid" and units == 1)
+        )
         task = "classification" if classes else "regression"
     if task == "raw" or len(shape) > 1:
         return "vector"

@@ -40,19 +40,19 @@ def to_array(column: Any, leaf: ColumnSpec) -> Array:
     _refuse_nulls(column, leaf)
     rows = len(column)
     if leaf.kind == "image":
-        found = _images(column, leaf)
+        images = _images(column, leaf)
     elif leaf.kind == "bytes":
-        found = _bytes(column, leaf)
+        images = _bytes(column, leaf)
     else:
         sizes = list[int]()
         while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             sizes.append(_length(np.diff(column.offsets.to_numpy()), leaf))
             column = column.flatten()
             _refuse_nulls(column, leaf)
-        found = column.to_numpy(zero_copy_only=True).reshape(rows, *sizes)
+        images = column.to_numpy(zero_copy_only=True).reshape(rows, *sizes)
     if leaf.classes is not None:
-        _refuse_no_class(found, leaf, leaf.classes)
-    return _shaped(found, leaf)
+        _refuse_no_class(images, leaf, leaf.classes)
+    return _shaped(images, leaf)
 
 
 def _refuse_nulls(column: Any, leaf: ColumnSpec) -> None:
@@ -98,10 +98,10 @@ def _bytes(column: Any, leaf: ColumnSpec) -> Array:
 def _images(column: Any, leaf: ColumnSpec) -> Array:
     parts = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
     sizes = [_length(parts[name].to_numpy(), leaf) for name in ("height", "width", "nChannels")]
-    found = _bytes(parts["data"], leaf)
-    if found.shape[1] != int(np.prod(sizes)):
+    values = _bytes(parts["data"], leaf)
+    if values.shape[1] != int(np.prod(sizes)):
         raise InvalidDataError(f"The images of {leaf.said} are not 8 bits a channel: convert them first.")
-    images = found.reshape(len(column), *sizes)
+    images = values.reshape(len(column), *sizes)
     if sizes[2] < 3:
         return images
     return images[..., [2, 1, 0, *range(3, sizes[2])]]  # Spark stores the channels as blue, green, red

@@ -182,16 +182,17 @@ def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
         >>> agree(Columns({"x": leaf}, "x"), [{}, {"x": ("float32", (3,))}])
         {'x': ('float32', (3,))}
     """
-    found: dict[str, Form] = {}
+    stored_forms: dict[str, Form] = {}
     for forms in said:
         for name, (dtype, shape) in forms.items():
             form = (dtype, tuple(shape))
-            if found.setdefault(name, form) != form:
+            if stored_forms.setdefault(name, form) != form:
                 raise InvalidDataError(
-                    f"Rows of {columns.leaves[name].said} have the shapes {found[name][1]} and {form[1]}: a batch "
+                    f"Rows of {columns.leaves[name].said} have the shapes {stored_forms[name][1]} and {form[1]}: a "
+                    f"batch "
                     "needs rows of one shape."
                 )
-    return found
+    return stored_forms
 
 
 def local_folder(number: int) -> str:
@@ -204,5 +205,7 @@ def local_folder(number: int) -> str:
         >>> os.path.isdir(local_folder(0))
         True
     """
-    folders = [one for one in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if one and os.access(one, os.W_OK)]
+    folders = [
+        folder for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if folder and os.access(folder, os.W_OK)
+    ]
     return folders[number % len(folders)] if folders else tempfile.gettempdir()

@@ -74,12 +74,12 @@ def _batch(flat: tuple[Any, list[Array]]) -> Batch:
 
 
 def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool) -> PartitionedSource:
-    own = ArraySource(data.x, data.y, data.weight, floatx) if data.rows else None
+    local_source = ArraySource(data.x, data.y, data.weight, floatx) if data.rows else None
     if alone:
         counts = [data.rows]
-        if own is None:
+        if local_source is None:
             raise InvalidInputError("A member of an ensemble has no rows: give more rows, or fewer workers.")
-    return PartitionedSource(own, counts, first)
+    return PartitionedSource(local_source, counts, first)
 
 
 def _all_of(held: PartitionedSource, group: Group) -> ArraySource:
@@ -87,15 +87,21 @@ def _all_of(held: PartitionedSource, group: Group) -> ArraySource:
     if group.size == 1:
         assert held.inner is not None  # noqa: S101 - the only rank holds all rows
         return held.inner
-    own = held.inner
-    mine = held.first if own is None else Batch(own.x, own.y, own.sample_weight, rows=own.rows, total=own.rows)
-    tree, arrays = serialization.flat(mine)
+    local_source = held.inner
+    batch = (
+        held.first
+        if local_source is None
+        else Batch(
+            local_source.x, local_source.y, local_source.sample_weight, rows=local_source.rows, total=local_source.rows
+        )
+    )
+    tree, arrays = serialization.flat(batch)
     whole = []
     for array in arrays:
         parts = []
         for root, rows in enumerate(held.counts):
             if rows:
-                there = array if group.rank == root else np.empty((rows, *array.shape[1:]), array.dtype)
-                parts.append(group.broadcast(np.ascontiguousarray(there), root))
+                values = array if group.rank == root else np.empty((rows, *array.shape[1:]), array.dtype)
+                parts.append(group.broadcast(np.ascontiguousarray(values), root))
         whole.append(np.concatenate(parts))
     return ArraySource(*serialization.nested(tree, whole))

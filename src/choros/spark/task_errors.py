@@ -50,8 +50,8 @@ def report(error: BaseException, rank: int, size: int) -> TaskFailedError:
     if is_echo(event):
         time.sleep(_WAIT)  # meanwhile Spark ends this process because of the other failure
     text = json.dumps({"rank": rank, "size": size, "event": event})
-    words = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # readable text for Spark's logs
-    return TaskFailedError(f"{words} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
+    summary = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # readable text for Spark's logs
+    return TaskFailedError(f"{summary} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
 
 
 def translate(error: BaseException, size: int) -> BaseException:
@@ -64,9 +64,9 @@ def translate(error: BaseException, size: int) -> BaseException:
     if isinstance(error, ChorosError) or type(error).__name__ in ("AnalysisException", "ParseException"):
         return error
     text = str(error)
-    told = [json.loads(zlib.decompress(base64.b64decode(one))) for one in dict.fromkeys(_SAID.findall(text))]
-    for one in sorted(told, key=lambda each: is_echo(each["event"])):
-        return _told(one)
+    reports = [json.loads(zlib.decompress(base64.b64decode(text))) for text in dict.fromkeys(_SAID.findall(text))]
+    for report in sorted(reports, key=lambda each: is_echo(each["event"])):
+        return _told(report)
     if _CANCELLED.search(text):
         return Cancelled(
             "The training was cancelled in Spark (on its page, by cancelAllJobs, cancelJobGroup or interruptAll), "
@@ -114,18 +114,18 @@ def _lost(text: str, size: int) -> WorkerFailedError:
     ended = "Python worker exited unexpectedly" in text or "worker crashed" in text
     lost = re.search(r"ExecutorLostFailure[^\n]*|[Ee]xecutor \S+ exited[^\n]*|Command exited with code \d+", text)
     if ended or lost:
-        what = "its Python process was ended" if ended else "its executor was lost"
-        said = f" ({_short(lost[0])})" if lost else ""
+        cause = "its Python process was ended" if ended else "its executor was lost"
+        detail = f" ({_short(lost[0])})" if lost else ""
         why = (
             "If memory ran out, give Spark more (spark.executor.memoryOverhead, spark.executor.pyspark.memory), or use "
             "fewer workers or a smaller batch; see the executor's stderr."
         )
     else:
-        what, said = "Spark ended it", f": {_short(python[0] if python else text)}"
+        cause, detail = "Spark ended it", f": {_short(python[0] if python else text)}"
         why = "Look at what makes the frame first: frame.count() runs it alone."
     where = f" on {host[1]}" if host else ""
     return WorkerFailedError(
-        f"worker {number} of {size} (counted from 0){where} failed; {what}{said}.\n\n{why}",
+        f"worker {number} of {size} (counted from 0){where} failed; {cause}{detail}.\n\n{why}",
         rank=number,
         host=host[1] if host else "",
         traceback=text,

@@ -35,8 +35,8 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
     for name, value in variables(cores, keep=os.environ).items():
         os.environ[name] = value
     _keep_compiled()
-    given = context.resources().get("gpu")
-    gpus = list(given.addresses) if given is not None else []
+    assigned = context.resources().get("gpu")
+    gpus = list(assigned.addresses) if assigned is not None else []
     if gpus:
         shown, variable = ",".join(gpus), VARIABLE[AMD if visible_gpus(AMD, {}) else NVIDIA]
         loaded = [name for name in _FRAMEWORKS if name in sys.modules]

@@ -40,11 +40,12 @@ def choose_workers(spark: Any, workers: int | str | None) -> int:
         )
     refuse_dynamic(spark)
     wanted = 1 if auto else int(workers or 1)
-    there, free = _waited(spark, None if auto else wanted)
-    if there < wanted:
+    available, free = _waited(spark, None if auto else wanted)
+    if available < wanted:
         raise InvalidInputError(
-            f"workers={wanted}, but this cluster has {there} task slot{'s' * (there != 1)} "
-            f"({_said(spark)}), and all workers run at once: give workers={max(there, 1)} or 'auto', more executors or "
+            f"workers={wanted}, but this cluster has {available} task slot{'s' * (available != 1)} "
+            f"({_said(spark)}), and all workers run at once: give workers={max(available, 1)} or 'auto', more "
+            f"executors or "
             "cores, or a smaller spark.task.cpus."
         )
     return max(free, 1) if auto else wanted
@@ -79,22 +80,24 @@ def setting(spark: Any, name: str, default: str) -> str:
 
 def _waited(spark: Any, wanted: int | None) -> tuple[int, int]:
     """Return the numbers of slots and of free slots. If the application has just started, wait for its executors."""
-    there, free = slots(spark)
+    available, free = slots(spark)
     if is_connect(spark) or _local(spark):
-        return there, free
+        return available, free
     context, now = spark.sparkContext, time.monotonic()
     most = _seen.get(context.applicationId, 0)
     end = now + _YOUNG - (time.time() - context.startTime / 1000)
-    if there < (wanted or most) <= most:  # executors were lost, and may be replaced
+    if available < (wanted or most) <= most:  # executors were lost, and may be replaced
         end = now + _AGAIN
     changed = now
-    while time.monotonic() < end and (there < wanted if wanted else time.monotonic() - changed < _SETTLED or not there):
+    while time.monotonic() < end and (
+        available < wanted if wanted else time.monotonic() - changed < _SETTLED or not available
+    ):
         time.sleep(0.2)
-        before = there
-        there, free = slots(spark)
-        changed = time.monotonic() if there != before else changed
-    _seen[context.applicationId] = max(there, most)
-    return there, free
+        before = available
+        available, free = slots(spark)
+        changed = time.monotonic() if available != before else changed
+    _seen[context.applicationId] = max(available, most)
+    return available, free
 
 
 def slots(spark: Any) -> tuple[int, int]:
@@ -108,22 +111,22 @@ def slots(spark: Any) -> tuple[int, int]:
 
         master = setting(spark, "spark.master", "")
         inside = master.removeprefix("local[").partition("]")[0].partition(",")[0]
-        there = (
+        available = (
             int(inside)
             if master.startswith("local[") and inside.isdecimal()
             else int(spark.range(1 << 16).select(F.spark_partition_id()).distinct().count())
         )
         cpus = int(setting(spark, "spark.task.cpus", "1"))
-        return there // cpus, there // cpus
+        return available // cpus, available // cpus
     context = spark.sparkContext
     scala = context._jsc.sc()
     try:
-        there = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+        available = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
     except Exception:  # an internal method, which some versions of Spark lack
-        there = int(context.defaultParallelism)
+        available = int(context.defaultParallelism)
     tracker = context.statusTracker()
     stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    return there, max(there - sum(stage.numActiveTasks for stage in stages if stage), 0)
+    return available, max(available - sum(stage.numActiveTasks for stage in stages if stage), 0)
 
 
 def _local(spark: Any) -> bool:

@@ -98,21 +98,21 @@ class TrainTask:
             conductor = CallbackRunner(model, None, 0, job.epochs, self.steps)
         algorithm = algorithms.from_config(job.algorithm)
         request = FitRequest(model, algorithm, job, source, validation, conductor, self.model, begun)
-        tallies, losses, met = in_job.run(request, rank)
+        tallies, losses, transport = in_job.run(request, rank)
         if rank:
             return b""
-        told: dict[str, Any] = {
+        header: dict[str, Any] = {
             "tallies": [tally.json() for tally in tallies],
             "losses": losses,
-            "met": met,
+            "met": transport,
             "history": None,
         }
         if isinstance(conductor, CallbackRunner):
             history = conductor.history
-            told["history"] = {"epoch": list(history.epoch), "history": history.history}
-            told |= {"score": _score(history.history)}
+            header["history"] = {"epoch": list(history.epoch), "history": history.history}
+            header |= {"score": _score(history.history)}
         arrays = shown(model)
-        head = json.dumps(told | {"sizes": [array.size for array in arrays]}, default=float).encode()
+        head = json.dumps(header | {"sizes": [array.size for array in arrays]}, default=float).encode()
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
     def _conductor(self, model: Any, job: FitConfig, task: Task) -> CallbackRunner | RemoteCallbackRunner:
@@ -136,12 +136,12 @@ class TrainTask:
 def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
     """Split the result of a task into the facts and the weights, as arrays of bytes."""
     length = int.from_bytes(payload[:4], "little")
-    told: dict[str, Any] = json.loads(payload[4 : 4 + length])
+    header: dict[str, Any] = json.loads(payload[4 : 4 + length])
     arrays, at = [], 4 + length
-    for size in told["sizes"]:
+    for size in header["sizes"]:
         arrays.append(np.frombuffer(payload, np.uint8, size, at))
         at += size
-    return told, arrays
+    return header, arrays
 
 
 def _member(job: FitConfig, rank: int) -> FitConfig:

@@ -120,24 +120,24 @@ class Trainer:
     def _workers(self, session: Any) -> int:
         """Return the requested number of workers, limited to the task slots. dist-keras ran further workers later."""
         refuse_dynamic(session)
-        there, asked = slots(session)[0], int(self.num_workers)
-        if asked > there >= 1:
+        available, requested = slots(session)[0], int(self.num_workers)
+        if requested > available >= 1:
             warn(
-                f"num_workers={asked}, but this cluster has {there} task slots: {there} workers train.",
+                f"num_workers={requested}, but this cluster has {available} task slots: {available} workers train.",
                 RuntimeWarning,
             )
-            return there
-        return asked
+            return available
+        return requested
 
     def _compiled(self) -> Any:
         import keras
 
-        given = self.master_model
-        if not isinstance(given, keras.Model):
-            raise InvalidInputError(f"keras_model is of type {type(given).__name__}: give a keras.Model.")
-        model = keras.models.clone_model(given)
-        if given.built:
-            model.set_weights(given.get_weights())
+        keras_model = self.master_model
+        if not isinstance(keras_model, keras.Model):
+            raise InvalidInputError(f"keras_model is of type {type(keras_model).__name__}: give a keras.Model.")
+        model = keras.models.clone_model(keras_model)
+        if keras_model.built:
+            model.set_weights(keras_model.get_weights())
         model.compile(
             _optimizer(self.worker_optimizer), self.loss, metrics=self.metrics, loss_weights=self.loss_weights
         )
@@ -150,7 +150,7 @@ class Trainer:
         now = time.time()
         for epoch, row in enumerate(zip(*(figures[name] for name in names), strict=True)):
             self.add_history(
-                {"worker_id": 0, "iteration": epoch + 1, "history": [float(one) for one in row], "timestamp": now}
+                {"worker_id": 0, "iteration": epoch + 1, "history": [float(value) for value in row], "timestamp": now}
             )
 
     def record_training_start(self) -> None:

@@ -40,11 +40,11 @@ def array(frame: Any, name: str) -> Any:
     Raises:
         InvalidDataError: the column holds neither vectors nor arrays.
     """
-    found, kind = column(frame, name), frame.schema[name].dataType
+    found_column, kind = column(frame, name), frame.schema[name].dataType
     if is_vector(kind):
-        return vector_to_array(found)
+        return vector_to_array(found_column)
     if isinstance(kind, T.ArrayType):
-        return found.cast("array<double>")
+        return found_column.cast("array<double>")
     raise InvalidDataError(
         f"The column {name!r} is of type {kind.simpleString()}: give a column of vectors or of arrays."
     )

@@ -79,8 +79,8 @@ class BinaryLabelTransformer(Transformer):
 
     def _transform(self, frame: Any) -> Any:
         is_it = column(frame, self.input_column) == F.lit(self.label)
-        one, other = (F.array(F.lit(float(a)), F.lit(float(1 - a))) for a in (1, 0))
-        return frame.withColumn(self.output_column, array_to_vector(F.when(is_it, one).otherwise(other)))
+        weight, other = (F.array(F.lit(float(a)), F.lit(float(1 - a))) for a in (1, 0))
+        return frame.withColumn(self.output_column, array_to_vector(F.when(is_it, weight).otherwise(other)))
 
 
 class StandardTransformer(Transformer):
@@ -95,8 +95,10 @@ class StandardTransformer(Transformer):
         self.columns, self.suffix = list(columns), suffix
 
     def _transform(self, frame: Any) -> Any:
-        asked = [one for c in self.columns for one in (F.avg(column(frame, c)), F.stddev_pop(column(frame, c)))]
-        figures = frame.agg(*asked).collect()[0]
+        aggregates = [
+            aggregate for c in self.columns for aggregate in (F.avg(column(frame, c)), F.stddev_pop(column(frame, c)))
+        ]
+        figures = frame.agg(*aggregates).collect()[0]
         made = {}
         for number, name in enumerate(self.columns):
             mean, deviation = figures[2 * number], figures[2 * number + 1]
@@ -146,10 +148,10 @@ def nested(values: Any, shape: Sequence[int]) -> Any:
     """Return an expression for a flat array as nested arrays."""
     if len(shape) == 1:
         return values
-    each = prod(shape[1:])
+    row_size = prod(shape[1:])
     return F.transform(
         F.sequence(F.lit(0), F.lit(shape[0] - 1)),
-        lambda number: nested(F.slice(values, number * each + 1, F.lit(each)), shape[1:]),
+        lambda number: nested(F.slice(values, number * row_size + 1, F.lit(row_size)), shape[1:]),
     )
 
 

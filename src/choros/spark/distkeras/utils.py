@@ -41,7 +41,7 @@ def history_executor(history: Sequence[dict[str, Any]], id: int) -> list[dict[st
         >>> history_executor([{"worker_id": 0, "iteration": 1, "history": [0.5]}], 0)
         [{'worker_id': 0, 'iteration': 1, 'history': [0.5]}]
     """
-    return sorted((one for one in history if one["worker_id"] == id), key=lambda one: int(one["iteration"]))
+    return sorted((record for record in history if record["worker_id"] == id), key=lambda one: int(one["iteration"]))
 
 
 def history_executors_average(history: Sequence[dict[str, Any]]) -> Array:
@@ -51,7 +51,7 @@ def history_executors_average(history: Sequence[dict[str, Any]]) -> Array:
         >>> history_executors_average([{"worker_id": w, "iteration": 1, "history": [float(w)]} for w in (1, 2)])
         array([[1.5]])
     """
-    found: dict[int, list[Any]] = {}
-    for one in history:
-        found.setdefault(int(one["iteration"]), []).append(one["history"])
-    return np.array([np.mean(found[iteration], axis=0) for iteration in sorted(found)])
+    by_worker: dict[int, list[Any]] = {}
+    for record in history:
+        by_worker.setdefault(int(record["iteration"]), []).append(record["history"])
+    return np.array([np.mean(by_worker[iteration], axis=0) for iteration in sorted(by_worker)])
