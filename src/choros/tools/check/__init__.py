@@ -88,8 +88,8 @@ def check(  # noqa: D417 - those of fit are named together
         raise InvalidInputError(
             f"workers={workers!r} and epochs={epochs!r}: give one number or more, and 2 epochs or more."
         )
-    if given := [name for name in _OWN if name in options]:
-        raise InvalidInputError(f"check() sets {', '.join(given)} itself: leave that out.")
+    if refused := [name for name in _OWN if name in options]:
+        raise InvalidInputError(f"check() sets {', '.join(refused)} itself: leave that out.")
     notes = []
     if x is None:
         x, y = made_rows(model)

@@ -43,9 +43,9 @@ class Snapshot:
         """Set every variable to its value at the time of the copy, and reset metrics."""
         assign(self.model.variables, self.model_values)
         for name, optimizer in optimizers_of(self.model).items():
-            kept, config = self.optimizers[name]
-            if kept is not None:
-                assign(optimizer.variables, kept)
+            saved, config = self.optimizers[name]
+            if saved is not None:
+                assign(optimizer.variables, saved)
             elif optimizer.built:
                 setattr(self.model, name, type(optimizer).from_config(config))
         self.model.reset_metrics()

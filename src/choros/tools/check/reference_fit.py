@@ -118,11 +118,11 @@ def plain_fit(model: Any, source: Source, setting: Setting, seed: int, order: in
 
 def collect(model: Any) -> dict[tuple[str, str], Array]:
     """Return copies of weights, moving statistics and optimizer slots, by kind and path."""
-    found = {("weight", path): array for path, array in _named(_weights(model))}
+    variables = {("weight", path): array for path, array in _named(_weights(model))}
     for name, optimizer in optimizers_of(model).items():
         slots = [(f"{name}/{path}", array) for path, array in _named(optimizer.variables)]
-        found |= {("optimizer", path): array for path, array in slots}
-    return found
+        variables |= {("optimizer", path): array for path, array in slots}
+    return variables
 
 
 def _weights(model: Any) -> list[Any]:
@@ -157,8 +157,8 @@ def differences(expected: Result, found: Result, tolerance: float, noise: dict[A
     for name, figures in expected[1].items():
         key = ("metric", name)
         least = max(tolerance, LOOSE) if "auc" in name.lower() else tolerance
-        given = found[1].get(name)
-        other = None if given is None else np.asarray(given, np.float64)
+        value = found[1].get(name)
+        other = None if value is None else np.asarray(value, np.float64)
         array = np.asarray(figures, np.float64)
         if other is not None and len(other) < len(array):  # a resumed run has only the epochs after the resume
             array = array[-len(other) :]

@@ -119,7 +119,7 @@ class CheckReport:
         """0 if all passed; 3 if runs were refused and all others passed; else 1."""
         if self.passed:
             return 0
-        return 3 if all(each.passed or each.verdict == "refused" for each in self.comparisons) else 1
+        return 3 if all(comparison.passed or comparison.verdict == "refused" for comparison in self.comparisons) else 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields in JSON types, with ``verdict`` and ``passed``."""
@@ -139,23 +139,26 @@ class CheckReport:
             "",
             f"{'run':<20} {'compared with':<14} {'verdict':<8} {'largest':>9} {'tolerance':>9}  where",
         ]
-        for each in self.comparisons:
-            worst = each.worst
-            figures = f"{'-':>9} {'-':>9}  {each.error}"
+        for comparison in self.comparisons:
+            worst = comparison.worst
+            figures = f"{'-':>9} {'-':>9}  {comparison.error}"
             if worst is not None:
                 figures = f"{worst.largest:>9.1e} {worst.tolerance:>9.1e}  {worst.kind} {worst.name} {worst.where}"
-            lines.append(f"{each.run:<20} {each.reference:<14} {each.verdict:<8} {figures}".rstrip())
-        for each in self.comparisons:
-            wrong = sum(not difference.passed for difference in each.differences)
-            if each.differences and (variables or not each.passed):
-                lines += ["", f"{each.run}: {_agreement(each.differences)} agree with {each.reference}"]
-                listed = sorted(each.differences, key=_excess, reverse=True)
+            lines.append(f"{comparison.run:<20} {comparison.reference:<14} {comparison.verdict:<8} {figures}".rstrip())
+        for comparison in self.comparisons:
+            wrong = sum(not difference.passed for difference in comparison.differences)
+            if comparison.differences and (variables or not comparison.passed):
+                lines += [
+                    "",
+                    f"{comparison.run}: {_agreement(comparison.differences)} agree with {comparison.reference}",
+                ]
+                listed = sorted(comparison.differences, key=_excess, reverse=True)
                 lines += [_line(difference) for difference in (listed if variables else listed[: min(wrong, _LISTED)])]
         messages: dict[str, list[str]] = {}  # runs by message, as a refusal may have the same text in each run
-        for each in self.comparisons:
-            if each.message:
-                message = f"{each.error + ': ' if each.error else ''}{each.message}"
-                messages.setdefault(message, []).append(each.run)
+        for comparison in self.comparisons:
+            if comparison.message:
+                message = f"{comparison.error + ': ' if comparison.error else ''}{comparison.message}"
+                messages.setdefault(message, []).append(comparison.run)
         for message, runs in messages.items():
             lines += ["", f"{', '.join(runs)}: {message}"]
         lines += ["", *(f"Note: {note}" for note in self.notes)]

@@ -120,8 +120,8 @@ class Runs:
             if moved <= max(_CHAOS, self.setting.tolerance):  # metrics decide, as rounding alone may move weights far
                 self.noise = noise
                 return
-            again = _distances(reference, self._plain(self.setting.seed))
-            if max(again.values(), default=0.0) <= self.setting.tolerance:
+            second_run = _distances(reference, self._plain(self.setting.seed))
+            if max(second_run.values(), default=0.0) <= self.setting.tolerance:
                 self.notes.append("the result depends on the order of the rows inside a batch.")
                 return
             self.reason = "two runs of one process with one seed differ: something draws random numbers without a seed."
@@ -133,15 +133,15 @@ class Runs:
         def judge(result: Result) -> tuple[str, tuple[Difference, ...], str]:
             if not self.exact:
                 return _finite(result)
-            found = differences(reference, result, self.setting.tolerance, self.noise)
-            if not self.measured and not all(each.passed for each in found):
+            differing = differences(reference, result, self.setting.tolerance, self.noise)
+            if not self.measured and not all(difference.passed for difference in differing):
                 self._measure(reference)
                 return judge(result)
-            if not self.reason or (number == 1 and all(each.passed for each in found)):
-                return _verdict(found), found, ""
+            if not self.reason or (number == 1 and all(difference.passed for difference in differing)):
+                return _verdict(differing), differing, ""
             wide = {key: _SPREAD * value / 10 for key, value in self.spread.items()}
             loose = differences(reference, result, self.setting.tolerance, wide)
-            return ("inexact" if all(each.passed for each in loose) else "differs"), loose, self.reason
+            return ("inexact" if all(difference.passed for difference in loose) else "differs"), loose, self.reason
 
         return judge
 
@@ -149,8 +149,8 @@ class Runs:
         def judge(result: Result) -> tuple[str, tuple[Difference, ...], str]:
             if self.setting.algorithm.mode != "sync":
                 return _finite(result)
-            found = differences(whole, result, _BITS, {})
-            return _verdict(found), found, ""
+            differing = differences(whole, result, _BITS, {})
+            return _verdict(differing), differing, ""
 
         return judge
 
@@ -167,8 +167,8 @@ class Runs:
         except InvalidInputError as error:
             seconds = time.perf_counter() - begun
             return Comparison(run, reference, "refused", (), type(error).__name__, str(error), seconds), None
-        verdict, found, message = judge(result)
-        return Comparison(run, reference, verdict, found, "", message, time.perf_counter() - begun), result
+        verdict, differing, message = judge(result)
+        return Comparison(run, reference, verdict, differing, "", message, time.perf_counter() - begun), result
 
     def _workers(self, number: int, epochs: int = 0, **more: Any) -> Result:
         x, y, weight = self.setting.data
@@ -213,11 +213,11 @@ def few_rows(
 
 
 def _distances(a: Result, b: Result) -> dict[Any, float]:
-    return {(each.kind, each.name): each.largest for each in differences(a, b, 0.0, {})}
+    return {(difference.kind, difference.name): difference.largest for difference in differences(a, b, 0.0, {})}
 
 
 def _verdict(found: tuple[Difference, ...]) -> str:
-    return "equal" if all(each.passed for each in found) else "differs"
+    return "equal" if all(difference.passed for difference in found) else "differs"
 
 
 def _finite(result: Result) -> tuple[str, tuple[Difference, ...], str]:

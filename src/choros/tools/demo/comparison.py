@@ -210,10 +210,10 @@ def _settings(algorithm: Algorithm) -> dict[str, str]:
 
 
 def _versions(backend: str) -> dict[str, str]:
-    found = {"choros": _version("choros"), "python": platform.python_version(), "keras": _version("keras")}
-    found[backend] = next(filter(None, map(_version, _PACKAGES[backend])), "")
-    found["numpy"] = _version("numpy")
-    return {name: version for name, version in found.items() if version}
+    environment = {"choros": _version("choros"), "python": platform.python_version(), "keras": _version("keras")}
+    environment[backend] = next(filter(None, map(_version, _PACKAGES[backend])), "")
+    environment["numpy"] = _version("numpy")
+    return {name: version for name, version in environment.items() if version}
 
 
 def _version(package: str) -> str:

@@ -56,10 +56,10 @@ def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
     """
     if names is None:
         return tuple(kind() for kind in algorithms.ALL)
-    asked = [name.strip() for name in names.split(",") if name.strip()]
-    if not asked:
+    requested = [name.strip() for name in names.split(",") if name.strip()]
+    if not requested:
         raise InvalidInputError(f"--algorithms {names!r} names none: give a list such as 'single,allreduce,aeasgd'.")
-    return tuple(dict.fromkeys(algorithms.by_name(name) for name in asked))
+    return tuple(dict.fromkeys(algorithms.by_name(name) for name in requested))
 
 
 def choose_backend(asked: str | None, environment: Mapping[str, str] = os.environ) -> str:

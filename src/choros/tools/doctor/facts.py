@@ -105,22 +105,22 @@ def _cores(place: Place) -> dict[str, Any]:
 
 def _numa(nodes: Path = _NODES) -> list[list[int]]:
     """Return the cores of each NUMA node that has cores."""
-    found = []
+    folders = []
     for folder in sorted(nodes.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         try:
             text = (folder / "cpulist").read_text().strip()
         except OSError:
             continue
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
-        if cores := [core for each in ends for core in range(each[0], each[-1] + 1)]:
-            found.append(cores)
-    return found
+        if cores := [core for entry in ends for core in range(entry[0], entry[-1] + 1)]:
+            folders.append(cores)
+    return folders
 
 
 def _directory() -> dict[str, Any]:
     try:
         path = os.getcwd()
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:  # the directory was removed
         return {"path": f"gone ({error.strerror})", "inode": 0}
-    return {"path": path, "inode": found.st_ino}
+    return {"path": path, "inode": status.st_ino}

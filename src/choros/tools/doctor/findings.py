@@ -63,10 +63,10 @@ class Observations:
 
     def machines(self) -> list[list[Facts]]:
         """Return the ranks of each machine."""
-        found: dict[str, list[Facts]] = {}
-        for each in self.ranks:
-            found.setdefault(each["machine"], []).append(each)
-        return list(found.values())
+        by_value: dict[str, list[Facts]] = {}
+        for facts in self.ranks:
+            by_value.setdefault(facts["machine"], []).append(facts)
+        return list(by_value.values())
 
 
 Rule = Callable[[Observations], Iterable[Finding]]
@@ -97,14 +97,14 @@ def at(some: Iterable[Facts]) -> str:
         'ranks 0, 1 on a, b'
     """
     some = list(some)
-    hosts = list(dict.fromkeys(each["host"] for each in some))
-    text = spell(each["rank"] for each in some) if len(hosts) == 1 else _listed(some)
+    hosts = list(dict.fromkeys(facts["host"] for facts in some))
+    text = spell(facts["rank"] for facts in some) if len(hosts) == 1 else _listed(some)
     return f"{text} on {', '.join(hosts[:8])}" + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
 
 
 def _listed(some: list[Facts]) -> str:
-    ranks = [str(each["rank"]) for each in some]
-    return f"ranks {', '.join(ranks)}" if len(ranks) <= 16 else spell(each["rank"] for each in some)
+    ranks = [str(facts["rank"]) for facts in some]
+    return f"ranks {', '.join(ranks)}" if len(ranks) <= 16 else spell(facts["rank"] for facts in some)
 
 
 def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) -> Finding:
@@ -123,8 +123,8 @@ def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) ->
     """
     some = list(some)
     text = what.replace("{at}", at(some))
-    hosts = dict.fromkeys(each["host"] for each in some)
-    return Finding(kind, name, text[0].upper() + text[1:], remedy, tuple(each["rank"] for each in some), tuple(hosts))
+    hosts = dict.fromkeys(facts["host"] for facts in some)
+    return Finding(kind, name, text[0].upper() + text[1:], remedy, tuple(facts["rank"] for facts in some), tuple(hosts))
 
 
 def together(findings: Iterable[Finding], ranks: Iterable[Facts]) -> list[Finding]:
@@ -139,18 +139,20 @@ def together(findings: Iterable[Finding], ranks: Iterable[Facts]) -> list[Findin
         >>> [one.what for one in together([made(ERROR, "clock", [each], "{at}: late.", "") for each in both], both)]
         ['Ranks 0, 1 on a, b: late.']
     """
-    facts = {each["rank"]: each for each in ranks}
-    found: dict[tuple[str, ...], list[Finding]] = {}
-    for one in findings:
-        where = at(facts[rank] for rank in one.ranks) if one.ranks and facts.keys() >= set(one.ranks) else ""
+    facts = {rank_facts["rank"]: rank_facts for rank_facts in ranks}
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        where = (
+            at(facts[rank] for rank in finding.ranks) if finding.ranks and facts.keys() >= set(finding.ranks) else ""
+        )
         begin = where[:1].upper() + where[1:]
-        words = f"{{at}}{one.what[len(where) :]}" if where and one.what.startswith(begin) else one.what
-        found.setdefault((one.kind, one.name, words, one.remedy), []).append(one)
+        text = f"{{at}}{finding.what[len(where) :]}" if where and finding.what.startswith(begin) else finding.what
+        groups.setdefault((finding.kind, finding.name, text, finding.remedy), []).append(finding)
     return [
         same[0]
         if len(same) == 1
-        else made(kind, name, [facts[n] for n in sorted({n for one in same for n in one.ranks})], words, remedy)
-        for (kind, name, words, remedy), same in found.items()
+        else made(kind, name, [facts[n] for n in sorted({n for finding in same for n in finding.ranks})], text, remedy)
+        for (kind, name, text, remedy), same in groups.items()
     ]
 
 
@@ -161,10 +163,10 @@ def alike(ranks: Iterable[Facts], key: Callable[[Facts], Any]) -> Iterator[tuple
         >>> [(value, len(some)) for value, some in alike([{"a": 1}, {"a": 2}, {"a": 2}], lambda each: each["a"])]
         [(2, 2), (1, 1)]
     """
-    found: dict[Any, list[Facts]] = {}
-    for each in ranks:
-        found.setdefault(key(each), []).append(each)
-    yield from sorted(found.items(), key=lambda one: -len(one[1]))
+    by_value: dict[Any, list[Facts]] = {}
+    for facts in ranks:
+        by_value.setdefault(key(facts), []).append(facts)
+    yield from sorted(by_value.items(), key=lambda one: -len(one[1]))
 
 
 def room(some: Sequence[Facts]) -> int:
@@ -177,11 +179,11 @@ def room(some: Sequence[Facts]) -> int:
         The minimum of three: a rank's share of the machine's available memory, its share of the memory left in the
         control group, and an eighth of the limit of its address space.
     """
-    found = []
-    for each in some:
-        memory = each["memory"]
+    limits = []
+    for facts in some:
+        memory = facts["memory"]
         both = (memory["available"], memory["limit"] and memory["limit"] - memory["used"])
-        found += [left // len(some) for left in both if left is not None]
+        limits += [remaining // len(some) for remaining in both if remaining is not None]
         if memory["address_space"] is not None:
-            found.append(memory["address_space"] // 8)  # the libraries reserve far more than they use
-    return min(found, default=1 << 33)
+            limits.append(memory["address_space"] // 8)  # the libraries reserve far more than they use
+    return min(limits, default=1 << 33)

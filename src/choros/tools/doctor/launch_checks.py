@@ -53,7 +53,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
 
 def _put_together(size: int, outcome: JobResult, left: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the report of rank 0 if there is one and no rank died; else a report from the ranks' partial results."""
-    whole = left[0].get("report")
+    report = left[0].get("report")
     died = [
         {
             "rank": rank,
@@ -65,21 +65,21 @@ def _put_together(size: int, outcome: JobResult, left: Sequence[dict[str, Any]])
             "tail": output,
         }
         for rank, ended, output in outcome.failed
-        if ended.signal or not (whole or left[rank].get("troubles"))
+        if ended.signal or not (report or left[rank].get("troubles"))
     ]
-    if whole is not None and not died:
-        return dict(whole)
-    ranks = next((one["ranks"] for one in left if len(one.get("ranks", ())) == size), None)
-    own = [each for one in left for each in one.get("ranks", ())[:1]] if ranks is None else ranks
-    troubles = [trouble for one in left for trouble in one.get("troubles", ())]
-    return summary(Observations(size, own, troubles=[*died, *troubles]))
+    if report is not None and not died:
+        return dict(report)
+    ranks = next((part["ranks"] for part in left if len(part.get("ranks", ())) == size), None)
+    rank_facts = [entry for part in left for entry in part.get("ranks", ())[:1]] if ranks is None else ranks
+    troubles = [trouble for part in left for trouble in part.get("troubles", ())]
+    return summary(Observations(size, rank_facts, troubles=[*died, *troubles]))
 
 
 def _read(fd: int) -> dict[str, Any]:
     """Return the results that a rank wrote; an empty dict if it wrote none or died while it wrote them."""
     text = os.pread(fd, os.fstat(fd).st_size, 0)
     try:
-        found: dict[str, Any] = json.loads(text)
+        facts: dict[str, Any] = json.loads(text)
     except ValueError:
         return {}
-    return found
+    return facts

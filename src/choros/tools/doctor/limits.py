@@ -58,14 +58,14 @@ def quota(control: Path = CONTROL, proc: Path = PROC) -> float | None:
         >>> quota() is None or quota() > 0
         True
     """
-    found = []
+    limits = []
     for folder in _groups(control, proc, "cpu"):
         both = _text(folder / "cpu.max").split()
         if not both:
             both = [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
         if len(both) == 2 and both[0].isdecimal() and both[1].isdecimal() and int(both[1]):
-            found.append(int(both[0]) / int(both[1]))
-    return min(found, default=None)
+            limits.append(int(both[0]) / int(both[1]))
+    return min(limits, default=None)
 
 
 def shared_memory(path: str = "/dev/shm") -> dict[str, int] | None:
@@ -79,10 +79,10 @@ def shared_memory(path: str = "/dev/shm") -> dict[str, int] | None:
         True
     """
     try:
-        found = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return None
-    return {"total": found.f_frsize * found.f_blocks, "free": found.f_frsize * found.f_bavail}
+    return {"total": status.f_frsize * status.f_blocks, "free": status.f_frsize * status.f_bavail}
 
 
 def open_files() -> dict[str, int]:

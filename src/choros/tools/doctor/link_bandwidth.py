@@ -40,8 +40,8 @@ def links(group: Group, leaders: list[int], room: int) -> dict[str, float]:
         for pair in (leaders[at : at + 2] for at in range(first, len(leaders) - 1, 2)):
             if group.rank in pair:
                 best = max(best, _rate(part(pair), room))
-    said = tell(group, best)
-    return {str(leader): said[leader] for leader in leaders}
+    replies = tell(group, best)
+    return {str(leader): replies[leader] for leader in leaders}
 
 
 def _rate(pair: Group, room: int) -> float:

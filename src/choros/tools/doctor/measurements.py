@@ -45,14 +45,14 @@ def measure(group: Group, room: int, engines: dict[str, Group]) -> Measures:
         >>> len(found["work"]), found["clock"], found["engines"]
         (1, [[0.0, 0.0]], {})
     """
-    found: Measures = {"work": attempts(group), "memory": tell(group, memory_bandwidth(room // 4))}
-    found["clock"] = clocks(group) if group.size > 1 else [[0.0, 0.0]]
-    found["engines"], wrong = {}, set()
+    measures: Measures = {"work": attempts(group), "memory": tell(group, memory_bandwidth(room // 4))}
+    measures["clock"] = clocks(group) if group.size > 1 else [[0.0, 0.0]]
+    measures["engines"], wrong = {}, set()
     for name, engine in engines.items():
-        found["engines"][name], mistaken = collectives(engine, room // 5)
+        measures["engines"][name], mistaken = collectives(engine, room // 5)
         wrong |= set(mistaken)
-    found["wrong"] = sorted(wrong)
-    return found
+    measures["wrong"] = sorted(wrong)
+    return measures
 
 
 def tell(group: Group, what: Any) -> list[Any]:
@@ -99,8 +99,8 @@ def attempts(group: Group) -> list[dict[str, list[float]]]:
     while len(made) < ATTEMPTS:
         time.sleep(_PAUSE if made else 0.0)
         group.barrier()
-        said = tell(group, work())
-        made.append({"wall": [wall for wall, _ in said], "cpu": [cpu for _, cpu in said]})
+        times = tell(group, work())
+        made.append({"wall": [wall for wall, _ in times], "cpu": [cpu for _, cpu in times]})
         if slowest(made[-1]["wall"])[1] < SLOW_WALL and slowest(made[-1]["cpu"])[1] < SLOW_CPU:
             good += 1
         if good == (1 if len(made) == 1 else MISSES + 1):
@@ -142,16 +142,16 @@ def clocks(group: Group, rounds: int = 24) -> list[list[float]]:
         before = time.time()
         group.barrier()
         stamps.append((before, time.time()))
-    said = tell(group, stamps)
-    first = said[0]
+    replies = tell(group, stamps)
+    first = replies[0]
     return [
         [
-            max(before - zero_after for (before, _), (_, zero_after) in zip(mine, first, strict=True)),
-            min(after - zero_before for (_, after), (zero_before, _) in zip(mine, first, strict=True)),
+            max(before - zero_after for (before, _), (_, zero_after) in zip(rank_stamps, first, strict=True)),
+            min(after - zero_before for (_, after), (zero_before, _) in zip(rank_stamps, first, strict=True)),
         ]
         if rank
         else [0.0, 0.0]
-        for rank, mine in enumerate(said)
+        for rank, rank_stamps in enumerate(replies)
     ]
 
 
@@ -185,10 +185,10 @@ def collectives(group: Group, room: int) -> tuple[dict[str, Any], list[int]]:
             total = group.sum(x)
             times.append(time.perf_counter() - begun)
             right = right and bool((total == expected).all())
-        said = tell(group, [statistics.median(times), right])
-        before = max(each for each, _ in said)
+        replies = tell(group, [statistics.median(times), right])
+        before = max(seconds for seconds, _ in replies)
         sums[str(size)] = before
-        wrong += [rank for rank, (_, good) in enumerate(said) if not good]
+        wrong += [rank for rank, (_, good) in enumerate(replies) if not good]
     return {"gather": slow, "sum": sums}, sorted(set(wrong))
 
 

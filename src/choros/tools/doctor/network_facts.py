@@ -23,7 +23,7 @@ def fabrics(folder: Path = Path("/sys/class/infiniband")) -> list[str]:
         >>> fabrics(Path("/no/such/folder"))
         []
     """
-    return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def variables() -> dict[str, str]:
@@ -50,18 +50,18 @@ def look_up(names: Iterable[str], seconds: float = 5.0) -> dict[str, list[str]]:
         >>> look_up(["localhost"])["localhost"] != []
         True
     """
-    found: dict[str, list[str]] = {name: [] for name in names}
+    resolved: dict[str, list[str]] = {name: [] for name in names}
 
     def find(name: str) -> None:
         try:
-            found[name] = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
+            resolved[name] = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
         except (OSError, UnicodeError):
             return
 
-    threads = [threading.Thread(target=find, args=(name,), daemon=True) for name in found]
+    threads = [threading.Thread(target=find, args=(name,), daemon=True) for name in resolved]
     for thread in threads:
         thread.start()
     limit = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(limit - time.monotonic(), 0.0))
-    return dict(found)
+    return dict(resolved)

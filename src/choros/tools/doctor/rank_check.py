@@ -79,16 +79,20 @@ class RankCheck:
             self._trouble("place", str(error))
             return self.seen
         self.rank, self.size = place.rank, place.size
-        own = look(place)
-        self._ranks = [own]
+        local_facts = look(place)
+        self._ranks = [local_facts]
         self.hand()
-        for name, end in smoke_processes.probe(["numpy", *(["mpi4py"] if own["engine"] == "MPI" else [])]).items():
+        for name, end in smoke_processes.probe(
+            ["numpy", *(["mpi4py"] if local_facts["engine"] == "MPI" else [])]
+        ).items():
             if name == "numpy" or end["signal"]:  # for other errors of mpi4py, the group's error has the advice
                 self._trouble(
-                    "probe", f"Rank {self.rank} on {own['host']} cannot load {name}: a process that tried", **end
+                    "probe",
+                    f"Rank {self.rank} on {local_facts['host']} cannot load {name}: a process that tried",
+                    **end,
                 )
         if not self._troubles:
-            self._together(own)
+            self._together(local_facts)
         self.hand()
         return self.seen
 
@@ -100,8 +104,8 @@ class RankCheck:
         """
         fd = os.environ.get(HAND)
         if fd:
-            found = {"ranks": self._ranks, "troubles": self._troubles, "report": report}
-            data = json.dumps(found).encode()
+            message = {"ranks": self._ranks, "troubles": self._troubles, "report": report}
+            data = json.dumps(message).encode()
             os.ftruncate(int(fd), 0)
             os.pwrite(int(fd), data, 0)
 
@@ -140,12 +144,12 @@ class RankCheck:
 
         group.doing = "choros doctor: what each rank found"
         self._ranks = tell(group, own)
-        left = min(room(some) for some in self.seen.machines())
+        available = min(room(some) for some in self.seen.machines())
         group.doing = "choros doctor: measuring"
-        self._measures = measure(group, min(left, 1 << 31), self._engines(group))
-        self._measures["links"] = links(group, [some[0]["rank"] for some in self.seen.machines()], left)
+        self._measures = measure(group, min(available, 1 << 31), self._engines(group))
+        self._measures["links"] = links(group, [some[0]["rank"] for some in self.seen.machines()], available)
         group.doing = ""
-        if self.wish.train and left >= NEED // 2:
+        if self.wish.train and available >= NEED // 2:
             self._train(group)
         group.barrier()  # no rank exits while another one still needs it
 
@@ -155,28 +159,28 @@ class RankCheck:
             return {}
         from choros.comm.group import kind_of
 
-        found: dict[str, Group] = {kind_of(group): group}
+        groups: dict[str, Group] = {kind_of(group): group}
         if self._ranks[0]["engine"] == "MPI" and len(self.seen.machines()) == 1:
             from choros.comm.bootstrap.init import in_shared_memory
 
-            found["shared memory"] = in_shared_memory(group)
-        return found
+            groups["shared memory"] = in_shared_memory(group)
+        return groups
 
     def _train(self, group: Group) -> None:
         """Train on each backend in helper processes; those of one machine form a job."""
         from choros.comm.bootstrap.init import part
         from choros.tools.doctor.measurements import tell
 
-        mates = next(some for some in self.seen.machines() if any(one["rank"] == self.rank for one in some))
-        ranks = [one["rank"] for one in mates]
+        mates = next(some for some in self.seen.machines() if any(facts["rank"] == self.rank for facts in some))
+        ranks = [facts["rank"] for facts in mates]
         local: Group | None = None
         if len(ranks) > 1:
             local = group if len(ranks) == self.size else part(group, ranks)
         for backend in self.backends():
             group.doing = f"choros doctor: training on {backend}"
             group.timeout = self.wish.timeout + self.wish.smoke_timeout
-            mine = self._trained(backend, local)
-            for rank, end in enumerate(tell(group, mine)):
+            result = self._trained(backend, local)
+            for rank, end in enumerate(tell(group, result)):
                 self._smoke.setdefault(rank, []).append(end)
             group.timeout = self.wish.timeout
         group.doing = ""
@@ -186,7 +190,7 @@ class RankCheck:
         if self.wish.backends:
             return self.wish.backends
         return tuple(
-            name for name in smoke_processes.BACKENDS if all(each["versions"].get(name) for each in self._ranks)
+            name for name in smoke_processes.BACKENDS if all(facts["versions"].get(name) for facts in self._ranks)
         )
 
     def _trained(self, backend: str, local: Group | None) -> smoke_processes.End:

@@ -27,15 +27,15 @@ def summary(seen: Observations) -> dict[str, Any]:
         >>> summary(Observations(1, []))["healthy"]
         True
     """
-    found = judge(seen)
+    findings = judge(seen)
     return {
         "size": seen.size,
-        "healthy": not found,
-        "findings": [finding.said() for finding in found],
+        "healthy": not findings,
+        "findings": [finding.said() for finding in findings],
         "ranks": list(seen.ranks),
         "measures": dict(seen.measures),
         "smoke": {str(rank): [dict(end) for end in ends] for rank, ends in seen.smoke.items()},
-        "troubles": [dict(one) for one in seen.troubles],
+        "troubles": [dict(trouble) for trouble in seen.troubles],
     }
 
 
@@ -81,7 +81,9 @@ def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
         "memory": _memory,
         "/dev/shm": lambda each: amount(each["shm"]["total"]) if each["shm"] else "none",
         "open files": lambda each: str(each["files"]["soft"]),
-        "versions": lambda each: ", ".join(f"{name} {one}" for name, one in each["versions"].items() if one),
+        "versions": lambda each: ", ".join(
+            f"{name} {version}" for name, version in each["versions"].items() if version
+        ),
         "backend": lambda each: each["backend"],
         "processor": lambda each: " ".join(each["features"]),
         "GPUs": lambda each: " ".join(filter(None, [str(each["gpus"] or ""), _pairs(each["devices"])])),
@@ -89,17 +91,17 @@ def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
         "interfaces": _interfaces,
         "network": lambda each: _pairs(each["network"]),
     }
-    for name, say in rows.items():
-        yield from _row(name, ranks, say)
+    for name, row_text in rows.items():
+        yield from _row(name, ranks, row_text)
 
 
 def _row(name: str, ranks: Sequence[Facts], say: Callable[[Facts], str]) -> Iterator[str]:
     """Yield one line if all ranks have the same value, else one line for each value."""
-    found = list(alike(ranks, say))
-    for said, some in found:
-        who = f"  ({spell(each['rank'] for each in some)})" if len(found) > 1 else ""
-        if said or len(found) > 1:
-            yield f"{name:<{_WIDTH}} {said or '-'}{who}"
+    values = list(alike(ranks, say))
+    for value, some in values:
+        suffix = f"  ({spell(facts['rank'] for facts in some)})" if len(values) > 1 else ""
+        if value or len(values) > 1:
+            yield f"{name:<{_WIDTH}} {value or '-'}{suffix}"
 
 
 def _cores(each: Facts) -> str:
@@ -111,7 +113,7 @@ def _cores(each: Facts) -> str:
 
 def _memory(each: Facts) -> str:
     memory = each["memory"]
-    limits = [f"{amount(memory[name])} {words}" for name, words in _LIMITS.items() if memory[name] is not None]
+    limits = [f"{amount(memory[name])} {label}" for name, label in _LIMITS.items() if memory[name] is not None]
     return f"{amount(memory['total'] or 0)}" + (f", limited to {', '.join(limits)}" if limits else "")
 
 
@@ -120,9 +122,10 @@ _LIMITS = {"limit": "by the control group", "address_space": "of addresses"}
 
 def _interfaces(each: Facts) -> str:
     return ", ".join(
-        f"{one['name']} {one['addresses'][0]}" + (f" {one['speed'] / 1e3:g} Gbit/s" if one["speed"] else "")
-        for one in each["interfaces"]
-        if one["up"] and one["addresses"]
+        f"{interface['name']} {interface['addresses'][0]}"
+        + (f" {interface['speed'] / 1e3:g} Gbit/s" if interface["speed"] else "")
+        for interface in each["interfaces"]
+        if interface["up"] and interface["addresses"]
     )
 
 
@@ -181,4 +184,4 @@ def brief(findings: Sequence[Finding]) -> str:
         >>> brief([Finding("error", "clock", "Late.", "Set it.")])
         'ERROR clock: Late. Set it.'
     """
-    return "\n".join(f"{one.kind.upper()} {one.name}: {one.what} {one.remedy}" for one in findings)
+    return "\n".join(f"{finding.kind.upper()} {finding.name}: {finding.what} {finding.remedy}" for finding in findings)

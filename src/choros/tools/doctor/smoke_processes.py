@@ -88,12 +88,12 @@ def probe(libraries: Sequence[str], seconds: float = 60.0) -> dict[str, End]:
         >>> probe(["numpy"])
         {}
     """
-    found = {}
+    results = {}
     for name in libraries:
         end = beside([sys.executable, "-c", _PROBES[name]], {**os.environ, **python_variables()}, seconds)
         if end["signal"] or end["exit"] != 0:
-            found[name] = end
-    return found
+            results[name] = end
+    return results
 
 
 def train(backend: str, rank: int, size: int, fd: int | None, seconds: float = SECONDS) -> End:
@@ -119,7 +119,7 @@ def train(backend: str, rank: int, size: int, fd: int | None, seconds: float = S
         environment["CHOROS_COMM_FD"] = str(fd)
     argv = [sys.executable, "-P", "-m", "choros.tools.doctor.smoke_train"]
     end = beside(argv, environment, seconds, () if fd is None else (fd,))
-    said: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
-        said = json.loads(end["said"]) if end["said"].startswith('{"difference"') else {}
-    return {**end, "gpus": None, "difference": None, **said, "backend": backend}
+        answer = json.loads(end["said"]) if end["said"].startswith('{"difference"') else {}
+    return {**end, "gpus": None, "difference": None, **answer, "backend": backend}

@@ -36,7 +36,7 @@ def by_numpy() -> Array:
         >>> by_numpy().shape
         (4,)
     """
-    x, y = (each.astype("float64") for each in data())
+    x, y = (array.astype("float64") for array in data())
     weights, bias = np.zeros((3, 1)), np.zeros(1)
     for _ in range(_EPOCHS):
         error = 2 * (x @ weights + bias - y) / len(x)
@@ -59,8 +59,8 @@ def by_keras(rows: int = _ROWS) -> Array:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(_RATE)), "mse")
     model.fit(hvd.shard(x, y, batch_size=rows), epochs=_EPOCHS, verbose=0)
-    found: Array = np.concatenate([np.asarray(one, "float64").ravel() for one in model.get_weights()])
-    return found
+    weights: Array = np.concatenate([np.asarray(array, "float64").ravel() for array in model.get_weights()])
+    return weights
 
 
 def main() -> int:

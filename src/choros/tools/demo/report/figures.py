@@ -64,15 +64,19 @@ def draw_f1(report: Report) -> Any:
     single = next((r.f1 for r in results if r.algorithm == "Single"), None)
     compare = single is not None and len(results) > 1
     figure = _figure(9.2, 1.5 + 0.34 * len(results))
-    left, *right = figure.subplots(1, 1 + compare, width_ratios=[2, 1] if compare else [1], sharey=True, squeeze=False)[
-        0
-    ]
+    left_axes, *right = figure.subplots(
+        1, 1 + compare, width_ratios=[2, 1] if compare else [1], sharey=True, squeeze=False
+    )[0]
     _bars(
-        left, results, [r.f1 for r in results], [decimal(r.f1, 4) for r in results], [r.spread("f1") for r in results]
+        left_axes,
+        results,
+        [r.f1 for r in results],
+        [decimal(r.f1, 4) for r in results],
+        [r.spread("f1") for r in results],
     )
-    left.set_xlim(0, 1.19)
-    left.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    left.set_xlabel("weighted F1")
+    left_axes.set_xlim(0, 1.19)
+    left_axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    left_axes.set_xlabel("weighted F1")
     if right and single is not None:
         points = [100 * (r.f1 - single) for r in results]
         _bars(right[0], results, points, [f"{p:+.2f}".replace("-", "−") for p in points])
@@ -204,8 +208,8 @@ def _key(figure: Any, results: list[Result], hatched: bool = False) -> None:
     from matplotlib.patches import Patch
 
     present = [mode for mode in MODES if any(result.mode == mode for result in results)]
-    words: dict[str | None, str] = {"sync": "synchronous", "async": "asynchronous", None: "no exchange"}
-    handles = [Patch(facecolor=MODES[mode], label=words[mode]) for mode in present]
+    mode_names: dict[str | None, str] = {"sync": "synchronous", "async": "asynchronous", None: "no exchange"}
+    handles = [Patch(facecolor=MODES[mode], label=mode_names[mode]) for mode in present]
     if hatched:
         handles.append(Patch(facecolor=PALE, edgecolor="white", hatch="/////", linewidth=0, label="of it, exchanging"))
     figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=9, borderaxespad=0.2)

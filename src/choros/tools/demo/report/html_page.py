@@ -88,19 +88,19 @@ def render(report: Report) -> str:
 def _lead(report: Report) -> str:
     """Return the result in one or two sentences."""
     by_name = {result.algorithm: result for result in report.results}
-    says = []
+    sentences = []
     if report.best:
         best, fastest = by_name[report.best], by_name[report.fastest] if report.fastest else None
-        says.append(f"<strong>{escape(best.algorithm)}</strong> reached the highest F1, {decimal(best.f1, 4)}")
+        sentences.append(f"<strong>{escape(best.algorithm)}</strong> reached the highest F1, {decimal(best.f1, 4)}")
         if fastest:
-            says[0] += (
+            sentences[0] += (
                 f"; <strong>{escape(fastest.algorithm)}</strong> trained fastest, in {decimal(fastest.seconds, 2)} s"
             )
-        says[0] += "."
+        sentences[0] += "."
     failed = [result.algorithm for result in report.results if result.failed]
     if failed:
-        says.append(f"Failed: {escape(', '.join(failed))}.")
-    lead = f'<p class="lead">{" ".join(says) or "Nothing was measured."}</p>'
+        sentences.append(f"Failed: {escape(', '.join(failed))}.")
+    lead = f'<p class="lead">{" ".join(sentences) or "Nothing was measured."}</p>'
     if report.interrupted:
         lead += '<p class="banner">Interrupted: this holds what had been measured by then.</p>'
     return lead

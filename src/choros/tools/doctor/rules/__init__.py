@@ -16,5 +16,5 @@ def judge(seen: Observations) -> list[Finding]:
         >>> judge(Observations(1, []))
         []
     """
-    found = [finding for rule in RULES for finding in rule(seen)]
-    return sorted(together(found, seen.ranks), key=lambda finding: finding.kind)
+    findings = [finding for rule in RULES for finding in rule(seen)]
+    return sorted(together(findings, seen.ranks), key=lambda finding: finding.kind)

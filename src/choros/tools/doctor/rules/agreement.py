@@ -14,7 +14,7 @@ _SHOWN = 8
 
 def versions(seen: Observations) -> Iterator[Finding]:
     """Find libraries with different versions."""
-    for name in dict.fromkeys(name for each in seen.ranks for name in each["versions"]):
+    for name in dict.fromkeys(name for facts in seen.ranks for name in facts["versions"]):
         (usual, _), *others = alike(seen.ranks, partial(_version, name))
         for value, some in others:
             yield made(
@@ -43,7 +43,7 @@ def backends(seen: Observations) -> Iterator[Finding]:
         )
     known = ("jax", "torch", "tensorflow")
     for value, some in alike(seen.ranks, _backend):
-        lacking = [each for each in some if value in known and not each["versions"].get(value)]
+        lacking = [facts for facts in some if value in known and not facts["versions"].get(value)]
         if lacking:
             yield made(
                 ERROR,
@@ -81,7 +81,7 @@ def directories(seen: Observations) -> Iterator[Finding]:
 def processors(seen: Observations) -> Iterator[Finding]:
     """Find processors that lack features of the submitting machine or of the other hosts."""
     cause, remedy = signalled("SIGILL")
-    lacking = [each for each in seen.ranks if each["features"] and _lacks(each)]
+    lacking = [facts for facts in seen.ranks if facts["features"] and _lacks(facts)]
     for missing, some in alike(lacking, _lacks):
         yield made(
             ERROR,

@@ -30,11 +30,13 @@ def crowded(seen: Observations) -> Iterator[Finding]:
     """Find more ranks than cores, on a whole machine or on the cores to which the ranks are bound."""
     for some in seen.machines():
         named: set[int] = set()
-        for cores in sorted({tuple(each["cores"]["usable"]) for each in some}, key=len):
-            inside = [each for each in some if set(each["cores"]["usable"]) <= set(cores) and each["rank"] not in named]
+        for cores in sorted({tuple(facts["cores"]["usable"]) for facts in some}, key=len):
+            inside = [
+                facts for facts in some if set(facts["cores"]["usable"]) <= set(cores) and facts["rank"] not in named
+            ]
             if len(inside) <= len(cores):
                 continue
-            named |= {each["rank"] for each in inside}
+            named |= {facts["rank"] for facts in inside}
             all_cores = some[0]["cores"]["machine"]
             share = f"{{at}}: {len(inside)} ranks run on {_cores(len(cores))} ({_few(cores)})"
             if len(some) > all_cores:
@@ -59,31 +61,31 @@ def crowded(seen: Observations) -> Iterator[Finding]:
 
 def together(some: list[Facts]) -> list[list[Facts]]:
     """Group the ranks of a machine that share cores, directly or through other ranks."""
-    found: list[tuple[set[int], list[Facts]]] = []
-    for each in some:
-        cores, members = set(each["cores"]["usable"]), [each]
-        for other in [one for one in found if one[0] & cores]:
-            found.remove(other)
+    groups: list[tuple[set[int], list[Facts]]] = []
+    for facts in some:
+        cores, members = set(facts["cores"]["usable"]), [facts]
+        for other in [group for group in groups if group[0] & cores]:
+            groups.remove(other)
             cores, members = cores | other[0], other[1] + members
-        found.append((cores, members))
-    return [members for _, members in found]
+        groups.append((cores, members))
+    return [members for _, members in groups]
 
 
 def union(some: list[Facts]) -> set[int]:
     """Return the cores that any of the ranks may use."""
-    return {core for each in some for core in each["cores"]["usable"]}
+    return {core for facts in some for core in facts["cores"]["usable"]}
 
 
 def threads(seen: Observations) -> Iterator[Finding]:
     """Find more threads than cores."""
-    told: set[int] = set()
+    reported: set[int] = set()
     for (name, value, count), some in alike(
-        [{"name": name, "each": each} for each in seen.ranks for name in each["threads"]],
+        [{"name": name, "each": facts} for facts in seen.ranks for name in facts["threads"]],
         lambda one: (one["name"], one["each"]["threads"][one["name"]], len(one["each"]["cores"]["usable"])),
     ):
         if _number(value) > count:
-            ranks = [one["each"] for one in some]
-            told |= {each["rank"] for each in ranks}
+            ranks = [entry["each"] for entry in some]
+            reported |= {facts["rank"] for facts in ranks}
             yield made(
                 ERROR,
                 "threads",
@@ -94,8 +96,8 @@ def threads(seen: Observations) -> Iterator[Finding]:
     busy = {rank for finding in crowded(seen) for rank in finding.ranks}
     for some in (part for machine in seen.machines() for part in together(machine)):
         cores, run = len(union(some)), sum(map(threads_of, some))
-        if len(some) > 1 and run > cores and not (told | busy) & {each["rank"] for each in some}:
-            torch = any(str(each["backend"]).startswith("torch") for each in some)
+        if len(some) > 1 and run > cores and not (reported | busy) & {facts["rank"] for facts in some}:
+            torch = any(str(facts["backend"]).startswith("torch") for facts in some)
             yield made(
                 ERROR if torch else WARNING,
                 "threads",
@@ -111,7 +113,7 @@ def idle(seen: Observations) -> Iterator[Finding]:
     """Find ranks with few threads on many cores (torchrun sets one), and ranks bound to few cores of the allocation."""
     for some in (part for machine in seen.machines() for part in together(machine)):
         share = len(union(some)) // len(some)
-        few = [each for each in some if each["threads"].get(_OMP) and threads_of(each) * _MANY <= share]
+        few = [facts for facts in some if facts["threads"].get(_OMP) and threads_of(facts) * _MANY <= share]
         if few:
             torchrun = " (torchrun sets it)" if few[0]["launcher"] == "torchrun" else ""
             yield made(
@@ -122,26 +124,26 @@ def idle(seen: Observations) -> Iterator[Finding]:
                 f"Export {_OMP}={share} before the launcher.",
             )
     for some in seen.machines() if len(seen.ranks) == seen.size else []:
-        mine, given = len(union(some)), max(len(each["cores"]["allotted"]) for each in some)
-        if 0 < 2 * mine <= given:
+        bound, allotted = len(union(some)), max(len(facts["cores"]["allotted"]) for facts in some)
+        if 0 < 2 * bound <= allotted:
             yield made(
                 WARNING,
                 "idle-cores",
                 some,
-                f"{{at}}: bound to {_cores(mine)} in all, of the {given} that their launcher has.",
+                f"{{at}}: bound to {_cores(bound)} in all, of the {allotted} that their launcher has.",
                 f"Bind wider: Open MPI binds a rank to one core unless told --bind-to none or --map-by slot:PE="
-                f"{max(given // len(some), 1)}; MPICH: -bind-to none; or take taskset away.",
+                f"{max(allotted // len(some), 1)}; MPICH: -bind-to none; or take taskset away.",
             )
 
 
 def numa(seen: Observations) -> Iterator[Finding]:
     """Find ranks that are bound to several NUMA nodes although one has enough cores."""
     across = []
-    for each in seen.ranks:
-        cores, nodes = set(each["cores"]["usable"]), [set(node) for node in each["cores"]["numa"]]
+    for facts in seen.ranks:
+        cores, nodes = set(facts["cores"]["usable"]), [set(node) for node in facts["cores"]["numa"]]
         touched = [node for node in nodes if node & cores]
-        if len(touched) > 1 and len(cores) < each["cores"]["machine"] and len(cores) <= max(map(len, nodes)):
-            across.append(each)
+        if len(touched) > 1 and len(cores) < facts["cores"]["machine"] and len(cores) <= max(map(len, nodes)):
+            across.append(facts)
     if across:
         yield made(
             WARNING,
@@ -156,7 +158,7 @@ def numa(seen: Observations) -> Iterator[Finding]:
 def quota(seen: Observations) -> Iterator[Finding]:
     """Find a control group that allows less CPU time than the threads need; the affinity mask does not show it."""
     for some in seen.machines():
-        allowed = min((each["cores"]["quota"] for each in some if each["cores"]["quota"]), default=0.0)
+        allowed = min((facts["cores"]["quota"] for facts in some if facts["cores"]["quota"]), default=0.0)
         run = sum(map(threads_of, some))
         if allowed and run > 1.5 * allowed:
             yield made(

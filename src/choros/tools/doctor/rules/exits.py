@@ -30,29 +30,31 @@ def _name(end: Mapping[str, Any], otherwise: str) -> str:
 
 def troubles(seen: Observations) -> Iterator[Finding]:
     """Find ranks without a place, ranks that cannot import a library or cannot connect, and ranks that died."""
-    died = [one for one in seen.troubles if one["kind"] in ("died", "probe")]
-    met: dict[str, list[Mapping[str, Any]]] = {}
-    for one in seen.troubles:
-        if one["kind"] in ("died", "probe"):
-            how, remedy = _ended(one)
-            what = f"{one['text']} {how}."
+    died = [trouble for trouble in seen.troubles if trouble["kind"] in ("died", "probe")]
+    by_text: dict[str, list[Mapping[str, Any]]] = {}
+    for trouble in seen.troubles:
+        if trouble["kind"] in ("died", "probe"):
+            how, remedy = _ended(trouble)
+            text = f"{trouble['text']} {how}."
             known = remedy or "The last lines that it printed say why; install the library again, or load its module."
-            yield Finding(ERROR, _name(one, one["kind"]), what, known, (one["rank"],), (one["host"],))
-        elif not (one["kind"] == "lost" and died):
-            met.setdefault(one["kind"] if one["kind"] == "lost" else one["kind"] + one["text"], []).append(one)
-    for some in met.values():
+            yield Finding(ERROR, _name(trouble, trouble["kind"]), text, known, (trouble["rank"],), (trouble["host"],))
+        elif not (trouble["kind"] == "lost" and died):
+            by_text.setdefault(
+                trouble["kind"] if trouble["kind"] == "lost" else trouble["kind"] + trouble["text"], []
+            ).append(trouble)
+    for some in by_text.values():
         first = some[0]
-        ranks = tuple(sorted({one["rank"] for one in some}))
-        hosts = tuple(dict.fromkeys(one["host"] for one in some))
+        ranks = tuple(sorted({trouble["rank"] for trouble in some}))
+        hosts = tuple(dict.fromkeys(trouble["host"] for trouble in some))
         missing = tuple(first.get("missing", ()))
         if first["kind"] == "lost":
             yield Finding(ERROR, "missing", first["text"], _MISSING, missing or ranks, hosts)
             continue
-        what, _, remedy = str(first["text"]).partition(". ")
-        name = "singleton" if "the ranks would train separate models" in what else first["kind"]
-        who = f"{spell(ranks)} on {', '.join(hosts)}"
-        what = what if what.lower().startswith(who.lower()) else f"{who}: {what}"
-        yield Finding(ERROR, name, f"{what[0].upper()}{what[1:].rstrip('.')}.", remedy or _MEET, ranks, hosts)
+        text, _, remedy = str(first["text"]).partition(". ")
+        name = "singleton" if "the ranks would train separate models" in text else first["kind"]
+        ranks_text = f"{spell(ranks)} on {', '.join(hosts)}"
+        text = text if text.lower().startswith(ranks_text.lower()) else f"{ranks_text}: {text}"
+        yield Finding(ERROR, name, f"{text[0].upper()}{text[1:].rstrip('.')}.", remedy or _MEET, ranks, hosts)
 
 
 def trainings(seen: Observations) -> Iterator[Finding]:
@@ -68,7 +70,7 @@ def trainings(seen: Observations) -> Iterator[Finding]:
             continue
         ranks = [rank for rank, _ in some]
         end = some[0][1]
-        facts = [each for each in seen.ranks if each["rank"] in ranks]
+        facts = [facts_of_rank for facts_of_rank in seen.ranks if facts_of_rank["rank"] in ranks]
         how, remedy = _ended(end)
         if fault == "differs":
             how = f"gave weights that differ by {end['difference']:.3g} from numpy's"
@@ -92,13 +94,13 @@ def _fault(end: Mapping[str, Any]) -> str:
     if end["late"]:
         return "late"
     if end["difference"] is None:
-        return "second" if any(word in end["tail"] for word in _SECOND) else "failed"
+        return "second" if any(phrase in end["tail"] for phrase in _SECOND) else "failed"
     return "" if end["difference"] <= EXACT else "differs"
 
 
 def sums(seen: Observations) -> Iterator[Finding]:
     """Find wrong sums of the group."""
-    wrong = [each for each in seen.ranks if each["rank"] in seen.measures.get("wrong", ())]
+    wrong = [facts for facts in seen.ranks if facts["rank"] in seen.measures.get("wrong", ())]
     if wrong:
         yield made(
             ERROR,
@@ -111,14 +113,14 @@ def sums(seen: Observations) -> Iterator[Finding]:
 
 def alone(seen: Observations) -> Iterator[Finding]:
     """Find a single process in an allocation for several."""
-    for each in seen.ranks:
-        under = each["scheduler"]
+    for facts in seen.ranks:
+        under = facts["scheduler"]
         many = next((under[name] for name in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC") if name in under), "1")
-        if each["launcher"] == "single" and many.isdecimal() and int(many) > 1:
+        if facts["launcher"] == "single" and many.isdecimal() and int(many) > 1:
             yield made(
                 WARNING,
                 "alone",
-                [each],
+                [facts],
                 f"{{at}} is one process in an allocation for {many}: what a job's own shell runs is no rank.",
                 "Start the ranks: srun choros doctor, or mpiexec choros doctor.",
             )

@@ -19,8 +19,8 @@ def memory(seen: Observations) -> Iterator[Finding]:
     peaks = [int(end["peak"]) for ends in seen.smoke.values() for end in ends]
     need = max([NEED // 2 if peaks else NEED, *peaks])
     for some in seen.machines():
-        left = room(some)
-        space = next((each for each in some if each["memory"]["address_space"] is not None), None)
+        available = room(some)
+        space = next((facts for facts in some if facts["memory"]["address_space"] is not None), None)
         if space is not None and space["memory"]["address_space"] < _SPACE:
             yield made(
                 ERROR,
@@ -30,13 +30,13 @@ def memory(seen: Observations) -> Iterator[Finding]:
                 "libraries reserve more than that.",
                 "ulimit -v unlimited; limit memory by a control group (the batch system's --mem) instead.",
             )
-        elif left < need:
+        elif available < need:
             where, remedy = _least(some)
             yield made(
                 ERROR,
                 "memory",
                 some,
-                f"{{at}}: {amount(left)} of memory is left for each rank {where}, and a small training takes "
+                f"{{at}}: {amount(available)} of memory is left for each rank {where}, and a small training takes "
                 f"{amount(need)}.",
                 remedy,
             )
@@ -44,14 +44,14 @@ def memory(seen: Observations) -> Iterator[Finding]:
 
 def _least(some: list[Facts]) -> tuple[str, str]:
     """Return a description of the smallest limit of memory, and advice."""
-    found = some[0]["memory"]
-    if found["limit"] is not None and found["limit"] - found["used"] < (found["available"] or 0):
+    memory = some[0]["memory"]
+    if memory["limit"] is not None and memory["limit"] - memory["used"] < (memory["available"] or 0):
         return (
-            f"by the control group's limit of {amount(found['limit'])}",
+            f"by the control group's limit of {amount(memory['limit'])}",
             "Ask for more memory (--mem, resources.limits.memory, docker --memory), or start fewer ranks on a host.",
         )
     return (
-        f"on the host, which has {amount(found['total'] or 0)}",
+        f"on the host, which has {amount(memory['total'] or 0)}",
         "End what else runs there, start fewer ranks on a host, or take hosts with more memory.",
     )
 
@@ -59,7 +59,7 @@ def _least(some: list[Facts]) -> tuple[str, str]:
 def shared_memory(seen: Observations) -> Iterator[Finding]:
     """Find a small /dev/shm. If it is full, MPI libraries, NCCL and PyTorch's DataLoader end with SIGBUS."""
     for some in seen.machines():
-        small = [each for each in some if each["shm"] is not None and each["shm"]["free"] < _SHM * len(some)]
+        small = [facts for facts in some if facts["shm"] is not None and facts["shm"]["free"] < _SHM * len(some)]
         if small:
             shm = small[0]["shm"]
             by_mpi = small[0]["engine"] == "MPI"
@@ -77,7 +77,7 @@ def shared_memory(seen: Observations) -> Iterator[Finding]:
 def open_files(seen: Observations) -> Iterator[Finding]:
     """Find limits of open files that are too low for the number of ranks."""
     need = _FILES + _FILES_A_RANK * seen.size
-    few = [each for each in seen.ranks if 0 <= each["files"]["soft"] < need]
+    few = [facts for facts in seen.ranks if 0 <= facts["files"]["soft"] < need]
     if few:
         files = few[0]["files"]
         free = files["hard"] < 0 or files["hard"] >= need
@@ -94,16 +94,16 @@ def open_files(seen: Observations) -> Iterator[Finding]:
 def devices(seen: Observations) -> Iterator[Finding]:
     """Find a GPU that is assigned to several ranks of a machine."""
     for some in seen.machines():
-        for name in dict.fromkeys(name for each in some for name in each["devices"]):
+        for name in dict.fromkeys(name for facts in some for name in facts["devices"]):
             owners: dict[str, list[Facts]] = {}
-            for each in some:
-                for device in _devices(each["devices"].get(name, "")):
-                    owners.setdefault(device, []).append(each)
+            for facts in some:
+                for device in _devices(facts["devices"].get(name, "")):
+                    owners.setdefault(device, []).append(facts)
             shared = {device: ranks for device, ranks in owners.items() if len(ranks) > 1}
             if not shared:
                 continue
-            ranks: dict[int, Any] = {each["rank"]: each for given in shared.values() for each in given}
-            lists = {each["devices"].get(name, "") for each in some}
+            ranks: dict[int, Any] = {facts["rank"]: facts for sharing in shared.values() for facts in sharing}
+            lists = {facts["devices"].get(name, "") for facts in some}
             if len(lists) == 1 and len(owners) >= len(some):
                 continue  # each rank selects the GPU of its local rank (choros.device_choice)
             yield made(
@@ -120,12 +120,12 @@ def devices(seen: Observations) -> Iterator[Finding]:
 def unseen(seen: Observations) -> Iterator[Finding]:
     """Find GPUs that the backend does not see, for example because its build supports only CPUs."""
     blind = []
-    for each in seen.ranks:
-        using = str(each["backend"]).partition(" ")[0]
-        hidden = any(not _devices(value) for value in each["devices"].values())
-        ends = [end for end in seen.smoke.get(each["rank"], ()) if end["backend"] == using]
-        if each["gpus"] and not hidden and ends and ends[0].get("gpus") == 0:
-            blind.append(each)
+    for facts in seen.ranks:
+        using = str(facts["backend"]).partition(" ")[0]
+        hidden = any(not _devices(value) for value in facts["devices"].values())
+        ends = [end for end in seen.smoke.get(facts["rank"], ()) if end["backend"] == using]
+        if facts["gpus"] and not hidden and ends and ends[0].get("gpus") == 0:
+            blind.append(facts)
     if blind:
         name = str(blind[0]["backend"]).partition(" ")[0]
         yield made(
@@ -139,7 +139,7 @@ def unseen(seen: Observations) -> Iterator[Finding]:
 
 
 def _devices(text: str) -> list[str]:
-    return [one.strip() for one in text.split(",") if one.strip() not in ("", "-1", "NoDevFiles")]
+    return [item.strip() for item in text.split(",") if item.strip() not in ("", "-1", "NoDevFiles")]
 
 
 RULES: tuple[Rule, ...] = (memory, shared_memory, open_files, devices, unseen)

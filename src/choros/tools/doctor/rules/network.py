@@ -46,16 +46,16 @@ def named(variable: str, value: str, each: Facts) -> list[dict[str, Any]] | None
     if value.startswith("^") or value.strip() in ("", "all"):
         return None
     beginnings = variable in _BEGINNINGS and not value.startswith("=")
-    found = []
-    for word in (one.strip() for one in value.removeprefix("=").split(",")):
-        name = word.partition(":")[0]
+    matches = []
+    for prefix in (item.strip() for item in value.removeprefix("=").split(",")):
+        name = prefix.partition(":")[0]
         if name in each["fabrics"]:
             return None
         for interface in each["interfaces"]:
             fits = interface["name"] == name or (beginnings and interface["name"].startswith(name))
-            if fits or _within(word, interface["addresses"]):
-                found.append(interface)
-    return found
+            if fits or _within(prefix, interface["addresses"]):
+                matches.append(interface)
+    return matches
 
 
 def _within(word: str, addresses: list[str]) -> bool:
@@ -69,51 +69,55 @@ def interfaces(seen: Observations) -> Iterator[Finding]:
     """Find variables that name an interface that does not exist, is down, or is the loopback."""
     several = len(seen.machines()) > 1
     for variable in _NAMES:
-        having = [each for each in seen.ranks if each["network"].get(variable)]
+        having = [facts for facts in seen.ranks if facts["network"].get(variable)]
         for (value, problem), some in alike(having, partial(_wrong, variable, several)):
             if problem:
-                there = ", ".join(one["name"] for one in some[0]["interfaces"] if one["up"] and not one["loopback"])
+                usable = ", ".join(
+                    interface["name"]
+                    for interface in some[0]["interfaces"]
+                    if interface["up"] and not interface["loopback"]
+                )
                 yield made(
                     ERROR,
                     "interface",
                     some,
                     f"{{at}}: {variable}={value} {problem}.",
-                    f"Set {variable} to one of {there or 'none'} there (choros doctor lists them), or unset it.",
+                    f"Set {variable} to one of {usable or 'none'} there (choros doctor lists them), or unset it.",
                 )
 
 
 def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
     """Return a variable's value, and a description of its error; "" if there is none."""
     value = each["network"][variable]
-    found = named(variable, value, each)
-    if found is None:
+    interfaces = named(variable, value, each)
+    if interfaces is None:
         return value, ""
-    if not found:
+    if not interfaces:
         return value, "names no interface of the host"
-    if not any(one["up"] and one["addresses"] for one in found):
+    if not any(interface["up"] and interface["addresses"] for interface in interfaces):
         return value, "names an interface that is down or has no address"
-    alone = several and all(one["loopback"] for one in found)
+    alone = several and all(interface["loopback"] for interface in interfaces)
     return value, "names the loopback, which reaches no other host" if alone else ""
 
 
 def names(seen: Observations) -> Iterator[Finding]:
     """Find names of hosts that cannot be resolved, or that resolve to the loopback."""
     several = len(seen.machines()) > 1
-    for each in (some[0] for some in seen.machines()):
-        unknown = [name for name, addresses in each["names"].items() if not addresses]
+    for facts in (some[0] for some in seen.machines()):
+        unknown = [name for name, addresses in facts["names"].items() if not addresses]
         if unknown:
             yield made(
-                ERROR if several or len(each["hosts"]) > 1 else WARNING,
+                ERROR if several or len(facts["hosts"]) > 1 else WARNING,
                 "host-name",
-                [each],
+                [facts],
                 f"{{at}}: {', '.join(unknown[:8])} cannot be looked up, and libraries that connect by name cannot "
                 f"start.",
                 "Add it to /etc/hosts or the site's name service on every host, or correct the host's name.",
             )
-    back = {each["rank"]: _back(each) for each in (some[0] for some in seen.machines()) if several}
-    some = [each for each in seen.ranks if back.get(each["rank"])]
+    back = {facts["rank"]: _back(facts) for facts in (some[0] for some in seen.machines()) if several}
+    some = [facts for facts in seen.ranks if back.get(facts["rank"])]
     if some:
-        led = dict.fromkeys(address for each in some for address in back[each["rank"]])
+        led = dict.fromkeys(address for facts in some for address in back[facts["rank"]])
         yield made(
             WARNING,
             "host-name",
@@ -127,20 +131,22 @@ def names(seen: Observations) -> Iterator[Finding]:
 
 def _back(each: Facts) -> list[str]:
     """Return the addresses of a host's name if all are loopback addresses and the backend may resolve the name."""
-    own: list[str] = each["names"].get(each["host"], [])
+    addresses: list[str] = each["names"].get(each["host"], [])
     named = any(each["network"].get(variable) for variable in ("CHOROS_NETWORK", "GLOO_SOCKET_IFNAME"))
     if named and not each["backend"].startswith("jax"):  # JAX reads no such variable
         return []
-    return own if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in own) else []
+    return (
+        addresses if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses) else []
+    )
 
 
 def rate(seen: Observations) -> Iterator[Finding]:
     """Find a network that is far slower than the interfaces of all hosts."""
-    speeds = [_fastest(each) for each in seen.ranks]
-    found = seen.measures.get("links", {})
-    if not found or not all(speeds):
+    speeds = [_fastest(facts) for facts in seen.ranks]
+    links = seen.measures.get("links", {})
+    if not links or not all(speeds):
         return
-    reached = statistics.median(found.values()) * 8
+    reached = statistics.median(links.values()) * 8
     if reached < _SHARE * min(speeds) * 1e6:
         yield made(
             WARNING,
@@ -155,13 +161,13 @@ def rate(seen: Observations) -> Iterator[Finding]:
 
 def links(seen: Observations) -> Iterator[Finding]:
     """Find hosts whose network is far slower than that of most others."""
-    found: dict[int, float] = {int(rank): rate for rank, rate in seen.measures.get("links", {}).items()}
-    if len(found) < 3:
+    links: dict[int, float] = {int(rank): rate for rank, rate in seen.measures.get("links", {}).items()}
+    if len(links) < 3:
         return  # with two hosts, the slow one is unknown
-    usual = statistics.median(found.values())
-    slow = [each for each in seen.ranks if each["rank"] in found and found[each["rank"]] * _LINK < usual]
+    usual = statistics.median(links.values())
+    slow = [facts for facts in seen.ranks if facts["rank"] in links and links[facts["rank"]] * _LINK < usual]
     if slow:
-        least = min(found[each["rank"]] for each in slow)
+        least = min(links[facts["rank"]] for facts in slow)
         yield made(
             ERROR,
             "slow-network",
@@ -174,7 +180,10 @@ def links(seen: Observations) -> Iterator[Finding]:
 
 
 def _fastest(each: Facts) -> int:
-    return max((one["speed"] for one in each["interfaces"] if one["up"] and not one["loopback"]), default=0)
+    return max(
+        (interface["speed"] for interface in each["interfaces"] if interface["up"] and not interface["loopback"]),
+        default=0,
+    )
 
 
 RULES: tuple[Rule, ...] = (interfaces, names, links, rate)

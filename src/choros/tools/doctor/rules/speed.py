@@ -32,11 +32,11 @@ def slow(seen: Observations) -> Iterator[Finding]:
     if len(attempts) < ATTEMPTS:
         return
     for kind, limit in (("cpu", SLOW_CPU), ("wall", SLOW_WALL)):
-        found = [slowest(attempt[kind]) for attempt in attempts]
-        rank = statistics.mode(each for each, _ in found)
-        slower = [times for each, times in found if each == rank and times >= limit]
+        slowest_ranks = [slowest(attempt[kind]) for attempt in attempts]
+        rank = statistics.mode(number for number, _ in slowest_ranks)
+        slower = [times for number, times in slowest_ranks if number == rank and times >= limit]
         if len(slower) >= ATTEMPTS - MISSES and rank not in busy:
-            some, times = [each for each in seen.ranks if each["rank"] == rank], statistics.median(slower)
+            some, times = [facts for facts in seen.ranks if facts["rank"] == rank], statistics.median(slower)
             if kind == "cpu":
                 why = "Its processor itself is slower"
                 remedy = (
@@ -62,14 +62,14 @@ def slow(seen: Observations) -> Iterator[Finding]:
 def clock(seen: Observations) -> Iterator[Finding]:
     """Find clocks whose difference from rank 0's clock exceeds 0.1 s with certainty."""
     bounds = seen.measures.get("clock", [])
-    for each in seen.ranks:
-        least, most = bounds[each["rank"]] if each["rank"] < len(bounds) else (0.0, 0.0)
+    for facts in seen.ranks:
+        least, most = bounds[facts["rank"]] if facts["rank"] < len(bounds) else (0.0, 0.0)
         if least > _SKEW or most < -_SKEW:
             by = f"{least:.2f} s ahead of" if least > _SKEW else f"{-most:.2f} s behind"
             yield made(
                 WARNING,
                 "clock",
-                [each],
+                [facts],
                 f"{{at}}: the clock is at least {by} rank 0's.",
                 "Have it set by NTP or chrony on every host (timedatectl); until then times in logs, traces and on "
                 "files do not compare.",
