@@ -63,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _asked(arguments: Sequence[str]) -> str:
-    return next((each for each in arguments if not each.startswith("-")), "")
+    return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
 def _prepared(arguments: list[str]) -> list[str]:
     """Return the arguments for argparse; commands change values that argparse would take for options."""
-    asked = _asked(arguments)
-    if asked not in _COMMANDS:
+    name = _asked(arguments)
+    if name not in _COMMANDS:
         return arguments
-    prepare = getattr(import_module(f"choros.cli.{asked}"), "before_parsing", list)
+    prepare = getattr(import_module(f"choros.cli.{name}"), "before_parsing", list)
     return list(prepare(arguments))
 
 
@@ -92,9 +92,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="choros", description="Train one Keras 3 model with many workers.")
     parser.add_argument("--version", action="version", version=f"choros {metadata.version('choros')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    asked = _asked(arguments)
+    command = _asked(arguments)
     for name, text in _COMMANDS.items():
-        if name == asked:
+        if name == command:
             import_module(f"choros.cli.{name}").add_parser(commands)
         else:
             commands.add_parser(name, help=text)

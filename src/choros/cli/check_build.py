@@ -22,13 +22,13 @@ def report() -> str:
     """
     rows = [f"Choros {version('choros')}, Keras {version('keras') or 'not installed'}", "", "Backends of Keras:"]
     for name, modules in _BACKENDS.items():
-        there = all(_installed(module) for module in modules)
-        rows.append(_row(there, _named(name, there)))
+        is_available = all(_installed(module) for module in modules)
+        rows.append(_row(is_available, _named(name, is_available)))
     problem = _no_shared_memory()
     rows += ["", "How ranks meet:"]
     rows.append(_row(not problem, "shared memory, on one machine" + (f" ({problem})" if problem else "")))
-    there = _installed("mpi4py")
-    rows.append(_row(there, f"{_named('mpi4py', there)}, between hosts"))
+    is_available = _installed("mpi4py")
+    rows.append(_row(is_available, f"{_named('mpi4py', is_available)}, between hosts"))
     return "\n".join(rows)
 
 

@@ -44,8 +44,8 @@ def command_of(
             _check_script(first)
         return [python, *target]
     if here and shutil.which(first) is None:
-        what = "is not executable" if os.path.exists(first) else "is neither a file nor a program on PATH"
-        raise InvalidInputError(f"{first} {what}; a Python script ends in .py, a module comes after -m")
+        reason = "is not executable" if os.path.exists(first) else "is neither a file nor a program on PATH"
+        raise InvalidInputError(f"{first} {reason}; a Python script ends in .py, a module comes after -m")
     return target
 
 

@@ -75,22 +75,22 @@ def main(args: argparse.Namespace) -> int:
     setting = comparison.setting(plan, data, name, classes)
     print(comparison.describe(setting), end="\n\n", flush=True)
     display = Display([type(algorithm).__name__ for algorithm in algorithms], len(seeds), plan.epochs)
-    told: list[int] = []
+    interrupts: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+        interrupts.append(number)
         signal.default_int_handler(number, frame)
 
-    kept = signal.getsignal(signal.SIGINT)
-    if kept is signal.default_int_handler:
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if previous_handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     try:
         with WorkerPool(plan.workers, backend=backend, threads=threads, echo=False) as pool:
             report = comparison.compare(
-                plan, setting, comparison.trainer(plan, data, pool), display, lambda: bool(told)
+                plan, setting, comparison.trainer(plan, data, pool), display, lambda: bool(interrupts)
             )
     finally:
-        signal.signal(signal.SIGINT, kept)
+        signal.signal(signal.SIGINT, previous_handler)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
     try:  # a second Ctrl-C must not end the writing of the report
         page = write(report, args.out)

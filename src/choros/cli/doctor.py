@@ -88,7 +88,7 @@ def _rank(args: argparse.Namespace) -> int:
     if visit.broken and visit.size > 1:
         sys.stdout.flush()
         time.sleep(1.0)  # let the other ranks print first: a launcher ends them when this one has ended
-        if any(one["kind"] == "lost" for one in seen.troubles):
+        if any(trouble["kind"] == "lost" for trouble in seen.troubles):
             os._exit(code)  # without exit functions of libraries, which would wait for lost ranks
     return code
 
@@ -105,9 +105,9 @@ def _print(report: dict[str, Any], args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> list[str]:
     """Return the options that are passed to the ranks."""
-    found = ["--timeout", str(args.timeout), "--smoke-timeout", str(args.smoke_timeout)]
-    found += ["--backends", ",".join(args.backends)] if args.backends else []
-    return found + (["--no-smoke"] if args.no_smoke else [])
+    options = ["--timeout", str(args.timeout), "--smoke-timeout", str(args.smoke_timeout)]
+    options += ["--backends", ",".join(args.backends)] if args.backends else []
+    return options + (["--no-smoke"] if args.no_smoke else [])
 
 
 def _backends(text: str) -> tuple[str, ...]:

@@ -181,9 +181,9 @@ class _OfAprun(argparse.Action):
 def _refuse_aprun(args: argparse.Namespace) -> None:
     """Raise the translation of ``--launcher aprun``, or the equivalent of an option of ``aprun`` elsewhere."""
     if Path(args.launcher).name == "aprun":
-        given = [(name, value) for _, name, value in args.aprun]
+        aprun_options = [(name, value) for _, name, value in args.aprun]
         ranks = [("-n", str(args.workers))] if args.workers else []
-        raise InvalidInputError(aprun.translation([*ranks, *given], args.target, args.module))
+        raise InvalidInputError(aprun.translation([*ranks, *aprun_options], args.target, args.module))
     for option, name, _ in args.aprun:
         raise InvalidInputError(f"{name} is an option of aprun, not of choros run: {option.instead}")
 
@@ -223,7 +223,7 @@ def main(args: argparse.Namespace) -> int:
     )
     if terms is not None and args.launcher != "ssh":
         raise InvalidInputError(f"the ranks of an elastic job are started by ssh, not by --launcher {args.launcher}")
-    own = {
+    launcher_only = {
         "--output-filename": args.output_filename,
         "--prefix-output-with-timestamp": args.timestamps,
         "--ssh": args.ssh != SSH,
@@ -231,9 +231,10 @@ def main(args: argparse.Namespace) -> int:
         "--ssh-identity-file": args.ssh_identity_file,
         "--verbose": args.verbose,
     }
-    if args.launcher != "ssh" and any(own.values()):
+    if args.launcher != "ssh" and any(launcher_only.values()):
         raise InvalidInputError(
-            f"{', '.join(name for name, value in own.items() if value)}: for ranks that choros run starts itself. With "
+            f"{', '.join(name for name, value in launcher_only.items() if value)}: for ranks that choros run starts "
+            f"itself. With "
             f"--launcher {args.launcher} leave it out; that program starts them, and has options of its own"
         )
     size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
@@ -243,7 +244,7 @@ def main(args: argparse.Namespace) -> int:
     check_outside("run the script itself there, without 'choros run'")
     for line in answers:
         print(f"choros run: {line}", file=sys.stderr)
-    told = horovod_variables(
+    environment = horovod_variables(
         start_timeout=args.start_timeout,
         timeline=args.timeline_filename,
         mark_cycles=args.mark_cycles,
@@ -251,20 +252,22 @@ def main(args: argparse.Namespace) -> int:
         stall_warning=args.stall_check_warning_time_seconds,
         stall_shutdown=args.stall_check_shutdown_time_seconds,
     )
-    told |= {SHARE: "1"} if args.share_gpus else {}
-    wish = LaunchOptions(size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, told)
+    environment |= {SHARE: "1"} if args.share_gpus else {}
+    wish = LaunchOptions(
+        size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, environment
+    )
     port = f" -p {args.ssh_port}" if args.ssh_port else ""
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
     ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
-    here = all(is_this_machine(host) for host, _ in slots)
+    is_local = all(is_this_machine(host) for host, _ in slots)
 
     def once(more: dict[str, str]) -> JobResult:
-        this = replace(wish, variables={**told, **more})
+        this = replace(wish, variables={**environment, **more})
         if terms is not None:
             return start_elastic(command, this, terms, ssh=ssh, network=network, verbose=args.verbose)
         if args.launcher != "ssh":
             return start_under(args.launcher, command, this, slots, network)
-        if here:
+        if is_local:
             return start(command, this, verbose=args.verbose)
         return start_on_hosts(command, this, slots, ssh=ssh, network=network, verbose=args.verbose)
 

@@ -113,23 +113,23 @@ def before_parsing(arguments: Sequence[str]) -> list[str]:
         >>> before_parsing(["submit", "-o", "-l a=b", "--env", "A=-1", "a.py", "-o", "x"])[3:]
         ['-o-l a=b', '--env=A=-1', 'a.py', '-o', 'x']
     """
-    left, made = list(arguments), list[str]()
-    while left and left[0] != "submit":
-        made.append(left.pop(0))
-    if cobalt.is_asked(left[1:]):
-        raise InvalidInputError(cobalt.translation(left[1:]))
-    asked = [word for word in left[1:] if word != "--dry-run"]
-    made += [*left[:1], "--written-by", shlex.join(["choros", "submit", *asked]).replace("\n", " ")]
-    left = left[1:]
-    while left and left[0].startswith("-") and left[0] not in ("-m", "--"):
-        option = left.pop(0)
-        if option in _DASHED and left:
-            made.append(f"{option}{'=' if option.startswith('--') else ''}{left.pop(0)}")
+    remaining, made = list(arguments), list[str]()
+    while remaining and remaining[0] != "submit":
+        made.append(remaining.pop(0))
+    if cobalt.is_asked(remaining[1:]):
+        raise InvalidInputError(cobalt.translation(remaining[1:]))
+    arguments_shown = [argument for argument in remaining[1:] if argument != "--dry-run"]
+    made += [*remaining[:1], "--written-by", shlex.join(["choros", "submit", *arguments_shown]).replace("\n", " ")]
+    remaining = remaining[1:]
+    while remaining and remaining[0].startswith("-") and remaining[0] not in ("-m", "--"):
+        option = remaining.pop(0)
+        if option in _DASHED and remaining:
+            made.append(f"{option}{'=' if option.startswith('--') else ''}{remaining.pop(0)}")
             continue
         made.append(option)
-        if option.startswith("--") and "=" not in option and option not in ("--dry-run", "--help") and left:
-            made.append(left.pop(0))
-    return made + left
+        if option.startswith("--") and "=" not in option and option not in ("--dry-run", "--help") and remaining:
+            made.append(remaining.pop(0))
+    return made + remaining
 
 
 def main(args: argparse.Namespace) -> int:

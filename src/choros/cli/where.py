@@ -37,27 +37,27 @@ def main(args: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    found = findings()
+    report = findings()
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return 0
-    place, cores = found["place"], found["cores"]
+    place, cores = report["place"], report["cores"]
     node = "unknown" if place["node"] is None else place["node"]
     nodes = "unknown" if place["nodes"] is None else place["nodes"]
     rows = {
         "place": f"rank {place['rank']} of {place['size']}, "
         f"local rank {place['local_rank']} of {place['local_size']}, node {node} of {nodes}",
         "launcher": place["launcher"],
-        "why": found["why"],
-        "group": found["group"],
+        "why": report["why"],
+        "group": report["group"],
         "hosts": ", ".join(place["hosts"]) or "not reported by the launcher",
         "coordinator": place["coordinator"] or "none",
-        "this host": found["host"],
+        "this host": report["host"],
         "cores": f"{len(cores['usable'])} usable ({_ranges(cores['usable'])}), {len(cores['physical'])} physical",
-        "threads": ", ".join(f"{name}={value}" for name, value in found["threads"].items()) or "no variable is set",
-        "backend": found["backend"],
-        "libraries": ", ".join(f"{name} {version or 'not installed'}" for name, version in found["libraries"].items()),
-        "choros": f"{found['choros']}, Python {found['python']}",
+        "threads": ", ".join(f"{name}={value}" for name, value in report["threads"].items()) or "no variable is set",
+        "backend": report["backend"],
+        "libraries": ", ".join(f"{name} {version or 'not installed'}" for name, version in report["libraries"].items()),
+        "choros": f"{report['choros']}, Python {report['python']}",
     }
     for name, text in rows.items():
         print(f"{name:<12} {text}")
