@@ -125,7 +125,7 @@ def problem() -> str:
     present = [backend for backend in BACKENDS if is_installed(backend)]
     setting = " or ".join(f"{_VARIABLE}={backend}" for backend in present)
     install = "pip install 'choros[jax]' (or [torch], or [tensorflow])"
-    here = f"in {sys.executable} on {os.uname().nodename}"
+    location = f"in {sys.executable} on {os.uname().nodename}"
     name, place = named_backend()
     if _is_usable(name):
         return ""
@@ -134,11 +134,11 @@ def problem() -> str:
             return f"{_VARIABLE} is {name!r}, which is no backend of Keras: set it to {', '.join(BACKENDS)}."
         brings = f"pip install 'choros[{name}]'" if name in BACKENDS else f"pip install {name}"
         instead = f", or set {setting}" if present else ""
-        return f"{_VARIABLE} is {name!r}, but {name} is not installed {here}: {brings}{instead}."
+        return f"{_VARIABLE} is {name!r}, but {name} is not installed {location}: {brings}{instead}."
     if not present:
-        return f"No backend of Keras is installed {here}: {install}."
+        return f"No backend of Keras is installed {location}: {install}."
     several = " and ".join(present)
-    return f"{several} are installed {here}, but Keras would load {name} ({place}), which is not: set {setting}."
+    return f"{several} are installed {location}, but Keras would load {name} ({place}), which is not: set {setting}."
 
 
 def _is_usable(name: str) -> bool:

@@ -111,7 +111,7 @@ def loads(
     try:
         file, size = (data, len(data)) if hasattr(data, "read") else (io.BytesIO(data), len(data))
         unpickler = pickle.Unpickler(file)
-        thing = unpickler.load()
+        result = unpickler.load()
         loaded = []
         while file.tell() < size:
             part, state = unpickler.load()
@@ -121,7 +121,7 @@ def loads(
         _loading.values = before
     for part in loaded:
         restore_identities(part)
-    return thing
+    return result
 
 
 class TooLargeError(NotSerializableError):
@@ -252,7 +252,9 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if "_loss_ids" in state:
             state |= {"_losses": [], "_loss_ids": set()}
         if excluded := state.get("_exclude_from_weight_decay"):
-            variables = {part._var_key(each): each for each in (*part._trainable_variables, *self.variables)}
+            variables = {
+                part._var_key(variable): variable for variable in (*part._trainable_variables, *self.variables)
+            }
             state["_exclude_from_weight_decay"] = [variables[key] for key in excluded if key in variables]
         return state
 
@@ -325,18 +327,18 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
         shape: the shape of the value.
         dtype: the name of the value's dtype.
     """
-    known, beside, lent = _loading.values
+    known, shared, lent = _loading.values
     if not isinstance(source, bool):
         return source.reshape(shape)
     if source and known is None:
         return np.zeros(shape, dtype_of(dtype))
-    given = (known if source else beside)[index]
+    pool = (known if source else shared)[index]
     import keras
 
     module = importlib.import_module(f"choros.backends.{keras.backend.backend()}")
     if source and index in lent:
-        return module.shared(given.reshape(shape))
-    return module.copied(given.reshape(shape))
+        return module.shared(pool.reshape(shape))
+    return module.copied(pool.reshape(shape))
 
 
 def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
@@ -453,9 +455,9 @@ def culprit(root: Any, name: str, size: int | None = None) -> tuple[str, Any, Ex
     place, part, reason = name, root, _cost(root, set())
     seen = {id(root)}
     while True:
-        children = [each for each in _parts(part) if id(each[1]) not in seen and not isinstance(each[1], _ATOMS)]
+        children = [child for child in _parts(part) if id(child[1]) not in seen and not isinstance(child[1], _ATOMS)]
         costs = ((label, child, _cost(child, seen)) for label, child in children)
-        best = next((each for each in costs if _is_reason(each[2], size)), None)
+        best = next((child for child in costs if _is_reason(child[2], size)), None)
         if best is None:
             return place, part, reason
         place, part, reason = place + best[0], best[1], best[2]

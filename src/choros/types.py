@@ -72,9 +72,9 @@ def same_bits(a: Array, b: Array) -> bool:
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    one, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
+    first, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
     return all(
-        np.array_equal(one[start : start + _MB], other[start : start + _MB]) for start in range(0, one.size, _MB)
+        np.array_equal(first[start : start + _MB], other[start : start + _MB]) for start in range(0, first.size, _MB)
     )
 
 
