@@ -119,5 +119,5 @@ def test_a_py_dataset_travels_whole():
 
 
 def test_a_py_dataset_that_cannot_travel_is_refused_by_name():
-    with pytest.raises(NotSerializableError, match=r"The dataset Held cannot travel .*lock"):
+    with pytest.raises(NotSerializableError, match=r"The dataset Held cannot be sent .*lock"):
         pack(PyDatasetSource(Held(threading.Lock())))

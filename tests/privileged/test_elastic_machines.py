@@ -99,7 +99,9 @@ def test_a_killed_rank_leaves_the_others_and_a_host_comes(start, ssh, tmp_path):
         ("0", "1", "1", "2", "two"),
     ]
     found, said = lines(job, PLACE.format(2, 1), 2)
-    assert re.search(r"rank 1 \(process 1, pid \d+, host one\) exited with code 137; 2 of its generation go on", said)
+    assert re.search(
+        r"rank 1 \(process 1, pid \d+, host one\) exited with code 137; ranks of its generation that continue: 2", said
+    )
     assert [each[5] for each in found] == ["one", "two"]
     (tmp_path / "new").write_text("one:2\ntwo:1\nthree:1\n")
     (tmp_path / "new").rename(tmp_path / "hosts")
@@ -129,7 +131,9 @@ def test_a_host_that_is_lost_is_left_out_within_seconds(start, network, how, tmp
                 continue
         why = r"exited with code \d+"
     found, said = lines(job, PLACE.format(2, 1), 2)
-    assert re.search(rf"rank 2 \(process 2, pid \d+, host two\) {why}; 2 of its generation go on", said), said
+    assert re.search(
+        rf"rank 2 \(process 2, pid \d+, host two\) {why}; ranks of its generation that continue: 2", said
+    ), said
     assert [each[1:] for each in found] == [("0", "2", "0", "1", "one"), ("1", "2", "0", "1", "one")]
     (tmp_path / "end").touch()
     out = job.communicate(timeout=60)[0]

@@ -116,7 +116,7 @@ def test_a_job_is_asked_for_and_cancelled(slurm, submit, tmp_path):
     assert re.match(rf"job {job} \(sleep\): RUNNING, .* on n\[1-2\]", slurm.choros("status", job))
     assert slurm.choros("cancel", job) == ""
     assert slurm.until(job, "CANCELLED") == "CANCELLED"
-    assert "tells nothing of job 99999: slurm_load_jobs error: Invalid job id" in slurm.choros(
+    assert "does not report job 99999: slurm_load_jobs error: Invalid job id" in slurm.choros(
         "status", "99999", check=False
     )
     assert slurm.code == 2

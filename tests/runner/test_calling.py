@@ -160,7 +160,7 @@ def test_what_is_refused_before_anything_starts(monkeypatch):
     for words, call in {
         "argument 1, a _thread.lock, cannot be sent to the ranks": lambda: choros.run(print, (1, lock)),
         "argument sep, a _thread.lock, cannot": lambda: choros.run(print, kwargs={"sep": lock}),
-        "the function .*<lambda> cannot travel": lambda: choros.run(lambda: lock),
+        "the function .*<lambda> cannot be sent": lambda: choros.run(lambda: lock),
         "was given a int to call": lambda: choros.run(3),
         "args is of type str": lambda: choros.run(print, "ab"),
         "args is of type int": lambda: choros.run(print, 3),

@@ -205,7 +205,9 @@ def test_a_slot_is_used_again_after_its_cooldown_until_the_limit_of_resets(job, 
     running = job(*options)
     running.wait("has committed", 2)
     (tmp_path / "fail-1").touch()
-    assert running.wait(r"exited with code 3; 1 of its generation go on; new ranks on localhost: none for (\S+) s")
+    assert running.wait(
+        r"exited with code 3; ranks of its generation that continue: 1; new ranks on localhost: none for (\S+) s"
+    )
     running.wait(r"rank 0 of 1 from step [1-9]")
     running.wait(r"rank \d of 2 from step [1-9]", 2)
     (tmp_path / "fail-1").touch()
@@ -218,10 +220,8 @@ def test_a_script_that_hangs_is_given_up_and_below_the_fewest_ranks_the_job_ends
     running.wait(r"said (\d+) rank \d of 2", 2)
     (tmp_path / "hang-0").touch()
     said = running.finish(code=137)
-    assert (
-        "did not come to a new generation within 6 s, as the others did and is ended; 1 of its generation go on" in said
-    )
-    words = "1 of the 2 ranks that it needs are ready; its hosts have no slot left; out, as they had ranks that failed"
+    assert "did not join the new generation within 6 s and is ended; ranks of its generation that continue: 1" in said
+    words = "1 of the 2 ranks that it needs are ready; its hosts have no slot left; excluded after failures"
     assert f"the job ends with code 137, as {words}: localhost" in said
 
 

@@ -195,7 +195,7 @@ def test_an_srun_without_slurm_is_not_started(tmp_path, monkeypatch):
     )
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    words = "no SLURM answers on .*: run this inside an allocation.* srun said: srun: fatal: Could not establish"
+    words = "no SLURM answers on .*: run this inside an allocation.* srun printed: srun: fatal: Could not establish"
     with pytest.raises(InvalidInputError, match=words):
         start_under("srun", ["true"], LaunchOptions(2), ())
     with pytest.raises(InvalidInputError, match=words):

@@ -223,7 +223,7 @@ def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, c
     )
     said = capfd.readouterr().err
     assert kill.killed
-    assert "all go on with epoch 4" in said
+    assert "all ranks restart with epoch 4" in said
     assert "its executor was lost" in said
     assert history.epoch == [0, 1, 2, 3, 4]
     assert sum(worker.rows for worker in history.run.workers) == 2 * 14 * 4  # of the epochs since

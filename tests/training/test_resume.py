@@ -342,8 +342,8 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
             small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8, **how)
     capfd.readouterr()
     small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8)
-    assert "choros: training was kept in " in (said := capfd.readouterr().err)
-    assert "checkpoint-00000001.choros: it goes on with epoch 2, batch 0" in said
+    assert "choros: checkpoint " in (said := capfd.readouterr().err)
+    assert "checkpoint-00000001.choros: training resumes with epoch 2, batch 0" in said
 
 
 def test_a_directory_that_cannot_be_written_to_is_found_before_training(pools, data, make_model, tmp_path):

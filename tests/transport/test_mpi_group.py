@@ -208,7 +208,7 @@ def test_mpi_that_was_asked_for_a_place_and_says_one_of_one_is_refused_where_a_l
     assert "choros: CHOROS_COMM=mpi is set, and MPI reports a single process" in told
     assert "ValueError: 1" in told
     told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", ALPS_APP_PE="1")
-    assert "as alps reports it, makes no sense: PMI_SIZE is not set" in told
+    assert "as alps reports it, is inconsistent: PMI_SIZE is not set" in told
 
 
 def test_a_missing_import_names_what_to_install():

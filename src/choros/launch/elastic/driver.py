@@ -131,7 +131,9 @@ class Driver(RankSupervisor):
         after = "no more" if seconds == float("inf") else f"none for {seconds:.1f} s"
         survivors = sum(other.rank >= 0 for other in self.members.values() if other is not member)
         rest = (
-            f"{survivors} ranks of its generation continue" if survivors and member.rank >= 0 else "it had no rank yet"
+            f"ranks of its generation that continue: {survivors}"
+            if survivors and member.rank >= 0
+            else "it had no rank yet"
         )
         rest = rest if survivors or member.rank < 0 else "none of its generation is left"
         self.output.say(
