@@ -1,0 +1,65 @@
+"""The driver's end of an elastic job's sockets: a process that reads nothing keeps nobody else waiting."""
+
+import threading
+import time
+
+import pytest
+
+from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.rpc import RpcConnection
+from choros.launch.elastic.control_server import ControlServer
+
+SECRET = b"of this test"
+
+
+@pytest.fixture
+def control_server():
+    made = ControlServer(AuthListener("127.0.0.1", SECRET))
+    yield made
+    made.close()
+
+
+def come(control_server, number):
+    """A process of the job, once the control server has let it in."""
+    channel = RpcConnection(dial(control_server.place, SECRET, {"member": number}, 5.0), "the control server", 10.0)
+    assert control_server.heard.get(timeout=10.0) == (number, {"say": "here"})
+    return channel
+
+
+def test_a_process_that_reads_nothing_keeps_no_other_waiting_and_is_dropped(control_server):
+    stuck, other = come(control_server, 0), come(control_server, 1)
+    told = []
+
+    def drive():
+        told.extend(control_server.tell(0, {"say": "x" * (1 << 20)}) for _ in range(100))
+        told.append(control_server.tell(1, {"say": "good day"}))
+
+    threading.Thread(target=drive, daemon=True).start()
+    assert other.receive()[0] == {"say": "good day"}
+    assert told[0]
+    assert not told[99]  # nothing more is kept for it
+    assert told[100]
+    assert control_server.heard.empty()
+    stuck.close()
+    other.close()
+
+
+def test_what_was_told_last_arrives_before_the_desk_closes(control_server):
+    other = come(control_server, 0)
+    text = "x" * (1 << 22)
+    assert control_server.tell(0, {"say": text})
+    closing = threading.Thread(target=control_server.close)
+    closing.start()
+    assert other.receive()[0] == {"say": text}
+    closing.join(10.0)
+    assert not closing.is_alive()
+    other.close()
+
+
+def test_the_desk_closes_though_a_process_reads_nothing(control_server):
+    stuck = come(control_server, 0)
+    control_server.tell(0, {"say": "x" * (1 << 24)})
+    begun = time.monotonic()
+    control_server.close()
+    assert time.monotonic() - begun < 5
+    stuck.close()
