@@ -78,9 +78,9 @@ def _sets(file: Any, rows: int | None) -> dict[str, Any]:
     """Return the data sets with this number of rows, by their paths; None for any number."""
     datasets: dict[str, Any] = {}
 
-    def visit(name: str, part: Any) -> None:
+    def add_dataset(name: str, part: Any) -> None:
         if isinstance(part, h5py.Dataset) and part.ndim and rows in (None, len(part)):
             datasets[name] = part
 
-    file.visititems(visit)
+    file.visititems(add_dataset)
     return datasets
