@@ -22,7 +22,7 @@ import numpy as np
 from choros.backends import step_counter
 from choros.backends.base import BaseReplica, large_frozen
 from choros.backends.devices.jax import MeshSharding, devices_of, row_shards
-from choros.backends.devices.placement import HeldVariable, Placement
+from choros.backends.devices.placement import Placement, VariablePlacement
 from choros.backends.gradient_capture import refuse_other_optimizers
 from choros.backends.metrics import UNUSED, LossSample, flattened
 from choros.backends.optimizers import model_variables
@@ -131,12 +131,12 @@ class JaxReplica(BaseReplica):
         if not frozen or not self._compiles:
             return self._jit(step, donate, None)
 
-        def joined(fixed: list[Any], trained: Any, others: list[Any], *more: Any) -> Any:
+        def call_with_frozen(fixed: list[Any], trained: Any, others: list[Any], *more: Any) -> Any:
             rest, places = iter(others), dict(zip(frozen, fixed, strict=True))
             values = [places[i] if i in places else next(rest) for i in range(len(others) + len(fixed))]
             return _unchanged(fixed, step(trained, values, *more))
 
-        compiled = jax.jit(joined, donate_argnums=[place + 1 for place in donate])
+        compiled = jax.jit(call_with_frozen, donate_argnums=[place + 1 for place in donate])
 
         def call(trained: Any, others: list[Any], *more: Any) -> Any:
             fixed = [others[i] for i in frozen]
@@ -168,7 +168,7 @@ class JaxReplica(BaseReplica):
         for variable in model_variables(self.model):
             where = self._where.get(id(variable))
             value = variable.value if where is None else self._state[where[0]][where[1]]
-            variables.append(HeldVariable(variable.path, tuple(variable.shape), devices_of(value)))
+            variables.append(VariablePlacement(variable.path, tuple(variable.shape), devices_of(value)))
         leaf = jax.tree_util.tree_leaves(tuple(self.ready(batch).packed))[0]
         return Placement(tuple(variables), row_shards(leaf, batch.rows))
 
@@ -264,8 +264,7 @@ class JaxReplica(BaseReplica):
         if len(captured) != 1:
             raise InexactLossError(
                 f"train_step of {type(self.model).__name__} used model.optimizer {len(captured)} times: AllReduce "
-                f"needs "
-                "exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
+                f"needs exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
             )
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return captured[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)

@@ -19,8 +19,8 @@ class DeviceThreads:
         devices: names in Keras' form (``"cpu:0"``).
 
     Example:
-        >>> with DeviceThreads(["cpu:0"]) as crew:
-        ...     crew.each(lambda number: number + 10)
+        >>> with DeviceThreads(["cpu:0"]) as threads:
+        ...     threads.each(lambda number: number + 10)
         [10]
     """
 

@@ -18,7 +18,7 @@ import numpy as np
 from choros.backends import backend_name, make_replica
 from choros.backends.devices import device_of, scope
 from choros.backends.devices.device_threads import DeviceThreads
-from choros.backends.devices.placement import HeldVariable, Placement, RowShard
+from choros.backends.devices.placement import Placement, RowShard, VariablePlacement
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.data.batch_format import cut
@@ -47,9 +47,9 @@ class MirroredReplica:
     """
 
     def __init__(self, model: Any, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
-        self.given, self.crew = model, DeviceThreads(devices)
+        self.given, self.threads = model, DeviceThreads(devices)
         self._make: Callable[[Any], Any] = lambda own: make_replica(own or clone(), workers * len(devices))
-        self.replicas: list[Any] = self.crew.each(lambda number: self._make(None if number else model))
+        self.replicas: list[Any] = self.threads.each(lambda number: self._make(None if number else model))
 
     @property
     def lead(self) -> Any:
@@ -59,7 +59,7 @@ class MirroredReplica:
     def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
         """Call a function with the first device's share of the batch, in the thread of that device."""
         part = self._cut(replace(batch, packed=None))[0]
-        return self.crew.first(lambda: function(part))
+        return self.threads.first(lambda: function(part))
 
     @property
     def model(self) -> Any:
@@ -85,11 +85,11 @@ class MirroredReplica:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self.crew.each(lambda number: setattr(self.replicas[number], "learning_rate", value))
+        self.threads.each(lambda number: setattr(self.replicas[number], "learning_rate", value))
 
     def build(self, batch: Batch) -> None:
         """Create on every device the variables that the first ``fit`` creates."""
-        self.crew.each(lambda number: self.replicas[number].build(batch))
+        self.threads.each(lambda number: self.replicas[number].build(batch))
         lead = self.lead
         self.size, self.others, self.dtype, self.seeds = lead.size, lead.others, lead.dtype, lead.seeds
         self.blind = lead.blind
@@ -98,26 +98,26 @@ class MirroredReplica:
         self.rows = np.zeros(len(self.replicas))  # trained by each device since the moving statistics were equal
         self.summary: Array | None = None  # a sum of metric states that was set to be read
         self.alone = False  # the last step was local: its loss is not yet in the metric state
-        self.restore(self.crew.first(lead.snapshot))
+        self.restore(self.threads.first(lead.snapshot))
 
     def ready(self, batch: Batch) -> Batch:
         """Return the batch with each share placed on its device."""
         parts = []
-        for name, replica, part in zip(self.crew.devices, self.replicas, self._cut(batch), strict=True):
+        for name, replica, part in zip(self.threads.devices, self.replicas, self._cut(batch), strict=True):
             with scope(name):
                 parts.append(replica.ready(part))
         return replace(batch, packed=parts)
 
     def placement(self, batch: Batch) -> Placement:
         """Return the devices of the variables and of a batch's rows. The batch is placed for it."""
-        replicas, names, count = self.replicas, self.crew.devices, len(self.replicas)
+        replicas, names, count = self.replicas, self.threads.devices, len(self.replicas)
 
-        def held(number: int) -> list[str]:
+        def device_names(number: int) -> list[str]:
             return [self._seen(names[number], variable.value) for variable in model_variables(replicas[number].model)]
 
-        devices = self.crew.each(held)
+        devices = self.threads.each(device_names)
         variables = [
-            HeldVariable(variable.path, tuple(variable.shape), tuple(by_device[place] for by_device in devices))
+            VariablePlacement(variable.path, tuple(variable.shape), tuple(by_device[place] for by_device in devices))
             for place, variable in enumerate(model_variables(self.model))
         ]
         shards = []
@@ -145,14 +145,14 @@ class MirroredReplica:
 
         ``first`` is the index of this worker's first device among the devices of all workers.
         """
-        states = self.crew.first(lambda: [np.array(state) for state in self.lead._values(self.lead.seeds)])
+        states = self.threads.first(lambda: [np.array(state) for state in self.lead._values(self.lead.seeds)])
 
         def fold(number: int) -> None:
             replica = self.replicas[number]
             replica._assign(replica.seeds, states)
             replica.fold_seeds(first + number, seed)
 
-        self.crew.each(fold)
+        self.threads.each(fold)
 
     # Training.
 
@@ -177,13 +177,13 @@ class MirroredReplica:
             for slot in self.slots[1:]:
                 out[bounds] += slot[bounds]
 
-        self.crew.each(one)
-        self.crew.each(add)
+        self.threads.each(one)
+        self.threads.each(add)
         self.rows += [part.rows for part in parts]
 
     def apply(self, summed: Array) -> None:
         """Run the optimizer on every device."""
-        self.crew.each(lambda number: self.replicas[number].apply(summed))
+        self.threads.each(lambda number: self.replicas[number].apply(summed))
 
     revocable = _of_all("revocable")
     repeats = _of_all("repeats")
@@ -191,33 +191,33 @@ class MirroredReplica:
 
     def mark(self) -> Any:
         """Return the state that ``gradients`` changes on every device."""
-        held = self.crew.each(lambda number: self.replicas[number].mark())
-        return held, self.rows.copy(), self.summary, self.alone
+        device_names = self.threads.each(lambda number: self.replicas[number].mark())
+        return device_names, self.rows.copy(), self.summary, self.alone
 
     def swap(self, mark: Any) -> Any:
         """Restore the state of a mark; return a mark of the state that it replaces."""
-        held, rows, summary, alone = mark
-        previous = self.crew.each(lambda number: self.replicas[number].swap(held[number]))
+        device_names, rows, summary, alone = mark
+        previous = self.threads.each(lambda number: self.replicas[number].swap(device_names[number]))
         before = previous, self.rows, self.summary, self.alone
         self.rows, self.summary, self.alone = rows.copy(), summary, alone
         return before
 
     def look_ahead(self, momentum: float) -> None:
         """Apply Nesterov momentum after a step, on every device."""
-        self.crew.each(lambda number: self.replicas[number].look_ahead(momentum))
+        self.threads.each(lambda number: self.replicas[number].look_ahead(momentum))
 
     def evaluate(self, batch: Batch) -> None:
         """Run one test step on every device with its share of the rows."""
         self._agree()
         self.summary = None
         parts = self._cut(batch)
-        self.crew.each(lambda number: self.replicas[number].evaluate(parts[number]))
+        self.threads.each(lambda number: self.replicas[number].evaluate(parts[number]))
 
     def predict(self, batch: Batch) -> list[Any]:
         """Return the outputs for each device's share in order; shares without rows are left out."""
         self._agree()
         parts = self._cut(batch)
-        outputs = self.crew.each(lambda number: self.replicas[number].predict(parts[number]))
+        outputs = self.threads.each(lambda number: self.replicas[number].predict(parts[number]))
         return [piece for pieces in outputs for piece in pieces]
 
     def _cut(self, batch: Batch) -> list[Batch]:
@@ -233,20 +233,20 @@ class MirroredReplica:
     def reset_metrics(self) -> None:
         """Reset the metrics."""
         self.summary = None
-        self.crew.each(lambda number: self.replicas[number].reset_metrics())
+        self.threads.each(lambda number: self.replicas[number].reset_metrics())
 
     def metric_state(self) -> Array:
         """Return the sum of the metric states of all devices."""
         if self.summary is not None:
             return np.array(self.summary)
         if self.alone:
-            self.crew.first(self.lead.loss_to_metric)
-        state: Array = np.sum(self.crew.each(lambda number: self.replicas[number].metric_state()), axis=0)
+            self.threads.first(self.lead.loss_to_metric)
+        state: Array = np.sum(self.threads.each(lambda number: self.replicas[number].metric_state()), axis=0)
         return state
 
     def state_after_gradients(self) -> Array:
         """Return ``metric_state``, right after ``gradients``."""
-        state: Array = np.sum(self.crew.each(lambda number: self.replicas[number].state_after_gradients()), axis=0)
+        state: Array = np.sum(self.threads.each(lambda number: self.replicas[number].state_after_gradients()), axis=0)
         return state
 
     def set_metric_state(self, state: Array) -> None:
@@ -255,7 +255,7 @@ class MirroredReplica:
 
     def metrics(self) -> dict[str, Any]:
         """Return the logs of Keras at this point."""
-        state, lead_state = self.metric_state(), self.crew.first(self.lead.metric_state)
+        state, lead_state = self.metric_state(), self.threads.first(self.lead.metric_state)
 
         def read() -> dict[str, Any]:
             self.lead.set_metric_state(state)
@@ -263,17 +263,17 @@ class MirroredReplica:
             self.lead.set_metric_state(lead_state)
             return logs
 
-        logs: dict[str, Any] = self.crew.first(read)
+        logs: dict[str, Any] = self.threads.first(read)
         return logs
 
     def metric_values(self, state: Array) -> list[float]:
         """Return the values of the metric variables in one process."""
-        values: list[float] = self.crew.first(lambda: self.lead.metric_values(state))
+        values: list[float] = self.threads.first(lambda: self.lead.metric_values(state))
         return values
 
     def peek(self, state: Array) -> dict[str, Any]:
         """Return the logs of Keras for a sum of metric states."""
-        logs: dict[str, Any] = self.crew.first(lambda: self.lead.peek(state))
+        logs: dict[str, Any] = self.threads.first(lambda: self.lead.peek(state))
         return logs
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
@@ -285,21 +285,21 @@ class MirroredReplica:
 
     def get(self, out: Array) -> None:
         """Copy the trainable variables into ``out``."""
-        self.crew.first(lambda: self.lead.get(out))
+        self.threads.first(lambda: self.lead.get(out))
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables."""
-        self.crew.each(lambda number: self.replicas[number].set(vector))
+        self.threads.each(lambda number: self.replicas[number].set(vector))
 
     def get_others(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
         self._agree()
-        self.crew.first(lambda: self.lead.get_others(out))
+        self.threads.first(lambda: self.lead.get_others(out))
 
     def set_others(self, vector: Array) -> None:
         """Set the moving statistics."""
         self.rows[:] = 0
-        self.crew.each(lambda number: self.replicas[number].set_others(vector))
+        self.threads.each(lambda number: self.replicas[number].set_others(vector))
 
     @property
     def averages(self) -> bool:
@@ -308,34 +308,34 @@ class MirroredReplica:
 
     def get_average(self, out: Array) -> None:
         """Copy the moving averages into ``out``."""
-        self.crew.first(lambda: self.lead.get_average(out))
+        self.threads.first(lambda: self.lead.get_average(out))
 
     def set_average(self, vector: Array) -> None:
         """Set the moving averages."""
-        self.crew.each(lambda number: self.replicas[number].set_average(vector))
+        self.threads.each(lambda number: self.replicas[number].set_average(vector))
 
     def optimizer_state(self) -> list[Array]:
         """Return copies of the variables of the optimizers."""
-        arrays: list[Array] = self.crew.first(self.lead.optimizer_state)
+        arrays: list[Array] = self.threads.first(self.lead.optimizer_state)
         return arrays
 
     def set_optimizer_state(self, arrays: list[Array]) -> None:
         """Set the values that ``optimizer_state`` returned, on every device."""
-        self.crew.each(lambda number: self.replicas[number].set_optimizer_state(arrays))
+        self.threads.each(lambda number: self.replicas[number].set_optimizer_state(arrays))
 
     def take_settings(self, values: dict[str, Any]) -> None:
         """Set values that ``Settings.changed`` returned, on every device."""
-        self.crew.each(lambda number: self.replicas[number].take_settings(values))
+        self.threads.each(lambda number: self.replicas[number].take_settings(values))
 
     @property
     def iterations(self) -> int:
         """The optimizer's step counter."""
-        count: int = self.crew.first(lambda: self.lead.iterations)
+        count: int = self.threads.first(lambda: self.lead.iterations)
         return count
 
     @iterations.setter
     def iterations(self, count: int) -> None:
-        self.crew.each(lambda number: setattr(self.replicas[number], "iterations", count))
+        self.threads.each(lambda number: setattr(self.replicas[number], "iterations", count))
 
     def snapshot(self) -> list[Array]:
         """Return copies of the variables of the model and its optimizers."""
@@ -344,7 +344,7 @@ class MirroredReplica:
     def view(self) -> list[Array]:
         """Return the values of ``snapshot`` without a copy if possible."""
         self._agree()
-        arrays: list[Array] = self.crew.first(self.lead.view)
+        arrays: list[Array] = self.threads.first(self.lead.view)
         return arrays
 
     def restore(self, arrays: list[Array]) -> None:
@@ -358,47 +358,47 @@ class MirroredReplica:
             if number:
                 replica._assign(replica.seeds, states)
 
-        self.crew.each(one)
+        self.threads.each(one)
 
     def ahead(self) -> list[Array]:
         """Return copies of the trainable variables as the next step reads them."""
-        arrays: list[Array] = self.crew.first(self.lead.ahead)
+        arrays: list[Array] = self.threads.first(self.lead.ahead)
         return arrays
 
     def set_ahead(self, arrays: list[Array]) -> None:
         """Set the values that ``ahead`` returned, on every device."""
-        self.crew.each(lambda number: self.replicas[number].set_ahead(arrays))
+        self.threads.each(lambda number: self.replicas[number].set_ahead(arrays))
 
     def sync(self) -> None:
         """Copy all state into the Keras model."""
         self._agree()
-        self.crew.first(self.lead.sync)
+        self.threads.first(self.lead.sync)
         self._bring_home()
 
     def refresh(self) -> None:
         """Set the replica of every device from the Keras model."""
-        self.restore(self.crew.first(lambda: to_host(model_variables(self.given))))
+        self.restore(self.threads.first(lambda: to_host(model_variables(self.given))))
 
     def _bring_home(self) -> None:
         if self.given is not self.model:
-            arrays = self.crew.first(self.lead.snapshot)
+            arrays = self.threads.first(self.lead.snapshot)
             for variable, array in zip(model_variables(self.given), arrays, strict=True):
                 variable.assign(array)
 
     def finish(self) -> None:
         """Copy all state into the Keras model, and finalize the weights as ``fit`` does."""
         self._agree()
-        self.crew.each(lambda number: self.replicas[number].finish())
+        self.threads.each(lambda number: self.replicas[number].finish())
         self._bring_home()
 
     def close(self) -> None:
         """End the devices' threads."""
-        self.crew.close()
+        self.threads.close()
 
     def _agree(self) -> None:
         """Set the moving statistics of all devices to their mean, weighted by the rows that each device trained."""
         if not self.others or not self.rows.any():
             return
         stacked = np.empty((len(self.replicas), self.others), np.float64)
-        self.crew.each(lambda number: self.replicas[number].get_others(stacked[number]))
+        self.threads.each(lambda number: self.replicas[number].get_others(stacked[number]))
         self.set_others((self.rows @ stacked / self.rows.sum()).astype(self.dtype))

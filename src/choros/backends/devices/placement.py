@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class HeldVariable:
+class VariablePlacement:
     """A variable and the devices that have it; each has the whole variable.
 
     Attributes:
@@ -34,18 +34,18 @@ class Placement:
     """The devices of all variables of a model and of the rows of a batch. ``str`` gives a line for each.
 
     Attributes:
-        variables: tuple of HeldVariable, of the model and of its optimizer.
+        variables: tuple of VariablePlacement, of the model and of its optimizer.
         shards: tuple of RowShard, in the order of rows.
 
     Example:
-        >>> held = HeldVariable("dense/kernel", (8, 2), ("cpu:0", "cpu:1"))
+        >>> held = VariablePlacement("dense/kernel", (8, 2), ("cpu:0", "cpu:1"))
         >>> print(Placement((held,), (RowShard(0, 1, "cpu:0"), RowShard(1, 1, "cpu:1"))))
         variable dense/kernel, shape (8, 2): cpu:0, cpu:1
         rows 0 to 0 of 1: cpu:0
         no rows of 1: cpu:1
     """
 
-    variables: tuple[HeldVariable, ...]
+    variables: tuple[VariablePlacement, ...]
     shards: tuple[RowShard, ...]
 
     def __str__(self) -> str:
