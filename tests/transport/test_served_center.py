@@ -40,8 +40,8 @@ class Host:
         )
         self.near = SharedMemoryParameterServer(self.segment, rule, 0, WORKERS)
         self.kept = reply_segment(self.near)
-        self.board = ControlBlock.create(WORKERS, 2, 3)
-        self.mail = EpochLog(Segment.create(3 * LINE), self.board)
+        self.control_block = ControlBlock.create(WORKERS, 2, 3)
+        self.epoch_log = EpochLog(Segment.create(3 * LINE), self.control_block)
         self.door = auth_socket.AuthListener("127.0.0.1", b"secret")
         self.harm = {}  # at which question: before or after it is answered, and what happens then
         self.came, self.served, self.closed = 0, [], False
@@ -67,7 +67,7 @@ class Host:
                 if when == "before":
                     channel.close()
                     return {}, []
-                said, back = answer(self.board, self.mail, head, arrays)
+                said, back = answer(self.control_block, self.epoch_log, head, arrays)
                 if said is None:
                     said, back = center.handle(head, arrays)
                 if when == "after":
@@ -83,7 +83,7 @@ class Host:
         self.closed = True
         for thread in (self.porter, *self.served):
             thread.join(20.0)
-        for one in (self.door, self.near, self.kept, self.segment, self.mail, self.board):
+        for one in (self.door, self.near, self.kept, self.segment, self.epoch_log, self.control_block):
             one.close()
 
 
@@ -198,29 +198,31 @@ def test_who_has_another_number_of_exchanges_is_not_served(host):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_notes_of_another_host_are_left_once(host, when):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    board, mail = RemoteControlBlock(one.line), RemoteEpochLog(one.line)
+    control_block, epoch_log = RemoteControlBlock(one.line), RemoteEpochLog(one.line)
     ones = np.ones(3)
-    one.harm["add"] = when, lambda: one.board.add(0, 0, ones, ones)
-    assert board.add(0, 1, ones, ones) is False  # rank 0 ends it last, also where rank 1 asks once more after that
+    one.harm["add"] = when, lambda: one.control_block.add(0, 0, ones, ones)
+    assert (
+        control_block.add(0, 1, ones, ones) is False
+    )  # rank 0 ends it last, also where rank 1 asks once more after that
     if when == "before":
-        assert one.board.add(0, 0, ones, ones) is True
-    assert one.board.add(0, 0, ones, ones) is True
-    assert one.board.add(1, 0, ones, ones) is False
+        assert one.control_block.add(0, 0, ones, ones) is True
+    assert one.control_block.add(0, 0, ones, ones) is True
+    assert one.control_block.add(1, 0, ones, ones) is False
     one.harm["add"] = when, lambda: None
-    assert board.add(1, 1, ones, ones) is True
+    assert control_block.add(1, 1, ones, ones) is True
     one.harm |= {op: (when, lambda: None) for op in ("leave", "since", "sums", "head")}
-    mail.leave(1, {"loss": 0.5}, 2.0, [1.5])
-    assert mail.take() == [(1, {"loss": 0.5}, 2.0, [1.5])]
-    mail.leave(0, {"loss": 0.25}, 3.0, [])
-    assert mail.take() == [(0, {"loss": 0.25}, 3.0, [])]
-    assert [part.tolist() for part in board.sums(1)] == [[2.0] * 3] * 2
-    assert not board.stopped
+    epoch_log.leave(1, {"loss": 0.5}, 2.0, [1.5])
+    assert epoch_log.take() == [(1, {"loss": 0.5}, 2.0, [1.5])]
+    epoch_log.leave(0, {"loss": 0.25}, 3.0, [])
+    assert epoch_log.take() == [(0, {"loss": 0.25}, 3.0, [])]
+    assert [part.tolist() for part in control_block.sums(1)] == [[2.0] * 3] * 2
+    assert not control_block.stopped
     for op in ("exchange", "pending", "trial", "read", "replace", "times"):  # the center's, which comes after the notes
-        assert answer(one.board, one.mail, {"op": op}, []) == (None, [])
-    one.board.order(TrainerControl(learning_rate=0.0))
+        assert answer(one.control_block, one.epoch_log, {"op": op}, []) == (None, [])
+    one.control_block.order(TrainerControl(learning_rate=0.0))
     time.sleep(0.06)  # orders that were read hold so long
-    assert board.rate() == 0.0
-    assert one.mail.take() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
+    assert control_block.rate() == 0.0
+    assert one.epoch_log.take() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
     assert (one.harm, one.came) == ({}, 7)
 
 
@@ -278,7 +280,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
             "secret": b"secret".hex(),
             "center": segment.fd,
             "kept": kept.fd,
-            "board": None,
+            "control_block": None,
             "cores": [],
             "address": "127.0.0.1",
         }
