@@ -54,16 +54,16 @@ def layers_of(model: keras.Model) -> list[LayerSettings]:
     layers: list[LayerSettings] = []
     seen: set[int] = set()
 
-    def visit(part: keras.Layer, extra: dict[str, Any]) -> None:
+    def add_layer(part: keras.Layer, extra: dict[str, Any]) -> None:
         if id(part) in seen:
             return
         seen.add(id(part))
         values = {"trainable": part.trainable} if _is_composed(part) else settings(part)
         layers.append([type(part).__name__, values | extra])
         for child, inputs in _inside(part):
-            visit(child, inputs)
+            add_layer(child, inputs)
 
-    visit(model, {})
+    add_layer(model, {})
     plain: list[LayerSettings] = json.loads(json.dumps(layers))
     return plain
 
