@@ -32,11 +32,11 @@ class ControlServer:
 
     Example:
         >>> from choros.comm.tcp.auth_socket import dial
-        >>> desk = ControlServer(AuthListener("127.0.0.1", b"a secret"))
-        >>> far = RpcConnection(dial(desk.place, b"a secret", {"member": 3}, 5.0), "the desk", 5.0)
-        >>> desk.heard.get(timeout=5.0), desk.tell(3, {"say": "good day"}), far.receive()[0]
+        >>> control_server = ControlServer(AuthListener("127.0.0.1", b"a secret"))
+        >>> far = RpcConnection(dial(control_server.place, b"a secret", {"member": 3}, 5.0), "the control server", 5.0)
+        >>> control_server.heard.get(timeout=5.0), control_server.tell(3, {"say": "good day"}), far.receive()[0]
         ((3, {'say': 'here'}), True, {'say': 'good day'})
-        >>> desk.close(), far.close()
+        >>> control_server.close(), far.close()
         (None, None)
     """
 
@@ -45,7 +45,7 @@ class ControlServer:
         self.heard: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._lines: dict[int, _Line] = {}
         self._over = False
-        threading.Thread(target=self._welcome, name="choros-desk", daemon=True).start()
+        threading.Thread(target=self._welcome, name="choros-control", daemon=True).start()
 
     def tell(self, number: int, head: dict[str, Any]) -> bool:
         """Queue a message for a process. Return False if it is not connected, or does not read."""

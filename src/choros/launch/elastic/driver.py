@@ -48,7 +48,7 @@ class Driver(RankSupervisor):
         terms: ElasticSettings. The settings of the job.
         wish: LaunchOptions. The options of the launch.
         output: Output. The receiver of the processes' lines.
-        desk: function that makes the ControlServer, from the function to call when a message arrives.
+        control_server: function that makes the ControlServer, from the function to call when a message arrives.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Driver(RankSupervisor):
         terms: ElasticSettings,
         wish: LaunchOptions,
         output: Output,
-        desk: Callable[[Callable[[], None]], ControlServer],
+        control_server: Callable[[Callable[[], None]], ControlServer],
     ) -> None:
         super().__init__(wish.grace, output, on_line=self._line)
         self.terms, self.starter = terms, starter
@@ -73,7 +73,7 @@ class Driver(RankSupervisor):
         self._short = self._reset = 0.0  # the times since which ranks are missing, and since which a reset waits
         self._pinged = 0.0
         self._code: int | None = None  # the exit code, once the job is ending
-        self.desk = desk(self.wake)
+        self.control_server = control_server(self.wake)
         self.discovery = Discovery(list(terms.script), terms.hosts, terms.each, changed=self.wake, say=output.say)
 
     def watch(self) -> JobResult:
@@ -81,8 +81,8 @@ class Driver(RankSupervisor):
         while self._code is None or len(self.ended) < len(self.keeper.children):
             self._wait()
             self._reap()
-            while not self.desk.heard.empty():
-                self._hear(*self.desk.heard.get())
+            while not self.control_server.heard.empty():
+                self._hear(*self.control_server.heard.get())
             if (self._asked or self._broken) and not self._forwarded:
                 self._forwarded = True
                 self._stop(128 + (self._asked[0] if self._asked else signal.SIGPIPE), "")
@@ -95,14 +95,14 @@ class Driver(RankSupervisor):
         """End host discovery, all processes and all connections."""
         self.discovery.close()
         super().end()
-        self.desk.close()
+        self.control_server.close()
 
     def _line(self, number: int, kind: str, line: str) -> None:
         member = self.members.get(number)
         if member is not None and member.machine:  # its agent has marked the line with the rank
-            self.output.line(number, kind, line, mark=False)
+            self.output.write_line(number, kind, line, mark=False)
         else:
-            self.output.line(number, kind, line)
+            self.output.write_line(number, kind, line)
 
     # -- events
     def _reap(self) -> None:
@@ -180,7 +180,7 @@ class Driver(RankSupervisor):
     def _tell_all(self, head: dict[str, Any]) -> None:
         for member in self.members.values():
             if member.rank >= 0:
-                self.desk.tell(member.number, head)
+                self.control_server.tell(member.number, head)
 
     def _decide(self) -> None:
         now = time.monotonic()
@@ -211,7 +211,7 @@ class Driver(RankSupervisor):
             member = self.members[number] = self.starter.member(number, host, slots, self.members.values(), now)
             if not member.machine:
                 self.output.keep(number)
-            command, environment, cores, fds = self.starter.prepare(member, self.desk.place, self.terms.first)
+            command, environment, cores, fds = self.starter.prepare(member, self.control_server.place, self.terms.first)
             try:
                 self.start(number, command, environment, cores, fds)
             except OSError as error:
@@ -229,7 +229,7 @@ class Driver(RankSupervisor):
 
     def _leave(self, member: Member, now: float, limit: float) -> None:
         member.state, member.rank, member.until = LEAVING, -1, now + limit
-        if not self.desk.tell(member.number, {"say": "leave"}):
+        if not self.control_server.tell(member.number, {"say": "leave"}):
             self.keeper.children[member.number].send_signal(signal.SIGTERM)
 
     def _kill_late(self) -> None:
@@ -248,7 +248,7 @@ class Driver(RankSupervisor):
                 silent = (member.sent - member.answered) * _PING
                 if silent >= self.terms.pulse:
                     self._give_up(member, f"sent no heartbeat for {silent:.0f} s")
-                elif self.desk.tell(member.number, {"say": "ping"}) or member.sent:
+                elif self.control_server.tell(member.number, {"say": "ping"}) or member.sent:
                     member.sent += 1  # count also if its socket is broken, as only this limit ends it then
                 elif member.state == STARTING and now - member.began > self.terms.timeout:
                     self._give_up(member, f"did not reach hvd.init within {self.terms.timeout:g} s")
@@ -336,7 +336,7 @@ class Driver(RankSupervisor):
             member.rank, member.state, member.suspect = place["rank"], IN, False
             message = {"say": "place", "generation": self.generation, "sync": sync, "near": self.terms.here, **place}
             message["hosts"] = list(dict.fromkeys(other.machine or "localhost" for other in members))
-            self.desk.tell(member.number, message)
+            self.control_server.tell(member.number, message)
         if self.generation > 1:
             among = ", ".join(f"rank {place}: process {m.number}" for place, m in enumerate(members[:16]))
             more = f" and {len(members) - 16} more" if len(members) > 16 else ""

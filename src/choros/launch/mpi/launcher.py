@@ -30,7 +30,9 @@ LAUNCHERS = ("srun", "mpiexec")
 _TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
 
 
-def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str, own: str = "") -> list[str]:
+def launch_command(
+    launcher: str, size: int, slots: Slots, names: Sequence[str], version_text: str, mpi_name: str = ""
+) -> list[str]:
     """Return the command that starts the ranks.
 
     Args:
@@ -38,27 +40,27 @@ def line(launcher: str, size: int, slots: Slots, names: Sequence[str], said: str
         size: the number of ranks.
         slots: the hosts and their slots; if empty, the launcher finds the hosts.
         names: environment variables to pass to the ranks (Open MPI passes none by default).
-        said: the output of ``mpiexec --version``, which identifies the MPI.
-        own: the MPI that the ranks load, as ``find_mpi`` names it, for srun's ``--mpi``. Defaults to "".
+        version_text: the output of ``mpiexec --version``, which identifies the MPI.
+        mpi_name: the MPI that the ranks load, as ``find_mpi`` names it, for srun's ``--mpi``. Defaults to "".
 
     Example:
-        >>> line("srun", 4, (), (), "")
+        >>> launch_command("srun", 4, (), (), "")
         ['srun', '--kill-on-bad-exit=1', '--label', '-n', '4']
-        >>> line("mpiexec", 2, (("n1", 1), ("n2", 1)), ("A",), "mpiexec (Open MPI) 5.0")
+        >>> launch_command("mpiexec", 2, (("n1", 1), ("n2", 1)), ("A",), "mpiexec (Open MPI) 5.0")
         ['mpiexec', '--oversubscribe', '--bind-to', 'none', '--tag-output', '--host', 'n1:1,n2:1', '-x', 'A', '-n', '2']
-        >>> line("mpiexec", 2, (("n1", 2),), (), "HYDRA build details")
+        >>> launch_command("mpiexec", 2, (("n1", 2),), (), "HYDRA build details")
         ['mpiexec', '-l', '-bind-to', 'none', '-hosts', 'n1:2', '-n', '2']
     """
     hosts = ",".join(f"{host}:{count}" for host, count in slots)
     if Path(launcher).name == "srun":
         many = [f"--nodelist={','.join(host for host, _ in slots)}"] if slots else []
-        mpi = [f"--mpi={PMI[own]}"] if own in PMI else []
+        mpi = [f"--mpi={PMI[mpi_name]}"] if mpi_name in PMI else []
         return [launcher, "--kill-on-bad-exit=1", "--label", *mpi, *many, "-n", str(size)]
-    if "Open MPI" in said or "prte" in said.lower():
+    if "Open MPI" in version_text or "prte" in version_text.lower():
         options = [option for name in names for option in ("-x", name)]
         where = ["--host", hosts] if hosts else []
         return [launcher, "--oversubscribe", "--bind-to", "none", "--tag-output", *where, *options, "-n", str(size)]
-    if "PALS" in said or "Cray" in said:
+    if "PALS" in version_text or "Cray" in version_text:
         where = ["--hosts", ",".join(host for host, _ in slots)] if slots else []
         return [launcher, "--label", "--cpu-bind", "none", *where, "-n", str(size)]
     where = ["-hosts", hosts] if hosts else []
@@ -93,7 +95,7 @@ def start_under(
         head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
-        launcher_command = line(program, wish.size, slots, names, version, mpi_name)
+        launcher_command = launch_command(program, wish.size, slots, names, version, mpi_name)
         if mpi_name == "mpich":
             environ = {**MPICH_UNDER_PMI2, **environ}
         if "Open MPI" in version and os.geteuid() == 0:

@@ -35,7 +35,7 @@ class Output:
 
     Example:
         >>> output = Output(1)
-        >>> output.line(0, "out", "hello")
+        >>> output.write_line(0, "out", "hello")
         [0] hello
         >>> output.close()
     """
@@ -75,7 +75,7 @@ class Output:
             self.close()
             raise InvalidInputError(f"the output of the ranks cannot be kept in {self._folder}: {error}") from None
 
-    def line(self, rank: int, kind: str, line: str, mark: bool = True) -> None:
+    def write_line(self, rank: int, kind: str, line: str, mark: bool = True) -> None:
         """Show a line of a rank, and write it to the rank's file.
 
         Args:

@@ -167,7 +167,7 @@ class RankSupervisor:
         self._forwarded = False
         self._broken = False
         output.on_broken = self._nobody_reads
-        self.keeper = OutputPump(on_line or output.line)
+        self.keeper = OutputPump(on_line or output.write_line)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
