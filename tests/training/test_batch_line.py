@@ -51,7 +51,7 @@ def test_an_answer_is_one_byte_or_a_frame_of_the_socket(ends):
     line, worker, ours = ends
     line.go_on()
     assert worker.may_go_on()
-    ours.send({"orders": {}})
+    ours.send({"control": {}})
     assert not worker.may_go_on()
     assert not worker.may_go_on()  # the frame is still there
 

@@ -322,11 +322,11 @@ class Noted:
 def test_time_in_which_nobody_looked_does_not_count(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(hang_detection.time, "monotonic", lambda: clock[0])
-    board = Noted()
-    watch = hang_detection.Hangs(board, types.SimpleNamespace(workers=2, whole_epochs=False, ensemble=False))
+    control_block = Noted()
+    watch = hang_detection.Hangs(control_block, types.SimpleNamespace(workers=2, whole_epochs=False, ensemble=False))
     for _ in range(4):
         clock[0] += 0.5
-        board.count[0] += 1
+        control_block.count[0] += 1
         watch.look()
     assert watch.late(1.9, ()) == [1]
     assert watch.late(2.1, ()) == []

@@ -19,7 +19,7 @@ def test_metrics_are_summed_as_float64_in_the_order_of_the_ranks(dtype):
         tail.write(slot, None, state)
         summed += slot
     np.testing.assert_array_equal(tails[0].metrics(summed), states[0] + states[1] + states[2])
-    assert tails[1].orders(summed) == TrainerControl()
+    assert tails[1].control(summed) == TrainerControl()
 
 
 @pytest.mark.parametrize("rate_alone", [True, False])
@@ -29,7 +29,7 @@ def test_only_a_rate_is_told_by_the_note(rate_alone):
         tail.rate_alone = rate_alone
         slot = np.empty(tail.size, np.float32)
         tail.write(slot, orders, np.ones(1))
-        return tail.orders(slot)
+        return tail.control(slot)
 
     assert told(TrainerControl()) == told(None) == TrainerControl()
     assert told(TrainerControl(learning_rate=0.1)) == (TrainerControl(learning_rate=0.1) if rate_alone else None)

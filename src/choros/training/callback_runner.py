@@ -139,13 +139,13 @@ class CallbackRunner:
             self.list.on_epoch_begin(epoch)
             self._begin_batch(self.first)
         restored = begun and self._go_on()
-        orders = TrainerControl(bool(self.model.stop_training)) if restored else self._orders(before, started=False)
-        self._given = self._settings.to_begin_with() | orders.settings
-        return replace(self._after_a_batch(orders), settings=self._given)
+        control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(before, started=False)
+        self._given = self._settings.to_begin_with() | control.settings
+        return replace(self._after_a_batch(control), settings=self._given)
 
-    def _after_a_batch(self, orders: TrainerControl) -> TrainerControl:
+    def _after_a_batch(self, control: TrainerControl) -> TrainerControl:
         """Return a control message that ends synchronous training after the next batch, as Keras does."""
-        return orders if self.alone else replace(orders, stop=False, leave=orders.stop)
+        return control if self.alone else replace(control, stop=False, leave=control.stop)
 
     def _go_on(self) -> bool:
         """If training resumes, load the saved state into the model for the callbacks; see ``kept``."""
@@ -183,7 +183,7 @@ class CallbackRunner:
         quiet = quiet and (not self.lazy.rate_used or self._rate() == rate)
         if quiet and (self._settings is None or self._settings.glance() == self._glance):
             return TrainerControl(True) if stop else GO_ON
-        return replace(self._orders((rate, self._before)), stop=stop, reset=self._were_reset())
+        return replace(self._control((rate, self._before)), stop=stop, reset=self._were_reset())
 
     def _touch(self) -> None:
         """Fetch the weights for a callback that is about to use them, and remember them for a later comparison."""
@@ -261,20 +261,20 @@ class CallbackRunner:
         if epoch in self.told:
             return self.told[epoch]
         self.waiting[epoch] = logs, held
-        orders = TrainerControl()
+        control = TrainerControl()
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
-            orders = orders.then(self._end(ended, *self.waiting.pop(ended))).then(self._take_later())
-            self.told[ended] = orders
-        return orders
+            control = control.then(self._end(ended, *self.waiting.pop(ended))).then(self._take_later())
+            self.told[ended] = control
+        return control
 
     def _take_later(self) -> TrainerControl:
         """Run the callbacks of batches that were reported before their epoch had begun."""
         batches, self._later = self._later, []
-        orders = TrainerControl()
+        control = TrainerControl()
         for epoch, step, logs in batches:
-            orders = orders.then(self.batch(epoch, step, logs))
-        return orders
+            control = control.then(self.batch(epoch, step, logs))
+        return control
 
     def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> TrainerControl:
         logs = _arrays(logs)
@@ -297,14 +297,14 @@ class CallbackRunner:
         self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
         if self.model.stop_training:
             self.epoch = None
-            return self._orders(before)
+            return self._control(before)
         if self.epoch is not None:
             if held:
                 self.model.reset_metrics()
             self.list.on_epoch_begin(self.epoch)
             self._begin_batch(0)
-        orders = self._orders(before)
-        return replace(orders, stop=False) if self.per_batch else self._after_a_batch(orders)
+        control = self._control(before)
+        return replace(control, stop=False) if self.per_batch else self._after_a_batch(control)
 
     def end(self) -> None:
         """Run the callbacks for the end of training. The model must hold the final weights."""
@@ -381,7 +381,7 @@ class CallbackRunner:
 
         return not isinstance(self.model.optimizer.learning_rate, keras.Variable)
 
-    def _orders(self, before: tuple[float, list[Array]], started: bool = True) -> TrainerControl:
+    def _control(self, before: tuple[float, list[Array]], started: bool = True) -> TrainerControl:
         stop = bool(self.model.stop_training)
         if not self.user:
             return TrainerControl(stop)
@@ -412,9 +412,9 @@ class CallbackRunner:
                 "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
             )
         set_anew = rate != before[0] and math.isfinite(rate) and not scheduled
-        orders = TrainerControl(stop, rate if set_anew else None, slots=slots, settings=settings)
+        control = TrainerControl(stop, rate if set_anew else None, slots=slots, settings=settings)
         if not weights:  # no callback has touched them
-            return orders
+            return control
         now = to_host(self._weights())
         changed = [
             not np.array_equal(old, new, equal_nan=old.dtype.kind == "f") for old, new in zip(weights, now, strict=True)
@@ -425,7 +425,7 @@ class CallbackRunner:
                 "A callback has set the learning rate of a second optimizer, which does not reach asynchronous "
                 "workers: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."
             )
-        return replace(orders, weights=any(changed))
+        return replace(control, weights=any(changed))
 
 
 def _equal(left: Sequence[Array], right: Sequence[Array]) -> bool:

@@ -215,7 +215,7 @@ class CallbackChannel(Protocol):
         """Wait for the control message after the step of ``done``. ``show`` as in ``batch``."""
         ...
 
-    def spread_orders(self, orders: TrainerControl) -> TrainerControl:
+    def spread_control(self, control: TrainerControl) -> TrainerControl:
         """Return rank 0's control message. Collective: every synchronous rank must call it."""
         ...
 

@@ -29,23 +29,23 @@ class Best:
     Args:
         segment: Segment. Created by ``create``, or attached.
         entries: layout of the arrays of ``Replica.snapshot``.
-        board: ControlBlock, whose lock guards the slots.
+        control_block: ControlBlock, whose lock guards the slots.
 
     Example:
         >>> entries, nbytes = serialization.layout([np.zeros(2)])
-        >>> board = ControlBlock.create(2, 1, 1)
-        >>> kept = Best(Best.create(nbytes), entries, board)
+        >>> control_block = ControlBlock.create(2, 1, 1)
+        >>> kept = Best(Best.create(nbytes), entries, control_block)
         >>> kept.put(3, 0, 0.5, lambda: [np.ones(2)])
         >>> kept.put(3, 1, 0.7, lambda: [np.zeros(2)])
         >>> kept.put(3, 1, math.nan, lambda: [np.zeros(2)])
         >>> kept.rank(3), kept.read(3)[0].tolist(), kept.read(None)[0].tolist(), kept.read(2)
         (0, [1.0, 1.0], [1.0, 1.0], None)
         >>> kept.close()
-        >>> board.close()
+        >>> control_block.close()
     """
 
-    def __init__(self, segment: Segment, entries: Any, board: ControlBlock) -> None:
-        self.segment, self.entries, self.board = segment, entries, board
+    def __init__(self, segment: Segment, entries: Any, control_block: ControlBlock) -> None:
+        self.segment, self.entries, self.control_block = segment, entries, control_block
         self._head = segment.array(np.float64, _HEAD, 0)
         slot_bytes = int(self._head[0])
         self._slots = [segment.array(np.uint8, slot_bytes, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
@@ -69,7 +69,7 @@ class Best:
         """
         head = self._place(epoch)
         key = order(score, rank)
-        with self.board.locked():
+        with self.control_block.locked():
             if int(head[0]) == epoch + 1 and order(float(head[2]), int(head[1])) <= key:
                 return
             head[0] = 0  # if this process is killed while it writes, the slot stays invalid
@@ -82,7 +82,7 @@ class Best:
 
     def read(self, epoch: int | None) -> list[Array] | None:
         """Return a copy of the state saved for an epoch, or for the latest one (None). Return None if there is none."""
-        with self.board.locked():
+        with self.control_block.locked():
             if epoch is None:
                 epoch = max(int(self._place(i)[0]) for i in range(SLOTS)) - 1
             if epoch < 0 or int(self._place(epoch)[0]) != epoch + 1:

@@ -19,16 +19,16 @@ from choros.types import Array
 SLOTS = 2
 
 
-def has_room(board: Any, first: int, epoch: int) -> bool:
+def has_room(control_block: Any, first: int, epoch: int) -> bool:
     """Return whether the slot of an epoch may be written: callbacks have read its old content, or never will.
 
     Args:
-        board: ControlBlock.
+        control_block: ControlBlock.
         first: int. The first epoch of the run.
         epoch: int. The epoch whose center will be saved.
     """
     before = epoch - SLOTS
-    return before < first or board.opened > before or (board.stopped and epoch >= board.last)
+    return before < first or control_block.opened > before or (control_block.stopped and epoch >= control_block.last)
 
 
 _HEAD = 8  # words: lengths of the vector and of the moving statistics, bytes of a value; for each slot its epoch + 1

@@ -81,21 +81,21 @@ class ControlBlock:
         return self._beats.copy()
 
     # -- control messages
-    def order(self, orders: TrainerControl, epoch: int | None = None) -> None:
+    def order(self, control: TrainerControl, epoch: int | None = None) -> None:
         """Publish a control message for asynchronous workers, which poll the control block.
 
         Args:
-            orders: TrainerControl.
+            control: TrainerControl.
             epoch: int. If training stops in the middle of an epoch, that epoch: its end is still reported.
         """
-        if orders.stop:
+        if control.stop:
             self._head[4] = 0 if epoch is None else epoch + 1
             fence()  # workers read the epoch once they see the stop
             self._head[1] = 1.0
-        if orders.learning_rate is not None:
-            self._head[2] = orders.learning_rate
+        if control.learning_rate is not None:
+            self._head[2] = control.learning_rate
             self._head[9] = 1.0  # 0 is a valid rate, so a flag shows that there is one
-        if orders != TrainerControl():
+        if control != TrainerControl():
             fence()  # ``rate`` reads the version before the values
             self._head[0] += 1
 

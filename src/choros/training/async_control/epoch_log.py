@@ -21,12 +21,12 @@ class EpochLog:
 
     Args:
         segment: Segment. Memory for the logs, one JSON line per epoch.
-        board: ControlBlock. Its lock guards the memory.
+        control_block: ControlBlock. Its lock guards the memory.
         snapshots: Snapshots of the center at epochs' ends, or None if no callback reads them.
     """
 
-    def __init__(self, segment: Segment, board: ControlBlock, snapshots: Snapshots | None = None) -> None:
-        self.segment, self.board, self.snapshots = segment, board, snapshots
+    def __init__(self, segment: Segment, control_block: ControlBlock, snapshots: Snapshots | None = None) -> None:
+        self.segment, self.control_block, self.snapshots = segment, control_block, snapshots
         self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0
 
@@ -46,15 +46,15 @@ class EpochLog:
 
     def put(self, line: bytes) -> None:
         """Append a line to the segment."""
-        with self.board.locked():
-            end = int(self.board.post.item())
+        with self.control_block.locked():
+            end = int(self.control_block.post.item())
             if end + len(line) > len(self.area):
                 raise OverflowError(
                     f"The logs of an epoch take {len(line)} bytes; {LINE} an epoch were set aside, and "
                     f"{len(self.area) - end} are left: log fewer or shorter names."
                 )
             self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
-            self.board.post[()] = end + len(line)
+            self.control_block.post[()] = end + len(line)
 
     def take(self) -> list[Line]:
         """Return the lines written since the last call."""
@@ -64,8 +64,8 @@ class EpochLog:
 
     def since(self, taken: int) -> bytes:
         """Return the content after the first ``taken`` bytes."""
-        with self.board.locked():
-            return self.area[taken : int(self.board.post.item())].tobytes()
+        with self.control_block.locked():
+            return self.area[taken : int(self.control_block.post.item())].tobytes()
 
     def close(self) -> None:
         """Release the segment."""

@@ -31,15 +31,15 @@ class Hangs:
     epoch that other members have not ended.
 
     Args:
-        board: ControlBlock or RemoteControlBlock.
+        control_block: ControlBlock or RemoteControlBlock.
         job: FitConfig.
     """
 
-    def __init__(self, board: Any, job: Any) -> None:
-        self.board, self.job = board, job
+    def __init__(self, control_block: Any, job: Any) -> None:
+        self.control_block, self.job = control_block, job
         self.starting: set[int] = set()  # restarted ranks before the first step of the new process
         self.looked = time.monotonic()
-        self.beats, self.moved = board.beats(), np.full(job.workers, self.looked)
+        self.beats, self.moved = control_block.beats(), np.full(job.workers, self.looked)
 
     def look(self) -> None:
         """Poll the heartbeats.
@@ -47,7 +47,7 @@ class Hangs:
         If the last poll was long ago, for example because of a long callback, the time between does not count: messages
         of ranks that ended in that time are not read yet.
         """
-        now, beats = time.monotonic(), self.board.beats()
+        now, beats = time.monotonic(), self.control_block.beats()
         self.moved += max(now - self.looked - _OFTEN, 0.0)
         self.looked = now
         fresh = beats != self.beats
@@ -66,25 +66,25 @@ class Hangs:
 
     def began_anew(self, rank: int) -> None:
         """Record that a rank has a new process, which is starting up."""
-        self.beats[rank] = self.board.beats()[rank]
+        self.beats[rank] = self.control_block.beats()[rank]
         self.starting.add(rank)
         self.forgive(rank)
 
     def finished(self) -> list[int]:
         """Return the ranks that have ended the last epoch."""
         last = self.job.epochs - self.job.initial_epoch - 1
-        return [rank for rank in range(self.job.workers) if self.board.ended(last, rank)]
+        return [rank for rank in range(self.job.workers) if self.control_block.ended(last, rank)]
 
     def _waiting(self) -> list[int]:
-        board, job = self.board, self.job
+        control_block, job = self.control_block, self.job
         if job.whole_epochs:
-            index = max(board.opened - job.initial_epoch, 0)
+            index = max(control_block.opened - job.initial_epoch, 0)
             over = index >= job.epochs - job.initial_epoch
-            return [] if over else [rank for rank in range(job.workers) if board.ended(index, rank)]
+            return [] if over else [rank for rank in range(job.workers) if control_block.ended(index, rank)]
         if not job.ensemble:  # else only the rank that ends an epoch last waits, for callbacks that run next
             return []
-        ending = (job.initial_epoch + board.epochs_ended(rank) for rank in range(job.workers))
-        return [rank for rank, epoch in enumerate(ending) if not has_room(board, job.initial_epoch, epoch)]
+        ending = (job.initial_epoch + control_block.epochs_ended(rank) for rank in range(job.workers))
+        return [rank for rank, epoch in enumerate(ending) if not has_room(control_block, job.initial_epoch, epoch)]
 
 
 def hung_rank(beats: Array, group: Segment | None) -> int:
@@ -103,14 +103,20 @@ class JobHangs:
     """Detection of hung asynchronous ranks by another rank of their job.
 
     Args:
-        board: ControlBlock or RemoteControlBlock.
+        control_block: ControlBlock or RemoteControlBlock.
         job: FitConfig.
         rank: int. This rank.
         hosts: names of the ranks' hosts.
     """
 
-    def __init__(self, board: Any, job: Any, rank: int, hosts: Sequence[str]) -> None:
-        self.hangs, self.board, self.job, self.rank, self.hosts = Hangs(board, job), board, job, rank, hosts
+    def __init__(self, control_block: Any, job: Any, rank: int, hosts: Sequence[str]) -> None:
+        self.hangs, self.control_block, self.job, self.rank, self.hosts = (
+            Hangs(control_block, job),
+            control_block,
+            job,
+            rank,
+            hosts,
+        )
         self._begun = self._looked = time.monotonic()
         self._stopped: float | None = None  # when this rank first saw the request to stop
 
@@ -144,14 +150,14 @@ class JobHangs:
             yield
         finally:
             ended.set()
-            thread.join(self.job.timeout)  # it may use the connection with the board's host, which is not thread-safe
+            thread.join(self.job.timeout)  # it may use the control block's connection, which is not thread-safe
 
     def _late(self) -> list[int]:
         """Return the ranks that hang. After a request to stop, ranks have ``first_timeout`` seconds to end."""
         self._looked = now = time.monotonic()
         self.hangs.look()
         finished = {*self.hangs.finished(), self.rank}
-        if self.board.stopped:
+        if self.control_block.stopped:
             self._stopped = self._stopped or now
             over = now - self._stopped > self.job.first_timeout
             return [rank for rank in range(self.job.workers) if over and rank not in finished]

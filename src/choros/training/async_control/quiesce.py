@@ -28,7 +28,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
         if self.saver.checkpoint is None:
             return
         self.number += 1
-        self.board.halt(self.number)
+        self.control_block.halt(self.number)
         late = self._late(self.number, min(_COME, 0.5 * self.job.timeout))
         if not late:
             super().keep(asked)
@@ -37,7 +37,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
             text = f"choros: ranks {late} are still in a step or a validation: the checkpoint is postponed"
             print(text, file=sys.stderr, flush=True)
         if not asked:
-            self.board.halt(0)
+            self.control_block.halt(0)
 
     def let_go(self) -> None:
         """Wait until all ranks have seen the exit code, because this rank's host serves the control block to them."""
@@ -47,7 +47,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
         """Wait until the other ranks have joined the pause; return the ranks that have not joined in time."""
         end = time.monotonic() + seconds
         while True:
-            late = [rank for rank in range(1, self.job.workers) if self.board.rests(rank) < number]
+            late = [rank for rank in range(1, self.job.workers) if self.control_block.rests(rank) < number]
             if not late or time.monotonic() > end:
                 return late
             time.sleep(_LOOK)
@@ -57,13 +57,13 @@ class QuiesceClient:
     """The part of the other ranks in a pause.
 
     Args:
-        board: ControlBlock, or RemoteControlBlock.
+        control_block: ControlBlock, or RemoteControlBlock.
         rank: int. This rank.
         timeout: float. Most seconds of a pause.
     """
 
-    def __init__(self, board: Any, rank: int, timeout: float) -> None:
-        self.board, self.rank, self.timeout = board, rank, timeout
+    def __init__(self, control_block: Any, rank: int, timeout: float) -> None:
+        self.control_block, self.rank, self.timeout = control_block, rank, timeout
 
     def look(self) -> None:
         """Pause if that is requested.
@@ -71,15 +71,15 @@ class QuiesceClient:
         Raises:
             CommTimeoutError: the pause does not end within ``timeout`` seconds.
         """
-        number, end = self.board.halted, time.monotonic() + self.timeout
+        number, end = self.control_block.halted, time.monotonic() + self.timeout
         if not number:
             return
-        self.board.rest(self.rank, number)
-        while self.board.halted == number and self.board.code is None:
+        self.control_block.rest(self.rank, number)
+        while self.control_block.halted == number and self.control_block.code is None:
             if time.monotonic() > end:
                 raise CommTimeoutError(f"rank 0 has been saving the state of the center for {self.timeout:g} s.")
             time.sleep(_LOOK)
 
     def done(self) -> None:
         """Record that this rank makes no more exchanges, so no pause waits for it."""
-        self.board.rest(self.rank, DONE)
+        self.control_block.rest(self.rank, DONE)

@@ -25,7 +25,7 @@ def leave(run: WorkerContext, place: tuple[int, int]) -> None:
     """
     begun = time.thread_time()
     figures = list(astuple(run.counted()))[1:-1]
-    run.board.leave(run.rank, place, run.replica.iterations, figures, run.replica.metric_state())
+    run.control_block.leave(run.rank, place, run.replica.iterations, figures, run.replica.metric_state())
     run.tally.keeping += time.thread_time() - begun
 
 
@@ -40,7 +40,7 @@ def take_up(run: WorkerContext) -> bool:
         Whether the metrics of the current epoch were restored.
     """
     run.begin = state_of(run.center).position_of(run.center, run.rank) or run.begin
-    remaining = run.board.left(run.rank)
+    remaining = run.control_block.left(run.rank)
     if remaining is None:
         return False
     (epoch, batch), iterations, tally, state = remaining

@@ -34,7 +34,7 @@ class RemoteControlBlock:
         self._rank, self._beats, self._asks = 0, 0, False
         self._own: tuple[tuple[int, int], int, list[float], Array] | None = None  # the last arguments of ``leave``
 
-    def _orders(self, fresh: bool = False) -> list[float]:
+    def _control(self, fresh: bool = False) -> list[float]:
         if fresh or not self._head or time.monotonic() - self._read > _FRESH:
             message = {"op": "head", "rank": self._rank, "beats": self._beats, "asks": self._asks}
             self._head = self._line.request(message)[0]["head"]
@@ -55,13 +55,13 @@ class RemoteControlBlock:
     @property
     def code(self) -> int | None:
         """Exit code with which ranks must end their process; None if they continue."""
-        code = self._orders()[6]
+        code = self._control()[6]
         return int(code) - 1 if code else None
 
     @property
     def halted(self) -> int:
         """Number of the requested pause, or 0."""
-        return int(self._orders()[8])
+        return int(self._control()[8])
 
     def rest(self, rank: int, number: float) -> None:
         """Record that this rank makes no exchange before the pause of this number is over, and send its saved state.
@@ -102,28 +102,28 @@ class RemoteControlBlock:
 
     def beats(self) -> Array:
         """Return the number of steps of each rank, as far as the host of the control block knows it."""
-        self._orders(fresh=True)  # sends the steps of this rank first
+        self._control(fresh=True)  # sends the steps of this rank first
         beats: Array = self._line.request({"op": "beats"})[1][0].copy()
         return beats
 
     @property
     def stopped(self) -> bool:
         """True if rank 0's callbacks have requested to stop."""
-        return bool(self._orders()[1])
+        return bool(self._control()[1])
 
     @property
     def last(self) -> int:
         """First epoch whose end is not reported after a stop."""
-        return int(self._orders()[4])
+        return int(self._control()[4])
 
     @property
     def opened(self) -> int:
         """Latest epoch that may begin, if workers wait for each other at an epoch's end."""
-        return int(self._orders()[7])
+        return int(self._control()[7])
 
     def rate(self) -> float | None:
         """Return the latest learning rate if there was a control message since the last call, else None."""
-        head = self._orders()
+        head = self._control()
         if head[0] == self._version:
             return None
         self._version = head[0]
@@ -168,50 +168,52 @@ class RemoteEpochLog:
         """Do nothing: the connection belongs to the center."""
 
 
-def answer(board: ControlBlock, mail: EpochLog, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
+def answer(
+    control_block: ControlBlock, epoch_log: EpochLog, head: dict[str, Any], arrays: list[Array]
+) -> tuple[Any, list[Array]]:
     """Return the reply to a request of a ``RemoteControlBlock`` or a ``RemoteEpochLog``; None for other requests.
 
     Args:
-        board: the control block of this host.
-        mail: the epoch log of this host.
+        control_block: the control block of this host.
+        epoch_log: the epoch log of this host.
         head: the request; "op" is its name.
         arrays: the arrays of the request: metric states, or the center and the moving statistics of a snapshot.
     """
     op = head["op"]
     if op == "head":
         if head["beats"]:
-            board.beaten(int(head["rank"]), int(head["beats"]))
+            control_block.beaten(int(head["rank"]), int(head["beats"]))
         if head["asks"]:
-            board.ask()
-        return {"head": board.head()}, []
+            control_block.ask()
+        return {"head": control_block.head()}, []
     if op == "beats":
-        return {}, [board.beats()]
+        return {}, [control_block.beats()]
     if op == "rest":
         rank = int(head["rank"])
         if head["tally"]:
             epoch, batch = head["place"]
-            board.leave(rank, (int(epoch), int(batch)), int(head["iterations"]), head["tally"], arrays[0])
-        board.rest(rank, float(head["number"]))
+            control_block.leave(rank, (int(epoch), int(batch)), int(head["iterations"]), head["tally"], arrays[0])
+        control_block.rest(rank, float(head["number"]))
         return {}, []
     if op == "left":
-        remaining = board.left(int(head["rank"]))
+        remaining = control_block.left(int(head["rank"]))
         return ({"place": remaining[0], "iterations": remaining[1]}, list(remaining[2:])) if remaining else ({}, [])
     if op == "ended":
-        return {"ended": board.ended(int(head["epoch"]), int(head["rank"]))}, []
+        return {"ended": control_block.ended(int(head["epoch"]), int(head["rank"]))}, []
     if op == "complete":
-        return {"complete": board.complete(int(head["epoch"]))}, []
+        return {"complete": control_block.complete(int(head["epoch"]))}, []
     if op == "add":
         parts = (np.asarray(a, np.float64) for a in arrays)
-        return {"complete": board.add(int(head["epoch"]), int(head["rank"]), *parts)}, []
+        return {"complete": control_block.add(int(head["epoch"]), int(head["rank"]), *parts)}, []
     if op == "sums":
-        return {}, list(board.sums(int(head["epoch"])))
+        return {}, list(control_block.sums(int(head["epoch"])))
     if op == "leave":
         # The request may be a repeated one. Only one rank writes the line of an epoch.
-        if all(line[0] != head["epoch"] for line in read_lines(mail.since(0))):
-            mail.leave(int(head["epoch"]), head["logs"], float(head["seconds"]), head["held"])
+        if all(line[0] != head["epoch"] for line in read_lines(epoch_log.since(0))):
+            epoch_log.leave(int(head["epoch"]), head["logs"], float(head["seconds"]), head["held"])
         return {}, []
     if op == "since":
-        return {"text": mail.since(int(head["taken"])).decode()}, []
-    if mail.snapshots is not None:
-        return answer_snapshots(mail.snapshots, head, arrays)
+        return {"text": epoch_log.since(int(head["taken"])).decode()}, []
+    if epoch_log.snapshots is not None:
+        return answer_snapshots(epoch_log.snapshots, head, arrays)
     return None, []

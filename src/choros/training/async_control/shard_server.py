@@ -188,10 +188,10 @@ def main() -> int:
     segment, saved = Segment(config["center"]), Segment(config["kept"])
     workers, lock = int(config["workers"]), threading.Lock()
     notes: tuple[ControlBlock, EpochLog] | None = None
-    if config["board"] is not None:
-        board = ControlBlock(Segment(config["board"]), workers, config["epochs"], config["values"])
+    if config["control_block"] is not None:
+        control_block = ControlBlock(Segment(config["control_block"]), workers, config["epochs"], config["values"])
         kept_epochs = Snapshots(Segment(config["snapshots"])) if config["snapshots"] is not None else None
-        notes = board, EpochLog(Segment(config["mail"]), board, kept_epochs)
+        notes = control_block, EpochLog(Segment(config["epoch_log"]), control_block, kept_epochs)
 
     def guest(rank: int, channel: RpcConnection) -> None:
         center = ParameterShard(segment, rule, rank, workers, saved, config["timeout"])

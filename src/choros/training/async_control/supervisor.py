@@ -25,14 +25,20 @@ class AsyncCheckpointer:
 
     Args:
         center: the parameter server, as the caller or rank 0 sees it, before the first exchange.
-        board: ControlBlock.
+        control_block: ControlBlock.
         saver: CheckpointManager.
         job: FitConfig.
         conductor: CallbackRunner.
     """
 
-    def __init__(self, center: Any, board: Any, saver: Any, job: Any, conductor: Any) -> None:
-        self.center, self.board, self.saver, self.job, self.conductor = center, board, saver, job, conductor
+    def __init__(self, center: Any, control_block: Any, saver: Any, job: Any, conductor: Any) -> None:
+        self.center, self.control_block, self.saver, self.job, self.conductor = (
+            center,
+            control_block,
+            saver,
+            job,
+            conductor,
+        )
         self.kept, self.steps = time.monotonic(), 0.0
         self.slots_of: Callable[[int], Part] | None = None  # returns the optimizer's state of a rank
         self.ranks = range(1)  # the ranks whose optimizer's state is saved
@@ -41,15 +47,15 @@ class AsyncCheckpointer:
         else:
             _, groups = saver.latest.parts[0]
             state_of(center).import_state(center, groups["header"][0], groups["center"])
-            board.put_back(groups["board"])
-            board.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
+            control_block.put_back(groups["board"])
+            control_block.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
     def look(self) -> None:
         """Save the state if a checkpoint is due by seconds or batches."""
         if self.saver.checkpoint is None:
             return
         rule, now = self.job.keep or {}, time.monotonic()
-        steps = self.board.beats().sum() / self.job.workers
+        steps = self.control_block.beats().sum() / self.job.workers
         if now - self.kept >= rule.get("seconds", np.inf) or steps - self.steps >= rule.get("batches", np.inf):
             self.kept, self.steps = now, steps
             self.keep()
@@ -67,14 +73,14 @@ class AsyncCheckpointer:
         header, vectors = state_of(self.center).export_state(self.center)
         over = self.conductor.epoch is None
         epoch = self.job.epochs if over else self.conductor.epoch
-        board = self.board.whole(epoch - self.job.initial_epoch)
+        control_block = self.control_block.whole(epoch - self.job.initial_epoch)
         parts: dict[int, Part] = {0: ({}, {})}
         if self.slots_of is not None:
             parts = {rank: self.slots_of(rank) for rank in self.ranks}
         state, groups = parts[0]
-        parts[0] = state, {"center": vectors, "header": [header], "board": board, **groups}
-        stopped = over and self.board.stopped
-        facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.board.ordered_rate}
+        parts[0] = state, {"center": vectors, "header": [header], "board": control_block, **groups}
+        stopped = over and self.control_block.stopped
+        facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.ordered_rate}
         self.saver.kept(Snapshot(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
 
@@ -93,24 +99,24 @@ class AsyncSupervisor(AsyncCheckpointer):
     """
 
     def __init__(self, engine: Any, center: SharedMemoryParameterServer) -> None:
-        super().__init__(center, engine.board, engine.saver, engine.job, engine.conductor)
+        super().__init__(center, engine.control_block, engine.saver, engine.job, engine.conductor)
         self.near = center
         self.slots_of, self.ranks = engine.slots_of, engine.ranks
-        self.engine, self.mender = engine, engine.mender
+        self.engine, self.restart_policy = engine, engine.restart_policy
         self.hangs = engine.hangs
         self.hung: dict[int, str] = {}  # ranks that this supervisor has ended, with the reason
 
     def revive(self, rank: int, event: dict[str, Any]) -> bool:
         """Replace a failed worker by a new process. Return False if the run must end because of the failure."""
-        self.mender.judge(event)
-        if not self.mender.retry:
+        self.restart_policy.judge(event)
+        if not self.restart_policy.retry:
             return False
         engine = self.engine
         place = snapshot.position_of(self.near, rank)
         failure = engine.pool.failure(rank, event)
         if rank in self.hung:
             failure = WorkerFailedError(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
-        self.mender.count(failure, place, whole=False)
+        self.restart_policy.count(failure, place, whole=False)
         engine.pool.replace(rank)
         engine.ready.discard(rank)
         message, blobs, fds = engine.work
@@ -128,7 +134,7 @@ class AsyncSupervisor(AsyncCheckpointer):
         """
         limit = _HUNG * self.job.timeout
         late = self.hangs.late(limit, done)
-        if late and self.mender.left:
+        if late and self.restart_policy.left:
             holder = snapshot.lock_holder(self.near)
             rank = holder if holder in late else late[0]
             how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"

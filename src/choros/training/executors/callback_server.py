@@ -29,7 +29,7 @@ Told = tuple[dict[str, Any], list[Any]]
 class CallbackServer(ABC):
     """The caller's end of the connections with ranks. One thread serves each connection.
 
-    Callbacks run in the thread that called ``fit``, which takes events from a queue (``next``, ``obey``).
+    Callbacks run in the thread that called ``fit``, which takes events from a queue (``next``, ``apply_control``).
 
     Args:
         model: the model given to the Trainer.
@@ -163,7 +163,7 @@ class CallbackServer(ABC):
         except queue.Empty:
             return None
 
-    def obey(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Told | None]) -> None:
+    def apply_control(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Told | None]) -> None:
         """Run the callbacks of an event, and reply with the control message.
 
         Args:
@@ -173,16 +173,16 @@ class CallbackServer(ABC):
         """
         self.latest = arrays or self.latest
         if head["event"] == "begin":
-            orders = self.conductor.begin(head["epoch"])
+            control = self.conductor.begin(head["epoch"])
             self.begun = True
         elif head["event"] == "batch":
             self._asking = back
-            orders = self.conductor.batch(head["epoch"], head["step"], head["logs"])
+            control = self.conductor.batch(head["epoch"], head["step"], head["logs"])
             back, self._asking = self._asking, None
         else:
-            orders = self.conductor.epoch_end(head["epoch"], head["logs"], head["held"])
-        message = {"orders": vars(orders), "epoch": self.conductor.epoch}
-        back.put((message, shown(self.model) if orders.variables else []))
+            control = self.conductor.epoch_end(head["epoch"], head["logs"], head["held"])
+        message = {"control": vars(control), "epoch": self.conductor.epoch}
+        back.put((message, shown(self.model) if control.variables else []))
 
     def last(self) -> list[Any]:
         """Return the values of ``model.trainable_variables`` in the last received weights, else in the given ones."""

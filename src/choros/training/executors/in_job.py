@@ -64,72 +64,72 @@ class InJobCallbackChannel:
     """
 
     def __init__(
-        self, run: WorkerContext, conductor: CallbackRunner, base: Group, mail: Any, saver: CheckpointManager
+        self, run: WorkerContext, conductor: CallbackRunner, base: Group, epoch_log: Any, saver: CheckpointManager
     ) -> None:
         self.saver = saver
         self.keeper: AsyncCheckpointer | None = None  # on rank 0, saves the center
         self.resting: QuiesceClient | None = None  # on other ranks, if the center is divided among hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
-        self.run, self.conductor, self.base, self.mail, self.lead = run, conductor, base, mail, run.rank == 0
+        self.run, self.conductor, self.base, self.epoch_log, self.lead = run, conductor, base, epoch_log, run.rank == 0
         self.together = run.job.together
         self.losses: list[tuple[float, int, float]] = []
         self.held: Held | None = None  # a copy of this rank's training state, while callbacks use the model
         self.metrics: list[Array] = []  # likewise the values of its metrics' variables
         self.show: Show | None = None  # writes the weights within an epoch
         self.set: list[Array] = []  # rank 0's variables after the callbacks
-        self.orders = TrainerControl()  # the control message of the last batch's callbacks
+        self.control = TrainerControl()  # the control message of the last batch's callbacks
         self.looked = 0.0
         self.ended = EpochOptimizerStates()  # rank 0's optimizer state at epochs' ends
 
     def begin(self) -> TrainerControl:
         """Run the callbacks for the beginning of training, and return rank 0's control message."""
         with self.aside():
-            orders = self.conductor.begin(self.run.job.initial_epoch)
-        return self.spread_orders(orders)
+            control = self.conductor.begin(self.run.job.initial_epoch)
+        return self.spread_control(control)
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
         """Run the callbacks of rank 0's step. With batch hooks, all synchronous ranks take the control message."""
-        orders = TrainerControl()
+        control = TrainerControl()
         if logs is not None:
             self.done(epoch, step, logs, show)
-            orders = self.orders
+            control = self.control
             if not self.together:
-                self.command(orders)
+                self.command(control)
                 self.read_mail()
         if self.together and self.run.job.per_batch:
-            return self.spread_orders(orders)
-        return orders
+            return self.spread_control(control)
+        return control
 
     def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
         """Run the callbacks of a step in this process, while the other ranks calculate."""
         self.show = show
         with self.aside(lazy=True):
-            self.orders = self.conductor.batch(epoch, step, logs)
+            self.control = self.conductor.batch(epoch, step, logs)
         self.show = None
 
     def decided(self, show: Show) -> TrainerControl:
         """Return the control message of the callbacks that ``done`` ran."""
-        return self.orders
+        return self.control
 
-    def spread_orders(self, orders: TrainerControl) -> TrainerControl:
+    def spread_control(self, control: TrainerControl) -> TrainerControl:
         """Broadcast rank 0's control message, apply its variables, and return it. Collective."""
-        return self.obey(self.spread([vars(orders), None])[0])
+        return self.apply_control(self.spread([vars(control), None])[0])
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
         """Report the end of an epoch: if synchronous, wait for the control message; else write the logs for rank 0."""
         if not self.together:
             if logs is not None:
-                self.mail.leave(epoch, logs, seconds, held)
+                self.epoch_log.leave(epoch, logs, seconds, held)
             if self.lead:
                 self.read_mail()
             return TrainerControl()
-        orders = TrainerControl()
+        control = TrainerControl()
         if self.lead and logs is not None:
-            orders = self.record(epoch, logs, seconds, held)
-        values, logs, seconds = self.spread([vars(orders), logs, seconds])
+            control = self.record(epoch, logs, seconds, held)
+        values, logs, seconds = self.spread([vars(control), logs, seconds])
         if not self.lead and logs is not None:
             self.record(epoch, logs, seconds, [])
-        return self.obey(values)
+        return self.apply_control(values)
 
     def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> TrainerControl:
         """Record an epoch's loss, and run the callbacks of its end."""
@@ -179,21 +179,21 @@ class InJobCallbackChannel:
             if self.show is not None:
                 self.conductor.show_metrics(self.show())
 
-    def command(self, orders: TrainerControl) -> None:
+    def command(self, control: TrainerControl) -> None:
         """Publish rank 0's control message for asynchronous ranks. New weights replace the center."""
-        if orders.weights and self.run.center is not None:
+        if control.weights and self.run.center is not None:
             with self.run.aside():
-                self.run.take(self.set, orders)
+                self.run.take(self.set, control)
                 self.run.center.replace(*self.run.vectors())
-        self.run.board.order(orders, self.conductor.epoch)
+        self.run.control_block.order(control, self.conductor.epoch)
 
     def read_mail(self) -> None:
         """Record the epochs whose logs have arrived, and run their callbacks on rank 0."""
-        for epoch, logs, seconds, held in self.mail.take():
-            orders = self.record(epoch, logs, seconds, held)
+        for epoch, logs, seconds, held in self.epoch_log.take():
+            control = self.record(epoch, logs, seconds, held)
             if self.lead:
-                self.command(orders)
-                self.run.board.open(epoch + 1)
+                self.command(control)
+                self.run.control_block.open(epoch + 1)
                 if self.keeper is not None:
                     self.keeper.ended()
 
@@ -233,10 +233,10 @@ class InJobCallbackChannel:
                 self.hangs.check()
         if self.keeper is not None:
             self.keeper.look()
-            if self.run.board.asked:
+            if self.run.control_block.asked:
                 self.keeper.keep(asked=True)
                 code = self.saver.leave().code  # first writes the state: no rank may end before
-                self.run.board.leave_with(code if isinstance(code, int) else 1)
+                self.run.control_block.leave_with(code if isinstance(code, int) else 1)
                 self.keeper.let_go()
         if self.resting is not None:
             self.resting.look()
@@ -248,7 +248,7 @@ class InJobCallbackChannel:
         Raises:
             SystemExit: the control block has an exit code.
         """
-        code = self.run.board.code if self.saver.checkpoint is not None else None
+        code = self.run.control_block.code if self.saver.checkpoint is not None else None
         if code is not None:
             if self.resting is not None:
                 self.resting.done()
@@ -260,11 +260,11 @@ class InJobCallbackChannel:
         Return when all epochs have ended, or when the heartbeats have stopped for some time.
         """
         moved, beats, job = time.monotonic(), b"", self.run.job
-        while not self.run.board.stopped and self.conductor.epoch is not None:
+        while not self.run.control_block.stopped and self.conductor.epoch is not None:
             room = self.conductor.epoch + SLOTS >= job.epochs  # then no other rank has to wait for callbacks
             if time.monotonic() - moved > (_REST if room else job.timeout):
                 break
-            latest = self.run.board.beats().tobytes()
+            latest = self.run.control_block.beats().tobytes()
             moved, beats = (moved if latest == beats else time.monotonic()), latest
             self.look()
             time.sleep(_LOOK)
@@ -291,18 +291,18 @@ class InJobCallbackChannel:
             reports: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
         return reports
 
-    def obey(self, told: dict[str, Any]) -> TrainerControl:
+    def apply_control(self, told: dict[str, Any]) -> TrainerControl:
         """Take the new variables of rank 0's control message, and return the message. The loop applies the rest."""
-        orders = TrainerControl(**told)
-        if orders.variables:
+        control = TrainerControl(**told)
+        if control.variables:
             group = self.run.group if self.together else self.base
             local_set = self.set if self.lead else self.run.replica.snapshot()
-            self.run.take([group.broadcast(value) for value in local_set], orders)
-            if orders.weights and self.lead and self.run.center is not None:
+            self.run.take([group.broadcast(value) for value in local_set], control)
+            if control.weights and self.lead and self.run.center is not None:
                 self.run.center.replace(*self.run.vectors())
             if not self.together:
                 group.barrier()
-        return orders
+        return control
 
 
 @contextmanager
@@ -349,15 +349,15 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
 
     def train_rank(context: WorkerContext, comm: CommHandles) -> RankResult:
         """Train, and share the results among all ranks."""
-        context.reporter = reporter = InJobCallbackChannel(context, plan.conductor, base, comm.mail, saver)
+        context.reporter = reporter = InJobCallbackChannel(context, plan.conductor, base, comm.epoch_log, saver)
         if job.alone:
             hosts = [name.decode() for name in base.gather(platform.node().encode())]
-            reporter.hangs = JobHangs(comm.board, job, rank, hosts)
+            reporter.hangs = JobHangs(comm.control_block, job, rank, hosts)
             if saver.checkpoint is not None:
                 _keep_states(reporter, comm.center)
         buffers = blank_vectors(context.replica)
         plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
-        with saver.listening(comm.board.ask):
+        with saver.listening(comm.control_block.ask):
             with told_of_an_exit(rank, job.workers):
                 train(context)
             _wait_for_the_others(reporter)
@@ -388,13 +388,13 @@ def _keep_states(reporter: InJobCallbackChannel, center: Any) -> None:
     between = not isinstance(center, SharedMemoryParameterServer)
     if context.rank == 0:
         kind = ShardedCheckpointer if between else AsyncCheckpointer
-        reporter.keeper = kind(center, context.board, saver, context.job, reporter.conductor)
+        reporter.keeper = kind(center, context.control_block, saver, context.job, reporter.conductor)
         reporter.keeper.slots_of = lambda rank: (
             {"rows": context.tally.rows},
             {"optimizer": context.replica.optimizer_state()},
         )
     elif between:
-        reporter.resting = QuiesceClient(context.board, context.rank, context.job.timeout)
+        reporter.resting = QuiesceClient(context.control_block, context.rank, context.job.timeout)
     reporter.base.barrier()
     state_of(center).refresh(center)
     context.again = saver.latest is not None
@@ -445,7 +445,7 @@ def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array
         if replica.averages:
             replica.set_average(mean_average(replica, base, context.tally.rows))
             replica.finish()
-        if (rate := context.board.rate()) is not None:  # set by callbacks after this rank's last exchange
+        if (rate := context.control_block.rate()) is not None:  # set by callbacks after this rank's last exchange
             replica.learning_rate = rate
     for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
         variable.assign(value)

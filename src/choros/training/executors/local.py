@@ -60,15 +60,15 @@ class LocalRun:
 
     Args:
         plan: FitRequest, whose job describes its sources.
-        cargo: FitPayload.
+        payload: FitPayload.
         pool: WorkerPool with at least ``job.workers`` workers.
         restarts: int. Number of restarts after failures. Defaults to 0.
     """
 
-    def __init__(self, plan: FitRequest, cargo: FitPayload, pool: WorkerPool, restarts: int = 0) -> None:
+    def __init__(self, plan: FitRequest, payload: FitPayload, pool: WorkerPool, restarts: int = 0) -> None:
         self.model, self.algorithm, self.job, self.conductor = plan.model, plan.algorithm, plan.job, plan.conductor
         self.first_job, self.started = plan.job, 0.0
-        self.cargo, self.workers, self.begun, self.ranks = cargo, pool, plan.begun, range(plan.job.workers)
+        self.payload, self.workers, self.begun, self.ranks = payload, pool, plan.begun, range(plan.job.workers)
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
         self.losses: dict[int, tuple[float, int, float]] = {}
@@ -77,10 +77,10 @@ class LocalRun:
         self.ended = EpochOptimizerStates()  # the slots and averages at epochs' ends
         self.goes_on = False  # True if it resumes from a saved state
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
-        self.mender = RestartPolicy(restarts, plan.job.workers)
+        self.restart_policy = RestartPolicy(restarts, plan.job.workers)
         self.given: list[Array] = []
         self.kept = False  # whether ``given`` is unaffected by changes of the model
-        self.nurse: AsyncSupervisor | None = None
+        self.supervisor: AsyncSupervisor | None = None
         self.hangs: Hangs | None = None  # if workers do not wait for each other
         self.ready: set[int] = set()
         self.tallies: dict[int, WorkerStats] = {}  # of ranks that have finished
@@ -110,32 +110,43 @@ class LocalRun:
         self.ended, self.goes_on = EpochOptimizerStates(), self.saver.latest is not None
         for index, array in zip(self.places, self.slots[0], strict=True):
             now[index] = array
-        self.board = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
+        self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
         self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
         if not job.alone:
             self.slots = {}
-        self.entries, nbytes = serialization.layout(self.cargo.arrays)
+        self.entries, nbytes = serialization.layout(self.payload.arrays)
         self.data = Segment.create(max(nbytes, 64), "choros-data")
-        for entry, array in zip(self.entries, self.cargo.arrays, strict=True):
+        for entry, array in zip(self.entries, self.payload.arrays, strict=True):
             self.data.write(array, entry["offset"])
         self.meeting = create_meeting(job, self.algorithm, vector_nbytes(self.model), partial(flat_vectors, self.model))
         self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
         self.line = BatchLine() if job.together and job.per_batch else None
-        self.hangs = None if job.together else Hangs(self.board, job)
+        self.hangs = None if job.together else Hangs(self.control_block, job)
         self.center: SharedMemoryParameterServer | None = None
         self.snapshots: Snapshots | None = None
         if job.alone and self.meeting is not None:
             self.center = SharedMemoryParameterServer(self.meeting, self.algorithm, None, job.workers)
-            self.nurse = AsyncSupervisor(self, self.center)
+            self.supervisor = AsyncSupervisor(self, self.center)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
-        self.best = Best(Best.create(self.weights.nbytes), self.weights.entries, self.board) if job.ensemble else None
+        self.best = (
+            Best(Best.create(self.weights.nbytes), self.weights.entries, self.control_block) if job.ensemble else None
+        )
 
     def close(self) -> None:
         """Release the segments."""
         if self.line is not None:
             self.pool.unwatch(self.line.records)
-        parts = (self.feeder, self.center, self.snapshots, self.best, self.line, self.board, self.weights, self.data)
+        parts = (
+            self.feeder,
+            self.center,
+            self.snapshots,
+            self.best,
+            self.line,
+            self.control_block,
+            self.weights,
+            self.data,
+        )
         for part in (*parts, self.meeting):
             if part is not None:
                 part.close()
@@ -152,7 +163,7 @@ class LocalRun:
             self.conductor.lazy.stays = True  # no other code in this process uses the model: workers have copies
             while True:
                 try:
-                    self.pool = self.mender.start(self.workers)
+                    self.pool = self.restart_policy.start(self.workers)
                     return self._run()
                 except WorkerFailedError as error:
                     if not self.again(error):
@@ -160,16 +171,16 @@ class LocalRun:
 
     def ask(self) -> None:
         """Request a checkpoint from the workers, after which this process ends."""
-        self.board.ask()
+        self.control_block.ask()
 
     def again(self, error: WorkerFailedError) -> bool:
         """Prepare a restart of all workers from the last saved state. Return False if no restart is possible."""
-        if not self.mender.retry:
+        if not self.restart_policy.retry:
             return False
         self.saver.forget()
         self.job = self.saver.onward(self.first_job)
         place = (self.job.initial_epoch, self.job.initial_batch)
-        self.mender.count(error, place, whole=True)
+        self.restart_policy.count(error, place, whole=True)
         return True
 
     def _run(self) -> RunRecord:
@@ -191,7 +202,7 @@ class LocalRun:
             self.conductor.end()
             raise
         except WorkerFailedError:
-            if not self.mender.retry:
+            if not self.restart_policy.retry:
                 self.workers.kill()
             for variable, value in zip(self.variables, self.given, strict=False):  # empty if all workers had finished
                 variable.assign(value)  # later weights may have been fetched for callbacks
@@ -209,7 +220,7 @@ class LocalRun:
             transport = SharedGroup.kind
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, transport)
-        return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
+        return replace(record, restarts=tuple(self.restart_policy.done), keeping=record.keeping + self.saver.busy)
 
     def kill(self) -> None:
         """Kill the workers. No weights can be requested from them any more."""
@@ -223,7 +234,7 @@ class LocalRun:
             "job": self.job.json(),
             "weights": self.weights.layout,
             "arrays": self.entries,
-            "model_arrays": len(self.cargo.model.arrays),
+            "model_arrays": len(self.payload.model.arrays),
             "depth": 0 if self.stream is None else self.stream.depth,
             "ahead": 0 if self.stream is None else self.stream.ahead,
             "again": self.job.alone and self.saver.latest is not None,
@@ -233,9 +244,17 @@ class LocalRun:
         }
         ring = self.feeder and self.feeder.ring.segment
         shared = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
-        parts = (self.board.segment, self.weights.common, self.weights.frozen, self.data, ring, self.meeting, shared)
+        parts = (
+            self.control_block.segment,
+            self.weights.common,
+            self.weights.frozen,
+            self.data,
+            ring,
+            self.meeting,
+            shared,
+        )
         segments = [part for part in parts if part]
-        blobs = [self.cargo.model.code, *self.cargo.blobs]
+        blobs = [self.payload.model.code, *self.payload.blobs]
         fds = [segment.fd for segment in segments]
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
@@ -254,7 +273,7 @@ class LocalRun:
     def follow(self) -> list[WorkerStats]:
         """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
         self.ready, self.tallies, self.begun_training = set(), {}, False
-        beats, moved, looked = self.board.beats(), time.monotonic(), 0.0
+        beats, moved, looked = self.control_block.beats(), time.monotonic(), 0.0
         while len(self.tallies) < self.job.workers:
             while self.line is not None and moved - looked < _LOOK and self.record_comes():
                 moved = self.record()
@@ -264,15 +283,15 @@ class LocalRun:
                 moved = self.record()
             self.look()
             looked = time.monotonic()
-            if not np.array_equal(beats, latest := self.board.beats()) or event is not None:
+            if not np.array_equal(beats, latest := self.control_block.beats()) or event is not None:
                 beats, moved = latest, looked
             if event is None:
                 self.check_progress(beats, moved)
             elif event[1]["event"] != "record":
                 self.handle(*event)
                 moved = time.monotonic()
-        if self.nurse is not None:
-            self.nurse.keep()
+        if self.supervisor is not None:
+            self.supervisor.keep()
         return [self.tallies[rank] for rank in self.ranks]
 
     def look(self) -> None:
@@ -282,8 +301,8 @@ class LocalRun:
             raise self.feeder.error
         if self.hangs is not None:
             self.hangs.look()
-        if self.nurse is not None:
-            self.nurse.watch(self.tallies)
+        if self.supervisor is not None:
+            self.supervisor.watch(self.tallies)
         if self.hangs is not None and (late := self.hangs.late(self.job.timeout, self.tallies)):
             self.hung(self.hangs.beats, self.job.timeout, late[0])
 
@@ -321,7 +340,7 @@ class LocalRun:
         """End the run, unless the worker had finished or is replaced."""
         if message["event"] == "died" and rank in self.tallies:  # recorded: it may be the cause of a later failure
             self.departed.append((rank, message, blobs))
-        elif rank in self.tallies or self.nurse is None or not self.nurse.revive(rank, message):
+        elif rank in self.tallies or self.supervisor is None or not self.supervisor.revive(rank, message):
             self.fail(rank, message, self.tallies)
 
     def handle_ready(self, rank: int) -> None:
@@ -353,11 +372,11 @@ class LocalRun:
         if "loss" in logs:
             self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
         self.tell(self.conductor.epoch_end(epoch, logs, message["held"]))
-        self.board.open(epoch + 1)
+        self.control_block.open(epoch + 1)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
             self.hangs.forgive()
-        if self.nurse is not None:
-            self.nurse.ended()
+        if self.supervisor is not None:
+            self.supervisor.ended()
 
     def record_comes(self) -> bool:
         """Wait for a record, for at most 0.25 seconds. Return False if none arrived, or other events come first."""
@@ -373,14 +392,14 @@ class LocalRun:
     def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
         """Run the callbacks of a batch, and reply to the rank that waits for the control message."""
         self.asking = None if self.job.alone else rank
-        orders = self.conductor.batch(epoch, step, logs)
+        control = self.conductor.batch(epoch, step, logs)
         self.asking = None
         if self.hangs is not None:
             self.hangs.forgive(rank)
-        if self.line is not None and orders == GO_ON:
+        if self.line is not None and control == GO_ON:
             self.line.go_on()
         else:
-            self.tell(orders, ranks=[rank])
+            self.tell(control, ranks=[rank])
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
         """Return the next event of any worker, or None.
@@ -395,22 +414,22 @@ class LocalRun:
         except CommTimeoutError:
             return None
 
-    def tell(self, orders: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
+    def tell(self, control: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Send a control message to waiting ranks; for asynchronous ranks publish it in the control block."""
-        if orders.weights and self.job.ensemble and not everyone:
+        if control.weights and self.job.ensemble and not everyone:
             raise InvalidInputError(
                 "A callback has set weights of an Ensemble, whose members never take any: set those that all are to "
                 "begin with before training begins, or use an algorithm whose workers exchange."
             )
-        if orders.variables:
+        if control.variables:
             self.weights.write(host_views(self.variables))
-            if self.center is not None and orders.weights:
+            if self.center is not None and control.weights:
                 self.center.replace(*flat_vectors(self.model))
         if not self.job.together:
-            self.board.order(orders, self.conductor.epoch)
+            self.control_block.order(control, self.conductor.epoch)
         waiting = self.ranks if self.job.together or everyone else []
         for rank in waiting if ranks is None else ranks:
-            self.say(rank, {"orders": vars(orders)})
+            self.say(rank, {"control": vars(control)})
 
     def say(self, rank: int, message: dict[str, Any]) -> None:
         """Send a worker a message. If it has ended, raise nothing, because its ``died`` event follows."""
@@ -563,7 +582,7 @@ class LocalRun:
             self.pool.unwatch(self.line.records)
         if self.meeting is not None and self.center is None:
             SharedGroup.abort(self.meeting, reason)
-        self.board.order(TrainerControl(stop=True))
+        self.control_block.order(TrainerControl(stop=True))
         self.later.extend(self.departed)
         first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
         gone -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause
@@ -584,15 +603,15 @@ class LocalRun:
                 first = (other, event)
             if event["event"] in ("ready", "epoch_end"):
                 self.tell(TrainerControl(stop=True), everyone=True)
-        self.mender.unfit = died | (set(self.ranks) - gone)
-        self.mender.judge(first[1])
+        self.restart_policy.unfit = died | (set(self.ranks) - gone)
+        self.restart_policy.judge(first[1])
         raise self.pool.failure(*first, weights=self.last())
 
     def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
         """Raise for a hung rank, by default the one for which the others wait."""
         rank = hung_rank(beats, self.meeting if self.center is None else None) if rank is None else rank
-        self.mender.unfit = set(self.ranks)
-        self.mender.judge({})
+        self.restart_policy.unfit = set(self.ranks)
+        self.restart_policy.judge({})
         raise WorkerFailedError(
             f"Worker {rank} of {self.job.workers} has done no step for {limit:.0f} s (it had done {int(beats[rank])}); "
             "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",

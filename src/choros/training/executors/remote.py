@@ -36,23 +36,23 @@ class RemoteRun(CallbackServer):
 
     Args:
         plan: FitRequest, whose job describes its sources.
-        cargo: FitPayload.
+        payload: FitPayload.
         launcher: Launcher. Starts the ranks.
         how: LaunchPreferences.
         restarts: int. Number of restarts of all ranks. Defaults to 0.
     """
 
     def __init__(
-        self, plan: FitRequest, cargo: FitPayload, launcher: Launcher, how: LaunchPreferences, restarts: int = 0
+        self, plan: FitRequest, payload: FitPayload, launcher: Launcher, how: LaunchPreferences, restarts: int = 0
     ) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
-        self.plan, self.cargo, self.launcher, self.how = plan, cargo, launcher, how
+        self.plan, self.payload, self.launcher, self.how = plan, payload, launcher, how
         self.given = shown(self.model)
         self.said: deque[str] = deque(maxlen=_SAID)
         self.patience = 0.0  # seconds that ranks may take to end by themselves
-        self.entries, self.nbytes = serialization.layout(cargo.arrays)
+        self.entries, self.nbytes = serialization.layout(payload.arrays)
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
-        self.mender, self.first_job = RestartPolicy(restarts, plan.job.workers), plan.job
+        self.restart_policy, self.first_job = RestartPolicy(restarts, plan.job.workers), plan.job
         self.asked = threading.Event()
 
     def run(self) -> RunRecord:
@@ -63,7 +63,7 @@ class RemoteRun(CallbackServer):
         """
         startup = time.perf_counter() - self.plan.begun
         with (
-            SharedCodeFolder([self.cargo.model.code, *self.cargo.blobs]) as folder,
+            SharedCodeFolder([self.payload.model.code, *self.payload.blobs]) as folder,
             self.saver.listening(self.asked.set),
         ):
             self.folder = folder
@@ -76,7 +76,7 @@ class RemoteRun(CallbackServer):
                         raise
         put(self.model, self.latest)
         record = RunRecord.of(self.plan.algorithm, self.job.mode, tallies, startup, losses, transport)
-        return replace(record, restarts=tuple(self.mender.done), keeping=record.keeping + self.saver.busy)
+        return replace(record, restarts=tuple(self.restart_policy.done), keeping=record.keeping + self.saver.busy)
 
     def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
         """Start the ranks, and process their events until they end."""
@@ -85,7 +85,7 @@ class RemoteRun(CallbackServer):
             process = self.launcher.start(
                 "choros.training.worker.remote_main", self.job.workers, {HOME: json.dumps(home)}, self.how
             )
-            process.read(self.line)
+            process.read(self.store_line)
             try:
                 return self.follow(process)
             except (KeyboardInterrupt, SystemExit):
@@ -100,13 +100,13 @@ class RemoteRun(CallbackServer):
 
     def again(self, error: WorkerFailedError) -> bool:
         """Prepare a restart of all ranks from the last state. Return False if no restart is possible."""
-        if not (self.mender.retry and self.hosts):  # if no rank has connected, a restart is not likely to help
+        if not (self.restart_policy.retry and self.hosts):  # if no rank has connected, a restart is not likely to help
             return False
         self.job = self.saver.onward(self.first_job)
-        self.mender.count(error, (self.job.initial_epoch, self.job.initial_batch), whole=True)
+        self.restart_policy.count(error, (self.job.initial_epoch, self.job.initial_batch), whole=True)
         return True
 
-    def line(self, text: str) -> None:
+    def store_line(self, text: str) -> None:
         """Store a line of a rank's output for error messages, and print it if ``echo`` is set."""
         self.said.append(text)
         if self.how.echo:
@@ -122,12 +122,12 @@ class RemoteRun(CallbackServer):
             return self.state_of(rank)
         if what == "data":
             data = np.empty(self.nbytes, np.uint8)
-            serialization.write(self.entries, self.cargo.arrays, data)
+            serialization.write(self.entries, self.payload.arrays, data)
             return {}, [data]
         message = {
             "job": self.job.json(),
             "arrays": self.entries,
-            "model_arrays": len(self.cargo.model.arrays),
+            "model_arrays": len(self.payload.model.arrays),
             "bytes": self.nbytes,
             "code": self.folder.told,
             "steps": self.conductor.steps,
@@ -181,7 +181,7 @@ class RemoteRun(CallbackServer):
                     self.latest = arrays
                 back.put(({}, []))
             elif event in ("begin", "batch", "epoch_end"):
-                self.obey(head, arrays, back)
+                self.apply_control(head, arrays, back)
         self.patience = _ENDS
         losses = [(seconds, epoch, loss) for seconds, epoch, loss in done[0]["losses"]]
         return [WorkerStats(**tally) for tally in done[0]["tallies"]], losses, done[0]["met"]
@@ -196,7 +196,7 @@ class RemoteRun(CallbackServer):
                 rank, event = item[0], item[1]
             elif item is not None and item[1]["event"] == "gone" and item[0] != rank:
                 self.gone(process, item[0])
-        self.mender.judge(event)
+        self.restart_policy.judge(event)
         raise failure(rank, self.job.workers, event, self.last(), what="worker")
 
     def gone(self, process: LaunchedJob, rank: int) -> None:
@@ -208,13 +208,13 @@ class RemoteRun(CallbackServer):
             with suppress(ValueError):
                 event["signal"] = signal.Signals(code - 128).name
         event["exit"] = code if code is not None else -1
-        self.mender.judge(event)
+        self.restart_policy.judge(event)
         raise failure(rank, self.job.workers, event, self.last(), what="worker")
 
     def ended(self, process: LaunchedJob, done: dict[int, Any]) -> None:
         """Raise for a launcher that ended before the ranks had finished."""
         output = "\n".join(self.said)
-        self.mender.judge({})
+        self.restart_policy.judge({})
         raise WorkerFailedError(
             f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had "
             f"connected and {len(done)} had finished. The last lines that it printed:\n{output}",

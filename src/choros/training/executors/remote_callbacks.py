@@ -54,10 +54,10 @@ class RemoteCallbackRunner:
             self.fetch(None)
             reply, arrays = self.line.request({"event": "weights", "held": self.held}, shown(self.model))
         self.epoch = reply["epoch"]
-        orders = TrainerControl(**reply["orders"])
-        if orders.variables:
+        control = TrainerControl(**reply["control"])
+        if control.variables:
             put(self.model, arrays)
-        return orders
+        return control
 
 
 class _FarStore:

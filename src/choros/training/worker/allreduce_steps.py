@@ -45,7 +45,7 @@ class Reducing:
             self.replica.repeats = True
         elif not of_keras(type(self.replica.model).train_step):
             self.replica.watches = True
-        self.orders: TrainerControl | None = None  # on rank 0, the control message
+        self.control: TrainerControl | None = None  # on rank 0, the control message
         self.mark: Any = None  # the replica's state before the gradients, which may be dropped
         self.summed: Array | None = None
         self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
@@ -87,8 +87,8 @@ class Reducing:
             state = replica.state_after_gradients()
             self.values = state.size
             if self.open and run.rank == 0:
-                self.orders = run.reporter.decided(self._show)
-            tail.write(slot[count:], self.orders, state)
+                self.control = run.reporter.decided(self._show)
+            tail.write(slot[count:], self.control, state)
         begun = time.perf_counter()
         summed = run.group.sum_slots(size, replica.dtype)
         run.tally.exchanging += time.perf_counter() - begun
@@ -104,22 +104,22 @@ class Reducing:
     def _goes_on(self, summed: Array) -> bool:
         """Take the control message from the sum. Return False if the gradients must be dropped."""
         assert self.tail is not None  # noqa: S101 - nothing is open without a tail
-        orders = self.tail.orders(summed[self.count :])
-        if orders is None:
+        control = self.tail.control(summed[self.count :])
+        if control is None:
             self.replica.swap(self.mark)
             self.run.dropped = self._follow().stop
             return False
-        if orders.learning_rate is not None:
-            self.replica.learning_rate = orders.learning_rate
-        self.orders = None
+        if control.learning_rate is not None:
+            self.replica.learning_rate = control.learning_rate
+        self.control = None
         return True
 
     def _follow(self) -> TrainerControl:
         """Take rank 0's control message, and apply it. Collective: every rank must call it."""
-        orders: TrainerControl = self.run.reporter.spread_orders(self.orders or TrainerControl())
-        self.orders, self.open = None, False
-        self.loop.obey(orders)
-        return orders
+        control: TrainerControl = self.run.reporter.spread_control(self.control or TrainerControl())
+        self.control, self.open = None, False
+        self.loop.apply_control(control)
+        return control
 
     def report(self, epoch: int, step: int) -> None:
         """Report a step to batch hooks. Their control message is taken later."""
@@ -142,5 +142,5 @@ class Reducing:
         if not self.open:
             return TrainerControl()
         if self.run.rank == 0:
-            self.orders = self.run.reporter.decided(lambda: self.loop.show(self.state))
+            self.control = self.run.reporter.decided(lambda: self.loop.show(self.state))
         return self._follow()

@@ -46,8 +46,8 @@ class CommHandles:
     Attributes:
         group: Group. All ranks if synchronous, else a group of one rank.
         center: the parameter server, or None.
-        board: ControlBlock or RemoteControlBlock.
-        mail: EpochLog or RemoteEpochLog, or None.
+        control_block: ControlBlock or RemoteControlBlock.
+        epoch_log: EpochLog or RemoteEpochLog, or None.
         weights: SharedWeights, in which the driver reads weights, or None.
         snapshots: the center at epochs' ends, or None.
         best: the best member of an Ensemble, or None.
@@ -57,8 +57,8 @@ class CommHandles:
 
     group: Group
     center: Any
-    board: Any
-    mail: Any = None
+    control_block: Any
+    epoch_log: Any = None
     weights: SharedWeights | None = None
     snapshots: Slots | None = None
     best: Best | None = None
@@ -91,8 +91,8 @@ def meet(
     if not job.alone:
         epochs = job.epochs - job.initial_epoch
         group = part(base, range(base.size)) or base
-        board = ControlBlock.create(job.workers, epochs, job.metric_values)
-        return CommHandles(group, None, board, held=[board])
+        control_block = ControlBlock.create(job.workers, epochs, job.metric_values)
+        return CommHandles(group, None, control_block, held=[control_block])
     wide = base.control if isinstance(base, OffloadGroup) else base  # no vectors are summed here
     return _between(wide, job, algorithm, *vectors(), hosts)
 
@@ -100,24 +100,26 @@ def meet(
 def _on_one(
     base: Group, job: FitConfig, algorithm: Algorithm, nbytes: int, vectors: Callable[[], tuple[Array, Array]]
 ) -> CommHandles:
-    board, mail = _notes(base, job, vectors)
+    control_block, epoch_log = _notes(base, job, vectors)
     segment = None
     if job.workers > 1:
         lead = base.rank == 0
         segment = share(base, create_meeting(job, algorithm, nbytes, vectors) if lead else None)
     group, center = join_meeting(job, algorithm, segment, base.rank)
-    return CommHandles(group, center, board, mail, snapshots=mail.snapshots, held=[mail, board, segment])
+    return CommHandles(
+        group, center, control_block, epoch_log, snapshots=epoch_log.snapshots, held=[epoch_log, control_block, segment]
+    )
 
 
 def _notes(near: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array]]) -> tuple[ControlBlock, EpochLog]:
     """Return the control block and the epoch log, in memory that the ranks of one host share."""
     lead, sizes = near.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.metric_values)
-    board = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
-    logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-mail") if lead else None)
+    control_block = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
+    logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-epoch-log") if lead else None)
     snapshots = None
     if job.alone and job.watched:
         snapshots = Snapshots(share(near, Snapshots.create(*vectors()).segment if lead else None))
-    return board, EpochLog(logs, board, snapshots)
+    return control_block, EpochLog(logs, control_block, snapshots)
 
 
 def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
@@ -146,10 +148,14 @@ def _between(
     held: list[Any] = [near]
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
-    board, mail, center, config, segments = None, None, None, {}, []
+    control_block, epoch_log, center, config, segments = None, None, None, {}, []
     if host_number == 0:
-        board, mail = _notes(near, job, lambda: (trainable, others))
-        segments = [board.segment, mail.segment, *([mail.snapshots.segment] if mail.snapshots else [])]
+        control_block, epoch_log = _notes(near, job, lambda: (trainable, others))
+        segments = [
+            control_block.segment,
+            epoch_log.segment,
+            *([epoch_log.snapshots.segment] if epoch_log.snapshots else []),
+        ]
     if host_number < len(cuts):
         cut = cuts[host_number]
         statistics = others if host_number == 0 else np.empty(0, others.dtype)
@@ -171,9 +177,9 @@ def _between(
             "timeout": job.timeout,
             "secret": secret.hex(),
             "center": segment.fd,
-            "board": board.segment.fd if board else None,
-            "mail": mail.segment.fd if mail else None,
-            "snapshots": mail.snapshots.segment.fd if mail and mail.snapshots else None,
+            "control_block": control_block.segment.fd if control_block else None,
+            "epoch_log": epoch_log.segment.fd if epoch_log else None,
+            "snapshots": epoch_log.snapshots.segment.fd if epoch_log and epoch_log.snapshots else None,
         }
     place, server = "", None
     cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
@@ -197,7 +203,7 @@ def _between(
             )
     parts: list[tuple[slice, Any]] = [(cut, lines.get(i, center)) for i, cut in enumerate(cuts)]
     sharded = ShardedParameterServer(algorithm, parts)
-    control = board or RemoteControlBlock(lines[0])
-    logs = mail or RemoteEpochLog(lines[0], job.watched)
+    control = control_block or RemoteControlBlock(lines[0])
+    logs = epoch_log or RemoteEpochLog(lines[0], job.watched)
     held = [logs, control, *held]
     return CommHandles(SingleRankGroup(), sharded, control, logs, snapshots=logs.snapshots, held=held, server=server)

@@ -42,7 +42,7 @@ class WorkerContext:
         replica: the model on its backend.
         source, validation: sources of batches; ``validation`` may be None.
         group: Group. All ranks if synchronous, else a group of one rank.
-        board: control block: heartbeats, control messages, metrics.
+        control_block: control block: heartbeats, control messages, metrics.
         weights: SharedWeights, through which the caller reads weights, or None.
         center: the parameter server, or None.
         arrived: float. ``time.perf_counter()`` at the arrival of the job.
@@ -60,7 +60,7 @@ class WorkerContext:
     source: Source
     validation: Source | None
     group: Group
-    board: ControlBlock
+    control_block: ControlBlock
     weights: SharedWeights | None
     center: Any
     arrived: float
@@ -138,7 +138,7 @@ class WorkerContext:
                 tally.first_rows += batch.rows
                 tally.exchanging = exchanged
                 self._compiling += time.perf_counter() - begun
-            self.board.beat(self.rank)
+            self.control_block.beat(self.rank)
             if self.leaving:
                 return
             since = time.perf_counter()
@@ -202,7 +202,7 @@ class WorkerContext:
             if -batch.rows not in self._shapes:
                 self._shapes.add(-batch.rows)
                 self._compiling += time.perf_counter() - begun
-            self.board.beat(self.rank)
+            self.control_block.beat(self.rank)
         state = self.replica.metric_state()
         numbers = json.dumps([rows, self.replica.own_logs()])
         all_numbers = [json.loads(text) for text in group.gather(numbers.encode())]
@@ -268,38 +268,38 @@ class WorkerContext:
         self.replica.set(vector)
         self.write_weights()
 
-    def take(self, arrays: list[Array], orders: TrainerControl) -> None:
+    def take(self, arrays: list[Array], control: TrainerControl) -> None:
         """Set the variables that callbacks have set.
 
-        With ``orders.weights`` these are the model's variables and the learning rates of its further optimizers. With
-        ``orders.slots`` they are the named variables of optimizers. All other variables, and the states of random
+        With ``control.weights`` these are the model's variables and the learning rates of its further optimizers. With
+        ``control.slots`` they are the named variables of optimizers. All other variables, and the states of random
         layers, keep this worker's values.
 
         Args:
             arrays: values of all variables, in the order of ``snapshot``.
-            orders: the control message.
+            control: the control message.
         """
         model, vector, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
-        taken = {id(optimizers[place]) for place in orders.slots}
+        taken = {id(optimizers[place]) for place in control.slots}
         rates = {id(variable) for variable in learning_rates(model)}
         skipped = {id(variable) for variable in [*self.replica.seeds, *optimizers]} - rates
         for index, variable in enumerate(model_variables(model)):
-            if id(variable) in taken or (orders.weights and id(variable) not in skipped):
+            if id(variable) in taken or (control.weights and id(variable) not in skipped):
                 vector[index] = arrays[index]
-        ahead = self.replica.ahead() if self.algorithm.momentum and not orders.weights else None
+        ahead = self.replica.ahead() if self.algorithm.momentum and not control.weights else None
         self.replica.restore(vector)
         if ahead is not None:
             self.replica.set_ahead(ahead)
 
-    def obey(self, orders: TrainerControl) -> None:
+    def apply_control(self, control: TrainerControl) -> None:
         """Apply a control message: learning rate, variables, settings and reset of metrics."""
-        if orders.learning_rate is not None:
-            self.replica.learning_rate = orders.learning_rate
-        if orders.variables and self.weights is not None:
-            self.take(self.weights.views(), orders)
-        if orders.settings:
-            self.replica.take_settings(orders.settings)
-        if orders.reset:
+        if control.learning_rate is not None:
+            self.replica.learning_rate = control.learning_rate
+        if control.variables and self.weights is not None:
+            self.take(self.weights.views(), control)
+        if control.settings:
+            self.replica.take_settings(control.settings)
+        if control.reset:
             self.replica.reset_metrics()
 
 

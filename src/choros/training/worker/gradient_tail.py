@@ -31,7 +31,7 @@ class Tail:
         >>> tail = Tail(0, 1, 2)
         >>> slot = np.empty(tail.size, np.float32)
         >>> tail.write(slot, TrainerControl(learning_rate=0.1), np.array([1 / 3, 2.0]))
-        >>> tail.orders(slot) == TrainerControl(learning_rate=0.1), (tail.metrics(slot) == [1 / 3, 2.0]).all()
+        >>> tail.control(slot) == TrainerControl(learning_rate=0.1), (tail.metrics(slot) == [1 / 3, 2.0]).all()
         (True, np.True_)
     """
 
@@ -46,24 +46,24 @@ class Tail:
         carried = not job.repeats and job.metric_values * job.workers * _WORDS <= _LARGE
         return cls(rank, job.workers, job.metric_values if carried else 0)
 
-    def write(self, out: Array, orders: TrainerControl | None, state: Array) -> None:
+    def write(self, out: Array, control: TrainerControl | None, state: Array) -> None:
         """Write this rank's values.
 
         Args:
             out: float array of ``size`` values.
-            orders: on rank 0 the control message, or None.
+            control: on rank 0 the control message, or None.
             state: flat float64 array. The metric state, of at most ``values`` values if these are not 0.
         """
         out[:] = 0
-        if orders is not None and orders != TrainerControl():
-            alone = self.rate_alone and orders == TrainerControl(learning_rate=orders.learning_rate)
+        if control is not None and control != TrainerControl():
+            alone = self.rate_alone and control == TrainerControl(learning_rate=control.learning_rate)
             out[0] = _RATE if alone else _MORE
-            out[1 : self._metrics] = np.array([orders.learning_rate or 0.0]).view(np.uint16)
+            out[1 : self._metrics] = np.array([control.learning_rate or 0.0]).view(np.uint16)
         if self.values:
             begin = self._metrics + _WORDS * self.rank * self.values
             out[begin : begin + _WORDS * state.size] = state.view(np.uint16)
 
-    def orders(self, summed: Array) -> TrainerControl | None:
+    def control(self, summed: Array) -> TrainerControl | None:
         """Return rank 0's control message: empty, or a new learning rate. None: rank 0 must send it separately."""
         note = summed.item(0)
         if note == _MORE:

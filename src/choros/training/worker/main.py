@@ -56,15 +56,15 @@ class PipeCallbackChannel:
     def begin(self) -> TrainerControl:
         """Report that this rank is ready, and wait for the control message that starts training."""
         self.link.send({"event": "ready"})
-        return self._orders()
+        return self._control()
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
         """Report a step. With batch hooks, all synchronous ranks return rank 0's control message."""
-        orders = TrainerControl()
+        control = TrainerControl()
         if logs is not None:
             self.done(epoch, step, logs)
-            orders = self.decided(show) if self.per_batch else orders
-        return self.spread_orders(orders) if self.per_batch and self.together else orders
+            control = self.decided(show) if self.per_batch else control
+        return self.spread_control(control) if self.per_batch and self.together else control
 
     def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
         """Send the logs of a step."""
@@ -74,21 +74,21 @@ class PipeCallbackChannel:
     def decided(self, show: Show | None) -> TrainerControl:
         """Wait for the control message; serve requests for weights until it arrives."""
         while self.line is None or not self.line.may_go_on():
-            orders = self._message(show)
-            if orders is not None:
-                return orders
+            control = self._message(show)
+            if control is not None:
+                return control
         return TrainerControl()
 
-    def spread_orders(self, orders: TrainerControl) -> TrainerControl:
+    def spread_control(self, control: TrainerControl) -> TrainerControl:
         """Return rank 0's control message. Collective."""
-        return TrainerControl(**json.loads(self.group.gather(json.dumps(vars(orders)).encode())[0]))
+        return TrainerControl(**json.loads(self.group.gather(json.dumps(vars(control)).encode())[0]))
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
         """Report the end of an epoch. If synchronous, wait for the control message."""
         if logs is not None:
             ended = {"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held}
             self.link.send(ended)
-        return self._orders() if self.together else TrainerControl()
+        return self._control() if self.together else TrainerControl()
 
     def keep(self, part: Part, asked: bool) -> None:
         """Send this rank's state to the caller, which writes it."""
@@ -103,16 +103,16 @@ class PipeCallbackChannel:
     def look(self) -> None:
         """Do nothing: the callbacks run in the caller."""
 
-    def _orders(self) -> TrainerControl:
-        while (orders := self._message(None)) is None:
+    def _control(self) -> TrainerControl:
+        while (control := self._message(None)) is None:
             pass
-        return orders
+        return control
 
     def _message(self, show: Show | None) -> TrainerControl | None:
         """Receive one message: return a control message, or reply to a request for weights and return None."""
         message, _, _ = self.link.receive(None)
-        if "orders" in message:
-            return TrainerControl(**message["orders"])
+        if "control" in message:
+            return TrainerControl(**message["control"])
         self.link.send({"event": "weights", "held": [] if show is None else show()})
         return None
 
@@ -142,7 +142,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         weights = stack.enter_context(closing(SharedWeights.attach(message["weights"], fds[1], fds[2])))
         data = stack.enter_context(closing(Segment.attach(fds[3])))
         epochs = job.epochs - job.initial_epoch
-        board = stack.enter_context(
+        control_block = stack.enter_context(
             closing(ControlBlock(Segment.attach(fds[0]), job.workers, epochs, job.metric_values))
         )
         stack.enter_context(deaf((job.keep or {}).get("signals", ())))
@@ -162,9 +162,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         def connect(replica: Replica) -> CommHandles:
             """Connect to the other ranks through the driver's shared memory."""
             snapshots = Snapshots(Segment.attach(fds.pop())) if message["snapshots"] else None
-            best = Best(Segment.attach(fds.pop()), weights.entries, board) if message["best"] else None
+            best = Best(Segment.attach(fds.pop()), weights.entries, control_block) if message["best"] else None
             group, center = join_meeting(job, algorithm, fds[4] if fds[4:] else None, rank)
-            return CommHandles(group, center, board, None, weights, snapshots, best, held=[best, snapshots])
+            return CommHandles(group, center, control_block, None, weights, snapshots, best, held=[best, snapshots])
 
         def train_rank(context: WorkerContext, comm: CommHandles) -> None:
             """Train, and send the results to the driver."""

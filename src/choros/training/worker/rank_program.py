@@ -66,7 +66,7 @@ def run_rank(
             source=request.source,
             validation=request.validation,
             group=comm.group,
-            board=comm.board,
+            control_block=comm.control_block,
             weights=comm.weights,
             center=comm.center,
             arrived=request.begun,

@@ -34,7 +34,7 @@ class Schedule:
         self.pending += steps
         return 0 < self.window <= self.pending
 
-    def room(self) -> int | None:
+    def steps_left(self) -> int | None:
         """Return the steps left before the next exchange, or None if the window is the whole epoch."""
         return max(self.window - self.pending, 0) if self.window else None
 

@@ -39,7 +39,7 @@ class AsyncLoop:
     def train(self) -> None:
         """Train all epochs. Workers do not wait for each other within an epoch."""
         run = self.run
-        run.obey(run.reporter.begin())
+        run.apply_control(run.reporter.begin())
         self.take_rate()
         if self.meeting is not None:
             run.center.read(self.local, self.others)
@@ -57,8 +57,8 @@ class AsyncLoop:
             restarted = False
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.step(epoch, number, batch)
-            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.board.stopped)
-            if run.board.stopped and epoch >= run.board.last:
+            check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.control_block.stopped)
+            if run.control_block.stopped and epoch >= run.control_block.last:
                 break
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.meet()
@@ -68,7 +68,7 @@ class AsyncLoop:
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
                 self.wait_for_all(epoch)
-            if run.board.stopped:
+            if run.control_block.stopped:
                 break
         if self.schedule.pending:
             # A worker that validated the last epoch has more metric values than the control block has room for.
@@ -94,7 +94,7 @@ class AsyncLoop:
         else:
             run.progress(epoch, number)
         run.reporter.look()
-        run.leaving = run.board.stopped
+        run.leaving = run.control_block.stopped
 
     def show(self) -> list[float]:
         """Write the weights of an Ensemble's first member for callbacks, and return its metrics' values, flat."""
@@ -118,7 +118,7 @@ class AsyncLoop:
             CommTimeoutError: this took longer than ``first_timeout`` seconds.
         """
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
-        while not (run.board.stopped or run.board.opened > epoch):
+        while not (run.control_block.stopped or run.control_block.opened > epoch):
             run.reporter.look()
             if time.monotonic() > limit:
                 raise CommTimeoutError(
@@ -147,7 +147,7 @@ class AsyncLoop:
 
     def take_rate(self) -> None:
         """Take the learning rate if a callback has set one since the last call."""
-        rate = self.run.board.rate()
+        rate = self.run.control_block.rate()
         if rate is not None:
             self.replica.learning_rate = rate
 
@@ -160,8 +160,10 @@ class AsyncLoop:
         """Add the metrics to the control block. The last worker sums them, validates the center and reports."""
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
-        if run.again and (index < 0 or run.board.ended(index, run.rank)):
-            if index >= 0 and run.board.complete(index):  # the last worker may have died before it reported the epoch
+        if run.again and (index < 0 or run.control_block.ended(index, run.rank)):
+            if index >= 0 and run.control_block.complete(
+                index
+            ):  # the last worker may have died before it reported the epoch
                 self.report(epoch, {})
             return
         state = replica.metric_state()
@@ -177,7 +179,7 @@ class AsyncLoop:
                 run.best.put(epoch, run.rank, run.score, replica.snapshot)
         validation = np.zeros(len(state))
         validation[: len(members)] = list(members.values())
-        if run.board.add(index, run.rank, state, validation):
+        if run.control_block.add(index, run.rank, state, validation):
             self.report(epoch, members)
 
     def report(self, epoch: int, members: dict[str, float]) -> None:
@@ -185,7 +187,7 @@ class AsyncLoop:
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
         best = None if run.best is None else run.best.rank(epoch)
-        train, valid = run.board.sums(index) if best is None else run.board.part(index, best)
+        train, valid = run.control_block.sums(index) if best is None else run.control_block.part(index, best)
         replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
         held = run.held_by_metrics()
@@ -220,7 +222,7 @@ class AsyncLoop:
             CommTimeoutError: this took longer than ``first_timeout`` seconds.
         """
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
-        while not has_room(run.board, run.job.initial_epoch, epoch):
+        while not has_room(run.control_block, run.job.initial_epoch, epoch):
             run.reporter.look()
             if time.monotonic() > limit:
                 raise CommTimeoutError(

@@ -46,13 +46,13 @@ class SyncLoop:
     def train(self) -> None:
         """Train all epochs."""
         run = self.run
-        self.obey(orders := run.reporter.begin())
-        leave = orders.leave
+        self.apply_control(control := run.reporter.begin())
+        leave = control.leave
         run.start_clock()
         if self.meeting is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         if run.state is not None:
-            SyncCheckpointer.go_on(self, run.state, orders.learning_rate)
+            SyncCheckpointer.go_on(self, run.state, control.learning_rate)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
@@ -80,12 +80,12 @@ class SyncLoop:
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
-            orders = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
-            self.obey(orders)
-            leave = orders.leave
+            control = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
+            self.apply_control(control)
+            leave = control.leave
             if self.keeper is not None:
-                self.keeper.ended(epoch, orders.stop)
-            if orders.stop:
+                self.keeper.ended(epoch, control.stop)
+            if control.stop:
                 check_epoch(self.recheck, run, epoch, True)
                 break
         if self.meeting is not None and self.schedule.pending:
@@ -99,9 +99,9 @@ class SyncLoop:
             return TrainerControl()
         state = run.group.sum(replica.metric_state())
         logs = replica.peek(state) if run.rank == 0 else None
-        orders = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
-        self.obey(orders)
-        return orders
+        control = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
+        self.apply_control(control)
+        return control
 
     def show(self, state: Array) -> list[float]:
         """Write the weights for callbacks within an epoch: those of the center, if there is one.
@@ -239,11 +239,11 @@ class SyncLoop:
                 self.replica.set(shared)
         return reports
 
-    def obey(self, orders: TrainerControl) -> None:
+    def apply_control(self, control: TrainerControl) -> None:
         """Apply a control message. New weights replace the center."""
-        self.run.obey(orders)
-        self.written = self.written and replace(orders, stop=False, leave=False) == TrainerControl()
-        if orders.weights and self.meeting is not None:
+        self.run.apply_control(control)
+        self.written = self.written and replace(control, stop=False, leave=False) == TrainerControl()
+        if control.weights and self.meeting is not None:
             self.replica.get(self.local)
             self.meeting.replace(self.local)
             self.trial = None
