@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from choros.backends.devices import Devices, device_of, list_devices, logical_devices
-from choros.backends.devices.placement import HeldVariable, Placement, RowShard
+from choros.backends.devices.placement import Placement, RowShard, VariablePlacement
 from choros.backends.optimizers import model_variables
 from choros.errors import InvalidInputError
 from choros.parallel.multi_gpu_model import ModelMGPU, chosen
@@ -146,7 +146,7 @@ def print_placement(  # noqa: D417 - two arguments share one entry
         return
     leaf = keras.ops.convert_to_tensor(keras.tree.flatten(x)[0])
     variables = [
-        HeldVariable(variable.path, tuple(variable.shape), (device_of(variable.value),))
+        VariablePlacement(variable.path, tuple(variable.shape), (device_of(variable.value),))
         for variable in model_variables(mgpu_model)
     ]
     print(Placement(tuple(variables), (RowShard(0, len(leaf), device_of(leaf)),)))
