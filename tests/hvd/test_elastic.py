@@ -79,7 +79,10 @@ def test_a_rank_is_killed_and_the_others_go_on_from_the_last_commit(tmp_path):
         timeout=200,
     )
     assert job.returncode == 0, job.stdout + job.stderr
-    words = r"choros run: rank 1 \(process 1, pid \d+, host localhost\) was ended by SIGKILL .*; ranks of its generation that continue: 2"
+    words = (
+        r"choros run: rank 1 \(process 1, pid \d+, host localhost\) was ended by SIGKILL .*; "
+        r"ranks of its generation that continue: 2"
+    )
     assert re.search(words, job.stderr), job.stderr
     assert "generation 2, size 2 (rank 0: process 0, rank 1: process 2)" in job.stderr
     said = {mark: json.loads(text) for mark, text in re.findall(r"^\[(\d)\] said (.*)$", job.stdout, re.M)}

@@ -9,14 +9,14 @@ import numpy as np
 
 from choros.comm.collectives import Collectives
 from choros.errors import InvalidInputError
-from choros.hvd.collectives import told
+from choros.hvd.collectives import reports_failure
 from choros.hvd.context import collectives
 from choros.hvd.host_ops import Shape, grad_name, no_second, operate
 from choros.hvd.tensor_conversion import arrive, is_symbolic
 from choros.types import Array
 
 
-@told
+@reports_failure
 def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
     """Send ``splits[r]`` rows to each rank r; differentiable, also inside ``jax.jit`` and ``tf.function``.
 

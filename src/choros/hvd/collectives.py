@@ -30,7 +30,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
+def reports_failure(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Decorate a collective: if it fails before its first exchange, report that to all ranks, so that none waits."""
 
     @functools.wraps(function)
@@ -72,7 +72,7 @@ def operation(op: Any = None, average: Any = None) -> Op:
         raise ValueError(f"op={op!r}: give hvd.Average, Sum, Min, Max, Product or Adasum.") from None
 
 
-@told
+@reports_failure
 def allreduce(
     value: Any,
     name: str | None = None,
@@ -146,7 +146,7 @@ def allreduce(
     return operate(value, host, gradient, lambda shape: shape, name)
 
 
-@told
+@reports_failure
 def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``allreduce`` of each value; ``how`` holds further arguments of ``allreduce``."""
     values = list(values)
@@ -154,7 +154,7 @@ def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any
     return [allreduce(value, value_name, **how) for value, value_name in zip(values, names, strict=True)]
 
 
-@told
+@reports_failure
 def allgather(value: Any, name: str | None = None, process_set: Any = None) -> Any:
     """Return all ranks' rows in rank order; the first dimension may differ between ranks, and may be 0.
 
@@ -194,7 +194,7 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
     return operate(value, host, gradient, shape, name)
 
 
-@told
+@reports_failure
 def grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
     """Return ``allgather`` of each value."""
     values = list(values)
@@ -202,7 +202,7 @@ def grouped_allgather(values: Sequence[Any], name: str | None = None, process_se
     return [allgather(value, value_name, process_set) for value, value_name in zip(values, names, strict=True)]
 
 
-@told
+@reports_failure
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
     """Return the root's value.
 
@@ -228,7 +228,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
     return operate(value, lambda x: calls.broadcast(x, root_rank, name=name), gradient, lambda shape: shape, name)
 
 
-@told
+@reports_failure
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: Any = None, inplace: bool = False
 ) -> None:
@@ -258,7 +258,7 @@ def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) 
         assign(back(out))
 
 
-@told
+@reports_failure
 def reducescatter(
     value: Any,
     name: str | None = None,
@@ -307,7 +307,7 @@ def reducescatter(
     return operate(value, host, gradient, shape, name)
 
 
-@told
+@reports_failure
 def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
     """Return ``reducescatter`` of each value; ``how`` holds further arguments of ``reducescatter``."""
     values = list(values)
@@ -315,7 +315,7 @@ def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how:
     return [reducescatter(value, value_name, **how) for value, value_name in zip(values, names, strict=True)]
 
 
-@told
+@reports_failure
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
     """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays, without pickle.
 
@@ -325,7 +325,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     return collectives(process_set).broadcast_object(obj, root_rank, name=name)
 
 
-@told
+@reports_failure
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
     """Return a list of all ranks' objects in rank order; see ``broadcast_object`` for types and errors."""
     return collectives(process_set).allgather_object(obj, name=name)
