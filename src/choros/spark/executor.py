@@ -92,8 +92,8 @@ class SparkRun:
         Raises:
             WorkerFailedError: a task failed, and no restart was left. The model's weights are restored.
         """
-        plan, mender = self.plan, RestartPolicy(self.max_restarts, self.plan.job.workers)
-        job = replace(plan.job, whole_epochs=mender.left > 0)
+        plan, restart_policy = self.plan, RestartPolicy(self.max_restarts, self.plan.job.workers)
+        job = replace(plan.job, whole_epochs=restart_policy.left > 0)
         initial = to_host(plan.model.variables)
         line = _Spoken(plan)
         try:
@@ -106,9 +106,9 @@ class SparkRun:
                         raise
                     except WorkerFailedError as error:
                         epoch = plan.conductor.epoch if line.begun else job.initial_epoch
-                        if not mender.left or epoch is None:
+                        if not restart_policy.left or epoch is None:
                             raise
-                        mender.count(error, (epoch, 0), True)
+                        restart_policy.count(error, (epoch, 0), True)
                         job = replace(job, initial_epoch=epoch, initial_batch=0)
         except WorkerFailedError as error:
             error.weights = line.last()
@@ -119,7 +119,7 @@ class SparkRun:
             put(plan.model, line.latest)
             raise
         record, models = self._result(answers)
-        return FitResult(replace(record, restarts=tuple(mender.done)), models)
+        return FitResult(replace(record, restarts=tuple(restart_policy.done)), models)
 
     def _rank(self, job: FitConfig, home: dict[str, Any], line: CallbackServer) -> TrainTask:
         plan = self.plan
@@ -166,7 +166,7 @@ class SparkRun:
             while thread.is_alive():
                 heard = line.next(0.05)
                 if heard is not None and heard[1]["event"] in ("begin", "batch", "epoch_end"):
-                    line.obey(*heard[1:])
+                    line.apply_control(*heard[1:])
         except BaseException:
             _cancel(self.session, tag)
             raise

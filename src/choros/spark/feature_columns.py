@@ -44,7 +44,7 @@ class ColumnSpec:
     ignored: int | None = None
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The columns as text for messages."""
         return f"the column {self.columns[0]!r}" if len(self.columns) == 1 else f"the columns {list(self.columns)}"
 

@@ -58,7 +58,8 @@ def to_array(column: Any, leaf: ColumnSpec) -> Array:
 def _refuse_nulls(column: Any, leaf: ColumnSpec) -> None:
     if column.null_count:
         raise InvalidDataError(
-            f"There are nulls in {leaf.said}: leave such rows out with nulls='drop' or dropna, or fill them (Imputer)."
+            f"There are nulls in {leaf.description}: leave such rows out with nulls='drop' or dropna, or fill them "
+            f"(Imputer)."
         )
 
 
@@ -68,8 +69,8 @@ def _refuse_no_class(found: Array, leaf: ColumnSpec, classes: int) -> None:
         wrong &= found != leaf.ignored
     if wrong.any():
         raise InvalidDataError(
-            f"The label {found[wrong][0]:g} in {leaf.said} is no class: the model has {classes}, so labels are whole "
-            f"numbers from 0 to {classes - 1} (StringIndexer makes such ones)."
+            f"The label {found[wrong][0]:g} in {leaf.description} is no class: the model has {classes}, so labels "
+            f"are whole numbers from 0 to {classes - 1} (StringIndexer makes such ones)."
         )
 
 
@@ -79,8 +80,8 @@ def _length(lengths: Array, leaf: ColumnSpec) -> int:
     least, most = int(lengths.min()), int(lengths.max())
     if least != most:
         raise InvalidDataError(
-            f"The rows of {leaf.said} have from {least} to {most} values: a batch needs rows of one length, so fill "
-            "short ones up or cut long ones."
+            f"The rows of {leaf.description} have from {least} to {most} values: a batch needs rows of one length, "
+            f"so fill short ones up or cut long ones."
         )
     return most
 
@@ -100,7 +101,7 @@ def _images(column: Any, leaf: ColumnSpec) -> Array:
     sizes = [_length(parts[name].to_numpy(), leaf) for name in ("height", "width", "nChannels")]
     values = _bytes(parts["data"], leaf)
     if values.shape[1] != int(np.prod(sizes)):
-        raise InvalidDataError(f"The images of {leaf.said} are not 8 bits a channel: convert them first.")
+        raise InvalidDataError(f"The images of {leaf.description} are not 8 bits a channel: convert them first.")
     images = values.reshape(len(column), *sizes)
     if sizes[2] < 3:
         return images
@@ -112,7 +113,7 @@ def _shaped(found: Array, leaf: ColumnSpec) -> Array:
         return found
     if found.size != len(found) * int(np.prod(leaf.shape)):
         raise InvalidDataError(
-            f"A row of {leaf.said} has the shape {found.shape[1:]}, but the model takes {leaf.shape}."
+            f"A row of {leaf.description} has the shape {found.shape[1:]}, but the model takes {leaf.shape}."
         )
     return found.reshape(len(found), *leaf.shape)
 

@@ -25,7 +25,7 @@ class Rows:
     """One array that grows, in an anonymous temporary file.
 
     Args:
-        said: str. Its description in error messages.
+        description: str. Its description in error messages.
         folder: str. The directory of the file.
 
     Example:
@@ -37,8 +37,8 @@ class Rows:
         >>> rows.close()
     """
 
-    def __init__(self, said: str, folder: str) -> None:
-        self.said, self.folder, self.count = said, folder, 0
+    def __init__(self, description: str, folder: str) -> None:
+        self.description, self.folder, self.count = description, folder, 0
         self.form: Form | None = None
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by close()
 
@@ -55,7 +55,8 @@ class Rows:
             self.form = form
         elif form != self.form:
             raise InvalidDataError(
-                f"Rows of {self.said} have the shapes {self.form[1]} and {form[1]}: a batch needs rows of one shape."
+                f"Rows of {self.description} have the shapes {self.form[1]} and {form[1]}: a batch needs rows of "
+                f"one shape."
             )
         try:
             self._file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
@@ -112,7 +113,9 @@ class RowStore:
     def __init__(self, columns: Columns, folder: str) -> None:
         self.columns = columns
         parts = (False, True) if columns.marked else (False,)
-        self._kept = {(name, part): Rows(leaf.said, folder) for name, leaf in columns.leaves.items() for part in parts}
+        self._kept = {
+            (name, part): Rows(leaf.description, folder) for name, leaf in columns.leaves.items() for part in parts
+        }
 
     def fill(self, batches: Iterable[Any]) -> None:
         """Write all batches.
@@ -166,12 +169,12 @@ class RowStore:
             rows.close()
 
 
-def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
+def agree(columns: Columns, description: list[dict[str, Form]]) -> dict[str, Form]:
     """Return the dtype and row shape of each array, which must be equal in all tasks.
 
     Args:
         columns: the meaning of the names.
-        said: for each task, the forms of its arrays.
+        description: for each task, the forms of its arrays.
 
     Raises:
         InvalidDataError: tasks have different forms of an array.
@@ -183,14 +186,13 @@ def agree(columns: Columns, said: list[dict[str, Form]]) -> dict[str, Form]:
         {'x': ('float32', (3,))}
     """
     stored_forms: dict[str, Form] = {}
-    for forms in said:
+    for forms in description:
         for name, (dtype, shape) in forms.items():
             form = (dtype, tuple(shape))
             if stored_forms.setdefault(name, form) != form:
                 raise InvalidDataError(
-                    f"Rows of {columns.leaves[name].said} have the shapes {stored_forms[name][1]} and {form[1]}: a "
-                    f"batch "
-                    "needs rows of one shape."
+                    f"Rows of {columns.leaves[name].description} have the shapes {stored_forms[name][1]} and "
+                    f"{form[1]}: a batch needs rows of one shape."
                 )
     return stored_forms
 
