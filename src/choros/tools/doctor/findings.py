@@ -32,11 +32,11 @@ class Finding:
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
 
-    def said(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return all fields in JSON types.
 
         Example:
-            >>> Finding("error", "clock", "Late.", "Set it.", (1,)).said()["ranks"]
+            >>> Finding("error", "clock", "Late.", "Set it.", (1,)).as_dict()["ranks"]
             [1]
         """
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
@@ -169,7 +169,7 @@ def alike(ranks: Iterable[Facts], key: Callable[[Facts], Any]) -> Iterator[tuple
     yield from sorted(by_value.items(), key=lambda one: -len(one[1]))
 
 
-def room(some: Sequence[Facts]) -> int:
+def available_memory(some: Sequence[Facts]) -> int:
     """Return the bytes of memory that are available to each rank of a machine.
 
     Args:

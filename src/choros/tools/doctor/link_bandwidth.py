@@ -14,13 +14,13 @@ _SIZES = (1_000_000, 16_000_000)  # bytes
 _LONGEST = 0.25  # most seconds of the smaller size for which the larger one is tried
 
 
-def links(group: Group, leaders: list[int], room: int) -> dict[str, float]:
+def links(group: Group, leaders: list[int], available_memory: int) -> dict[str, float]:
     """Measure the bandwidth of each host to its neighbors. Disjoint pairs are measured at the same time.
 
     Args:
         group: all ranks.
         leaders: one rank of each host.
-        room: bytes of memory that each rank may use.
+        available_memory: bytes of memory that each rank may use.
 
     Returns:
         For each leader, the bytes per second that it sends while it receives as many, for the faster of its two
@@ -39,19 +39,19 @@ def links(group: Group, leaders: list[int], room: int) -> dict[str, float]:
         group.barrier()
         for pair in (leaders[at : at + 2] for at in range(first, len(leaders) - 1, 2)):
             if group.rank in pair:
-                best = max(best, _rate(part(pair), room))
+                best = max(best, _rate(part(pair), available_memory))
     replies = tell(group, best)
     return {str(leader): replies[leader] for leader in leaders}
 
 
-def _rate(pair: Group, room: int) -> float:
+def _rate(pair: Group, available_memory: int) -> float:
     """Return the bytes per second of an all-reduce of two ranks.
 
     Each rank sends and receives half of the array, and then half of the result.
     """
     rate, took = 0.0, 0.0
     for size in _SIZES:
-        if took > _LONGEST or 5 * size > room:
+        if took > _LONGEST or 5 * size > available_memory:
             break
         x = np.ones(size // 4, np.float32)
         pair.sum(x)

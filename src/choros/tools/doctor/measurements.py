@@ -26,12 +26,12 @@ _ROUNDS, _REPEATS = 10, 1000  # about 10 ms for a round
 _LONGEST = 5.0  # most seconds of one sum, estimated from the smaller one
 
 
-def measure(group: Group, room: int, engines: dict[str, Group]) -> Measures:
+def measure(group: Group, available_memory: int, engines: dict[str, Group]) -> Measures:
     """Run all measurements that need no framework.
 
     Args:
         group: all ranks.
-        room: bytes of memory that each rank may use.
+        available_memory: bytes of memory that each rank may use.
         engines: the groups by which ranks communicate, by name; empty for one rank.
 
     Returns:
@@ -45,11 +45,11 @@ def measure(group: Group, room: int, engines: dict[str, Group]) -> Measures:
         >>> len(found["work"]), found["clock"], found["engines"]
         (1, [[0.0, 0.0]], {})
     """
-    measures: Measures = {"work": attempts(group), "memory": tell(group, memory_bandwidth(room // 4))}
+    measures: Measures = {"work": attempts(group), "memory": tell(group, memory_bandwidth(available_memory // 4))}
     measures["clock"] = clocks(group) if group.size > 1 else [[0.0, 0.0]]
     measures["engines"], wrong = {}, set()
     for name, engine in engines.items():
-        measures["engines"][name], mistaken = collectives(engine, room // 5)
+        measures["engines"][name], mistaken = collectives(engine, available_memory // 5)
         wrong |= set(mistaken)
     measures["wrong"] = sorted(wrong)
     return measures
@@ -108,16 +108,16 @@ def attempts(group: Group) -> list[dict[str, list[float]]]:
     return made
 
 
-def memory_bandwidth(room: int) -> float:
+def memory_bandwidth(available_memory: int) -> float:
     """Measure the bandwidth of a copy in memory.
 
     Args:
-        room: bytes of memory that may be used.
+        available_memory: bytes of memory that may be used.
 
     Returns:
         GB/s, as the sum of bytes read and written.
     """
-    size = min(max(room // 2, 1 << 20), 1 << 25)
+    size = min(max(available_memory // 2, 1 << 20), 1 << 25)
     x, y = np.ones(size, np.uint8), np.ones(size, np.uint8)
     rate = statistics.median(_timed(lambda: np.copyto(y, x)) for _ in range(9))
     return round(2 * size / rate / 1e9, 3)
@@ -156,12 +156,12 @@ def clocks(group: Group, rounds: int = 24) -> list[list[float]]:
 
 
 # -- the group
-def collectives(group: Group, room: int) -> tuple[dict[str, Any], list[int]]:
+def collectives(group: Group, available_memory: int) -> tuple[dict[str, Any], list[int]]:
     """Measure the latency and the bandwidth of a group, and check its sums.
 
     Args:
         group: a group of two ranks or more.
-        room: most bytes of a sum.
+        available_memory: most bytes of a sum.
 
     Returns:
         The seconds of a ``gather`` of 8 bytes, and of a ``sum`` by its bytes, on the slowest rank; and the ranks with a
@@ -175,7 +175,7 @@ def collectives(group: Group, room: int) -> tuple[dict[str, Any], list[int]]:
     expected = group.size * (group.size + 1) // 2
     before = 0.0
     for size in SIZES:
-        if size > max(room, SIZES[0]) or (sums and before * size / int(list(sums)[-1]) > _LONGEST):
+        if size > max(available_memory, SIZES[0]) or (sums and before * size / int(list(sums)[-1]) > _LONGEST):
             break
         x = np.full(size // 4, group.rank + 1, np.float32)
         group.barrier()

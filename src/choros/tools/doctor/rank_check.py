@@ -13,7 +13,7 @@ from choros.comm.bootstrap.discover_rank import find_place
 from choros.errors import ChorosError
 from choros.tools.doctor import smoke_processes
 from choros.tools.doctor.facts import Facts, look
-from choros.tools.doctor.findings import NEED, Observations, room
+from choros.tools.doctor.findings import NEED, Observations, available_memory
 
 if TYPE_CHECKING:
     from choros.comm.group import Group
@@ -144,7 +144,7 @@ class RankCheck:
 
         group.doing = "choros doctor: what each rank found"
         self._ranks = tell(group, own)
-        available = min(room(some) for some in self.seen.machines())
+        available = min(available_memory(some) for some in self.seen.machines())
         group.doing = "choros doctor: measuring"
         self._measures = measure(group, min(available, 1 << 31), self._engines(group))
         self._measures["links"] = links(group, [some[0]["rank"] for some in self.seen.machines()], available)

@@ -31,7 +31,7 @@ def summary(seen: Observations) -> dict[str, Any]:
     return {
         "size": seen.size,
         "healthy": not findings,
-        "findings": [finding.said() for finding in findings],
+        "findings": [finding.as_dict() for finding in findings],
         "ranks": list(seen.ranks),
         "measures": dict(seen.measures),
         "smoke": {str(rank): [dict(end) for end in ends] for rank, ends in seen.smoke.items()},

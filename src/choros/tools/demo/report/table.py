@@ -66,8 +66,8 @@ def summary(error: str, limit: int = 160) -> str:
         >>> summary("WorkerFailedError: rank 1 was killed.\nIts output: ...")
         'WorkerFailedError: rank 1 was killed.'
     """
-    line = error.strip().split("\n", 1)[0].strip()
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    row_text = error.strip().split("\n", 1)[0].strip()
+    return row_text if len(row_text) <= limit else row_text[: limit - 1].rstrip() + "…"
 
 
 def text_table(report: Report) -> str:
@@ -90,14 +90,14 @@ def text_table(report: Report) -> str:
     shown = [(r, [c.show(r) for c in COLUMNS]) for r in report.ranked()]
     widths = [max([c.width, *(len(cells[i]) for r, cells in shown if r.runs)]) for i, c in enumerate(COLUMNS)]
 
-    def line(name: str, cells: list[str], mark: str = "") -> str:
+    def row_text(name: str, cells: list[str], mark: str = "") -> str:
         parts = [name.ljust(name_width), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))]
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
-    lines = [line("algorithm", [c.title for c in COLUMNS]), line("-" * name_width, ["-" * w for w in widths])]
+    lines = [row_text("algorithm", [c.title for c in COLUMNS]), row_text("-" * name_width, ["-" * w for w in widths])]
     for result, cells in shown:
         if result.runs:
-            lines.append(line(result.algorithm, cells, marks(report, result)))
+            lines.append(row_text(result.algorithm, cells, marks(report, result)))
         if result.failed:
             lines.append(f"{result.algorithm.ljust(name_width)}  failed: {summary(result.error)}")
     return "\n".join(lines)

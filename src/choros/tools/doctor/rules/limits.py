@@ -7,7 +7,7 @@ from typing import Any
 
 from choros.launch.process.failure_report import amount
 from choros.tools.doctor.facts import Facts
-from choros.tools.doctor.findings import ERROR, NEED, WARNING, Finding, Observations, Rule, made, room
+from choros.tools.doctor.findings import ERROR, NEED, WARNING, Finding, Observations, Rule, available_memory, made
 
 _SPACE = 16_000_000_000  # least bytes of address space: the libraries reserve far more than they use
 _SHM = 128_000_000  # least bytes of /dev/shm for each rank; the default of a container is 64 MB
@@ -19,7 +19,7 @@ def memory(seen: Observations) -> Iterator[Finding]:
     peaks = [int(end["peak"]) for ends in seen.smoke.values() for end in ends]
     need = max([NEED // 2 if peaks else NEED, *peaks])
     for some in seen.machines():
-        available = room(some)
+        available = available_memory(some)
         space = next((facts for facts in some if facts["memory"]["address_space"] is not None), None)
         if space is not None and space["memory"]["address_space"] < _SPACE:
             yield made(
