@@ -27,18 +27,18 @@ def test_the_first_meeting_is_after_a_whole_window():
 def test_a_window_of_none_meets_at_epoch_ends_only():
     schedule = Schedule(0)
     assert not any(schedule.due() for _ in range(100))
-    assert schedule.room() is None
+    assert schedule.steps_left() is None
     assert schedule.reset() == 100
 
 
 def test_several_steps_at_once():
     schedule = Schedule(8)
     assert not schedule.due(5)
-    assert schedule.room() == 3
-    assert schedule.due(schedule.room())
+    assert schedule.steps_left() == 3
+    assert schedule.due(schedule.steps_left())
     assert schedule.reset() == 8
     assert schedule.due(11)
-    assert schedule.room() == 0
+    assert schedule.steps_left() == 0
 
 
 def test_a_negative_window_is_refused():

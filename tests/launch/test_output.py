@@ -11,7 +11,7 @@ from choros.launch.process.rank_output import Output
 def test_lines_are_shown_and_kept(tmp_path, capsys):
     output = Output(11, str(tmp_path / "new" / "logs"))
     for rank, kind, text in ((0, "out", "one"), (10, "err", "wörds"), (0, "out", "two"), (3, "err", "")):
-        output.line(rank, kind, text)
+        output.write_line(rank, kind, text)
     output.say("choros run: a word")
     output.close()
     output.close()
@@ -31,7 +31,7 @@ def test_lines_are_shown_and_kept(tmp_path, capsys):
 
 def test_times(tmp_path, capsys):
     output = Output(1, str(tmp_path), timestamps=True)
-    output.line(0, "out", "hello")
+    output.write_line(0, "out", "hello")
     output.close()
     time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}"
     assert re.fullmatch(f"{time} \\[0\\] hello\n", capsys.readouterr().out)
@@ -48,8 +48,8 @@ def test_a_file_that_cannot_be_written_ends_the_keeping_only(tmp_path, capsys):
     (tmp_path / "rank.0").mkdir()
     (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
     output = Output(1, str(tmp_path))
-    output.line(0, "out", "one")
-    output.line(0, "out", "two")
+    output.write_line(0, "out", "one")
+    output.write_line(0, "out", "two")
     output.line(0, "err", "three")
     output.close()
     said = capsys.readouterr()
@@ -63,12 +63,12 @@ def test_where_it_is_shown():
     output.on_broken = lambda: broken.append(True)
     cell = io.StringIO()  # as a notebook's: without a buffer
     with contextlib.redirect_stdout(cell):
-        output.line(0, "out", "hello")
+        output.write_line(0, "out", "hello")
         assert cell.getvalue() == "[0] hello\n"
         cell.close()
         assert broken == []
-        output.line(0, "out", "nobody reads this")
+        output.write_line(0, "out", "nobody reads this")
         assert broken == [True]
     with contextlib.redirect_stdout(None):
-        output.line(0, "out", "a process without output")
+        output.write_line(0, "out", "a process without output")
     output.close()

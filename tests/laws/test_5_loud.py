@@ -74,8 +74,8 @@ NOTICES = """
 import sys, time
 from choros.training.async_control.control_block import ControlBlock
 from choros.comm.shm.segment import Segment
-board = ControlBlock(Segment.attach(int(sys.argv[1])), 2, 1, 1)
-with board.locked():
+control_block = ControlBlock(Segment.attach(int(sys.argv[1])), 2, 1, 1)
+with control_block.locked():
     print("held", flush=True)
     time.sleep(60)
 """
@@ -115,15 +115,15 @@ def test_a_center_names_who_holds_it_and_is_free_when_the_holder_dies():
 
 
 def test_the_noticeboard_waits_with_a_limit_and_is_free_when_the_holder_dies():
-    board = ControlBlock.create(2, 1, 1)
-    board.timeout = LIMIT
-    with held_elsewhere(NOTICES, board.segment.fd) as other, within(10):
+    control_block = ControlBlock.create(2, 1, 1)
+    control_block.timeout = LIMIT
+    with held_elsewhere(NOTICES, control_block.segment.fd) as other, within(10):
         with pytest.raises(CommTimeoutError, match=f"process {other.pid}"):
-            board.add(0, 1, np.zeros(1), np.zeros(1))
+            control_block.add(0, 1, np.zeros(1), np.zeros(1))
         assert other.poll() is None
     with within(5):
-        assert board.add(0, 0, np.ones(1), np.zeros(1)) is False
-    board.close()
+        assert control_block.add(0, 0, np.ones(1), np.zeros(1)) is False
+    control_block.close()
 
 
 def test_a_pipe_has_a_limit_and_tells_when_the_other_end_has_gone():
