@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import choose as _choose
+from choros.console import add_handler as _add_handler
 from choros.device_choice import allocate_as_needed as _allocate_as_needed
 from choros.device_choice import choose_when_imported as _choose_device_when_imported
 
@@ -146,6 +147,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+_add_handler()
 _choose()
 _allocate_as_needed()
 _choose_device_when_imported()
