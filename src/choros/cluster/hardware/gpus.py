@@ -8,17 +8,19 @@ variables"), ROCm ("GPU isolation techniques"), and Level Zero (``ZE_AFFINITY_MA
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, NVIDIA, gpu_vendor
+
+logger = logging.getLogger(__name__)
 
 GIVEN = "CHOROS_GPUS"  # the number of GPUs of a Trainer's worker
 VARIABLE = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "ROCR_VISIBLE_DEVICES", INTEL: "ZE_AFFINITY_MASK"}
@@ -163,11 +165,9 @@ def _nvidia(program: str | None) -> tuple[tuple[tuple[Gpu, ...], ...], bool]:
             [program, "-L"], capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=True
         ).stdout
     except subprocess.TimeoutExpired:  # the result is cached, so this is printed once
-        print(
-            f"choros: {program} did not answer within {_PATIENCE:g} s on {os.uname().nodename}, so this process "
-            f"uses no NVIDIA GPU. Check the driver (dmesg), then start again.",
-            file=sys.stderr,
-            flush=True,
+        logger.warning(
+            f"{program} did not answer within {_PATIENCE:g} s on {os.uname().nodename}, so this process "
+            f"uses no NVIDIA GPU. Check the driver (dmesg), then start again."
         )
         return (), True
     except (OSError, subprocess.SubprocessError):  # without a driver CUDA has no device either
