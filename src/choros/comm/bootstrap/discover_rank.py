@@ -8,12 +8,14 @@ it.
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 
 from choros.cluster import Place, strange
 from choros.comm.bootstrap.select import MPI
 from choros.errors import InvalidInputError
+
+logger = logging.getLogger(__name__)
 
 
 def uses_mpi_rank(place: Place) -> bool:
@@ -74,7 +76,7 @@ def _place_from_mpi(timeout: float, signs: str, contradiction: InvalidInputError
                 f"CHOROS_COMM=mpi is set, and MPI reports rank 0 of 1 for this process, though {signs} shows a "
                 f"launcher: the ranks would train separate models. {mpi_runtime.remedy()}"
             )
-        print("choros: CHOROS_COMM=mpi is set, and MPI reports a single process", file=sys.stderr, flush=True)
+        logger.warning("CHOROS_COMM=mpi is set, and MPI reports a single process")
         return Place()
     mpi_runtime.abort_on_exception(mpi_runtime.load_mpi())
     os.environ.update({f"CHOROS_MPI_{name.upper()}": str(value) for name, value in numbers.items()})

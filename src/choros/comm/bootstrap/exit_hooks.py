@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import signal
 import sys
@@ -13,7 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
+from choros.console import write_line
 from choros.errors import PeerLostError
+
+logger = logging.getLogger(__name__)
 
 # Seconds that a secondary failure waits before its exit. The rank that failed first ends meanwhile, so the launcher
 # sees that rank's exit code first.
@@ -60,7 +64,7 @@ def install_hook(name: str, where: str, after: Callable[[BaseException], object]
                 previous(kind, error, tb)
                 _write_torchrun_error_file(error)
                 if issubclass(kind, Exception):
-                    print(f"choros: {where} failed ({kind.__qualname__}), which ends the job", file=sys.stderr)
+                    logger.error(f"{where} failed ({kind.__qualname__}), which ends the job")
         except Exception:
             traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):
@@ -120,7 +124,7 @@ def _report_lost_peer(error: BaseException) -> bool:
     if not isinstance(error, PeerLostError):
         return False
     kind = type(error)
-    print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
+    write_line(f"{kind.__module__}.{kind.__qualname__}: {error}", sys.stderr)
     return True
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +16,8 @@ from choros.comm.shm.group_header import format_ranks
 from choros.comm.tcp.auth_socket import AuthListener, NoListenerError, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
+
+logger = logging.getLogger(__name__)
 
 _PORTS = 8
 _REPORT_SECONDS = 15.0  # seconds of waiting after which a line on stderr names the missing ranks
@@ -57,7 +59,7 @@ class Rendezvous:
                     reported = bool(data_by_rank)
                     if reported:
                         hint = _secret_hint(self._listener.secret, self._from_variable)
-                        _report(f"{missing} did not connect within {_REPORT_SECONDS:g} s{hint}")
+                        logger.warning(f"{missing} did not connect within {_REPORT_SECONDS:g} s{hint}")
                     continue
                 error = (
                     f"{missing} did not connect to {self._listener.place} within "
@@ -110,10 +112,6 @@ def refuse_second_rank_zero(listener: AuthListener, candidate_ports: Sequence[in
             )
 
 
-def _report(text: str) -> None:
-    print(f"choros: {text}", file=sys.stderr, flush=True)
-
-
 def _secret_hint(secret: bytes, from_variable: bool) -> str:
     """Return a hint on the secret for a message. Its fingerprint, three bytes of a hash, does not reveal the secret."""
     if not from_variable:
@@ -162,7 +160,7 @@ def join_rendezvous(
             if timeout <= _REPORT_SECONDS:
                 raise
             hint = _secret_hint(secret, from_variable)
-            _report(f"rank {rank}: {no_listener} It tries for {timeout - _REPORT_SECONDS:g} s more{hint}")
+            logger.warning(f"rank {rank}: {no_listener} It tries for {timeout - _REPORT_SECONDS:g} s more{hint}")
             sock = dial(place, secret, hello, timeout - _REPORT_SECONDS)
         # The server waits up to ``timeout`` for the other ranks before it replies: the reply needs a little longer.
         connection = RpcConnection(sock, f"The rendezvous at {place}", timeout + 5.0)

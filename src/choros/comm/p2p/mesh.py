@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
 
@@ -28,6 +27,8 @@ from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group_header import FAILURE_GRACE, format_ranks
 from choros.errors import CallsDifferError, ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
 from choros.types import Array
+
+logger = logging.getLogger(__name__)
 
 _HEADER_WORDS = 4  # 64-bit words of a frame before its data
 # Bytes of data in one frame, and in the frames of all ranks together: every call sends every frame to every rank.
@@ -212,13 +213,10 @@ class FullMesh:
             )
 
     def _warn(self, missing: set[int], waited: float, activity: Callable[[], str]) -> None:
-        with suppress(OSError, ValueError):  # stderr may be closed; a warning must not end the wait
-            print(
-                f"choros: {self._where} has waited {waited:.1f} s at {activity()} for "
-                f"{format_ranks(sorted(missing))} of {self.size}. It waits for up to {self.timeout:g} s in all.",
-                file=sys.stderr,
-                flush=True,
-            )
+        logger.warning(
+            f"{self._where} has waited {waited:.1f} s at {activity()} for "
+            f"{format_ranks(sorted(missing))} of {self.size}. It waits for up to {self.timeout:g} s in all."
+        )
 
     @property
     def broken(self) -> str:

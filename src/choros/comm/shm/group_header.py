@@ -10,13 +10,13 @@ the process ends, however it ends, and every process can query it. So a liveness
 from __future__ import annotations
 
 import fcntl
+import logging
 import math
 import os
 import struct
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from choros.comm.group import Trace
@@ -24,6 +24,8 @@ from choros.comm.shm.futex import POLL_SECONDS, SPIN, Waiter, fence
 from choros.comm.shm.rank_status import STATUS_BYTES, RankStatus, state_of
 from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
+
+logger = logging.getLogger(__name__)
 
 MAGIC: Final = 0x43484F524F5331
 GROUP: Final = 1
@@ -307,14 +309,11 @@ class GroupHeader:
             )
         if missing and waited >= self.warn_after and self._warned != target:
             self._warned = target
-            with suppress(OSError, ValueError):  # stderr may be closed; a warning must not end the wait
-                print(
-                    f"choros: {self.where} has waited {waited:.1f} s at {self._activity(describe_call)} for "
-                    f"{self._describe_missing(missing)} of {self.size}. "
-                    f"{self._last_activities(missing)}It waits for up to {self.timeout:g} s in all.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            logger.warning(
+                f"{self.where} has waited {waited:.1f} s at {self._activity(describe_call)} for "
+                f"{self._describe_missing(missing)} of {self.size}. "
+                f"{self._last_activities(missing)}It waits for up to {self.timeout:g} s in all."
+            )
 
     def _describe_missing(self, missing: list[int]) -> str:
         unjoined = [rank for rank in missing if not self.words[self._record(rank) + STATE]]

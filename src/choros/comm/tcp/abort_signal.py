@@ -7,6 +7,7 @@ rank that ends otherwise sends no byte.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -18,6 +19,8 @@ from contextlib import suppress
 
 from choros.comm.bootstrap.exit_hooks import ROOT_CAUSE_SECONDS, on_failure
 from choros.comm.tcp.connections import ConnectionMesh
+
+logger = logging.getLogger(__name__)
 
 _POLL_MILLISECONDS = 1000.0  # poll does not report a socket that this process closed: look after this time
 
@@ -56,10 +59,7 @@ def _watch_peers(mesh: ConnectionMesh, rank_name: str, terminate: Callable[[], o
             if events & select.POLLPRI and connection.sock.fileno() == fd:
                 # A rank that waits for the failed rank raises its own error within this time, which says more.
                 time.sleep(3 * ROOT_CAUSE_SECONDS)
-                print(
-                    f"choros: {rank_name} ends, as {connection.peer} has failed: see the output of that rank",
-                    file=sys.stderr,
-                )
+                logger.warning(f"{rank_name} ends, as {connection.peer} has failed: see the output of that rank")
                 for stream in (sys.stdout, sys.stderr):
                     with suppress(OSError, ValueError):
                         stream.flush()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import hmac
 import json
+import logging
 import os
 import queue
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +23,8 @@ from typing import Any
 
 from choros.comm.fork_hooks import close_in_children
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
+
+logger = logging.getLogger(__name__)
 
 _MAGIC, _NONCE, _PROOF, _MAX_HELLO_BYTES = b"choros 1", 16, 32, 1 << 16
 _HANDSHAKE_SECONDS = 10.0  # seconds that a handshake may take, so that a silent peer does not hold a thread for ever
@@ -149,11 +151,9 @@ class AuthListener:
         """Pause after a lack of descriptors, memory or threads; report it at most every ten seconds."""
         if time.monotonic() - self._last_shortage_report > _REPORT_SECONDS:
             self._last_shortage_report = time.monotonic()
-            print(
-                f"choros: no peer can connect to {self.place} for now ({error}); this process tries again. If this "
-                "lasts, raise its limit of open files (ulimit -n) or of processes (ulimit -u).",
-                file=sys.stderr,
-                flush=True,
+            logger.warning(
+                f"no peer can connect to {self.place} for now ({error}); this process tries again. If this "
+                "lasts, raise its limit of open files (ulimit -n) or of processes (ulimit -u)."
             )
         time.sleep(_RETRY_SECONDS)
 
@@ -203,11 +203,9 @@ class AuthListener:
         if self._rejected:
             peers = "1 peer" if self._rejected == 1 else f"{self._rejected} peers"
             verb = "was" if self._rejected == 1 else "were"
-            print(
-                f"choros: {peers} that did not know this job's secret {verb} rejected at {self.place}, the last from "
-                f"{self._last_rejected_host}",
-                file=sys.stderr,
-                flush=True,
+            logger.warning(
+                f"{peers} that did not know this job's secret {verb} rejected at {self.place}, the last from "
+                f"{self._last_rejected_host}"
             )
         self._rejected = 0
 
