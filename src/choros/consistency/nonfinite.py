@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from choros.types import Array
+
+logger = logging.getLogger(__name__)
 
 
 class LossRecord(Protocol):
@@ -99,13 +101,11 @@ class NonFiniteDetector:
         tally = self.tally()
         tally.lost_epoch, tally.lost_step = epoch, -1 if step is None else step
         where = "" if step is None else f", step {step + 1}"
-        print(
-            f"choros: rank {tally.rank} of {self.workers} on {tally.host}: {what} is not finite, first seen "
+        logger.warning(
+            f"rank {tally.rank} of {self.workers} on {tally.host}: {what} is not finite, first seen "
             f"in epoch {epoch + 1}{where}. Training continues, but all weights that follow are not finite, on all "
             f"ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
-            "keras.callbacks.TerminateOnNaN ends such a run. This warning appears once.",
-            file=sys.stderr,
-            flush=True,
+            "keras.callbacks.TerminateOnNaN ends such a run. This warning appears once."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from choros.types import Array
+
+logger = logging.getLogger(__name__)
 
 _PARTS = 16  # partial sums in the fingerprint of a vector
 _FAR = 1e-3  # of the weights' norm; rounding alone, on unlike processors, stays below
@@ -109,10 +111,8 @@ def warn(drift: ReplicaDivergence, consequence: str) -> None:
         consequence: str. The consequence, for the message.
     """
     rank, distance = max(drift.near.items(), key=lambda item: item[1])
-    print(
-        f"choros: the weights of {len(drift.near)} ranks differ from those of rank {drift.usual} in their last bits "
+    logger.warning(
+        f"the weights of {len(drift.near)} ranks differ from those of rank {drift.usual} in their last bits "
         f"(the most those of rank {rank}, by {distance:.1g} of their norm), as on unlike processors or with unlike "
-        f"libraries; {consequence}. This warning appears once.",
-        file=sys.stderr,
-        flush=True,
+        f"libraries; {consequence}. This warning appears once."
     )
