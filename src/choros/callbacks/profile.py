@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 import keras
 
 from choros.errors import InvalidInputError
+
+logger = logging.getLogger(__name__)
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]
@@ -88,12 +91,10 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
             return call()
         except Exception as error:
             process_name = (self.mine() or "this process").replace("-", " ")
-            print(
-                f"choros: {process_name} could not {what} the profiler of {keras.backend.backend()}, so training "
+            logger.warning(
+                f"{process_name} could not {what} the profiler of {keras.backend.backend()}, so training "
                 f"continues "
-                f"without a profile: {type(error).__name__}: {error}",
-                file=sys.stderr,
-                flush=True,
+                f"without a profile: {type(error).__name__}: {error}"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,8 @@ from choros.cluster import Place
 from choros.errors import AGAIN, InvalidInputError
 from choros.training.checkpoint.policy import stop_time
 from choros.training.checkpoint.store import sync
+
+logger = logging.getLogger(__name__)
 
 _TURNS = 3  # turns that may resume after they ended in the same epoch; the next such turn is the last
 _FACTS = "choros.json"
@@ -91,7 +94,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             keeper = keras.callbacks.BackupAndRestore(os.fspath(state_path), delete_checkpoint=False)
             keeper.set_model(model)
             keeper.on_train_begin()
-            print(f"choros: resuming with epoch {facts['epoch'] + 1}, from {state_path}", file=sys.stderr, flush=True)
+            logger.info(f"resuming with epoch {facts['epoch'] + 1}, from {state_path}")
 
     def leave_if_asked(self) -> None:
         """End this turn if any rank has the request. Collective: every rank must call it.
@@ -206,11 +209,11 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         if Place.here().rank == 0:
             if batch or self.point() != self._at:
                 self._save()
-            text = f"choros: the time limit is near: epoch {epoch + 1}, batch {batch}, is saved in {self.directory}"
-            print(text, file=sys.stderr, flush=True)
+            text = f"the time limit is near: epoch {epoch + 1}, batch {batch}, is saved in {self.directory}"
+            logger.info(text)
             if stuck:
                 text = f"{_TURNS + 1} jobs in a row ended in epoch {epoch + 1}: set a longer --time or steps_per_epoch"
-                print(f"choros: the job is not requeued: {text}", file=sys.stderr, flush=True)
+                logger.info(f"the job is not requeued: {text}")
             elif script:
                 Path(script).touch()
                 sync(Path(script))

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from choros.console import write_line
 from choros.errors import InvalidInputError
 
 
@@ -114,7 +115,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _say(self, text: str) -> None:
         if self.verbose:
-            print(f"{type(self).__name__}: {text}")
+            write_line(f"{type(self).__name__}: {text}")
 
 
 class SamplesPerSec(BatchTiming):
