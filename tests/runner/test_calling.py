@@ -79,7 +79,7 @@ def test_ranks_are_as_those_of_the_command_and_return_in_order(tmp_path, capfd, 
     assert sorted(said.err.splitlines()) == [
         "[0] a warning",
         "[1] a warning",
-        "choros.run: use_gloo is ignored: the ranks of one machine communicate by shared memory",
+        "choros run: use_gloo is ignored: the ranks of one machine communicate by shared memory",
     ]
 
 

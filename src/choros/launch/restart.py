@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable
 
+from choros.console import LAUNCHER
 from choros.errors import AGAIN
 from choros.launch.process.rank_supervisor import JobResult
+
+logger = logging.getLogger(LAUNCHER)
 
 TURN = "CHOROS_RESTART"  # the variable of the ranks with the number of earlier starts of their job
 
@@ -33,9 +36,5 @@ def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobRes
         if outcome.code in (0, AGAIN) or outcome.signal or turn == restarts:
             break
         remaining_text = f"{restarts - turn - 1} restarts left"
-        print(
-            f"choros run: the job ended with code {outcome.code}: started again ({remaining_text})",
-            file=sys.stderr,
-            flush=True,
-        )
+        logger.warning(f"the job ended with code {outcome.code}: started again ({remaining_text})")
     return outcome

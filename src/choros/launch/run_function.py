@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from choros.cluster.hardware import physical_cores
+from choros.console import LAUNCHER
 from choros.errors import InvalidInputError, WorkerFailedError
 from choros.launch.call_io import create, read_answer, read_value, write_call
 from choros.launch.horovod_options import answers
@@ -17,6 +19,8 @@ from choros.launch.local_job import LaunchOptions, check_outside, horovod_variab
 from choros.launch.process.child_process import python_variables
 from choros.launch.process.failure_report import failure, is_echo
 from choros.launch.process.rank_supervisor import JobResult
+
+logger = logging.getLogger(LAUNCHER)
 
 
 def run(
@@ -91,7 +95,7 @@ def run(
             "this interpreter does not know its own executable (sys.executable), so it starts no rank"
         )
     for line in answers(horovod):
-        print(f"choros.run: {line}", file=sys.stderr, flush=True)
+        logger.info(f"{line}")
     wish = LaunchOptions(
         size,
         threads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import secrets
@@ -18,6 +19,7 @@ from typing import Any
 
 from choros.cluster import Slots
 from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI, find_mpi
+from choros.console import LAUNCHER
 from choros.errors import AGAIN, CommTimeoutError, InvalidInputError
 from choros.launch.local_job import LaunchOptions
 from choros.launch.mpi.failure_notice import HEAD
@@ -25,6 +27,8 @@ from choros.launch.process import exec_stub
 from choros.launch.process.exec_stub import PARENT
 from choros.launch.process.failure_report import signalled
 from choros.launch.process.rank_supervisor import WARNINGS, JobResult
+
+logger = logging.getLogger(LAUNCHER)
 
 LAUNCHERS = ("srun", "mpiexec")
 _TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
@@ -128,7 +132,7 @@ class _Job:
         end.close()
         where = f"rank {self.first['rank']} (host {self.first['host']})"
         if not self._asked:  # else the rank ended because of the signal
-            print(f"choros run: {where} {_how(int(self.first['code']))}", file=sys.stderr, flush=True)
+            logger.warning(f"{where} {_how(int(self.first['code']))}")
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 self._process.wait(self._grace)

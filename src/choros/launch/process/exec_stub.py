@@ -7,10 +7,13 @@ library.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import MutableMapping
+
+logger = logging.getLogger(__name__)
 
 CORES = "CHOROS_CORES"
 PARENT = "CHOROS_PARENT"
@@ -58,7 +61,7 @@ def main(argv: list[str]) -> int:
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
-        print(f"choros: cannot start {argv[0]}: {error.strerror}", file=sys.stderr)
+        logger.error(f"cannot start {argv[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 

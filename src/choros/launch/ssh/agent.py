@@ -10,6 +10,7 @@ output of the ranks goes to stdout and stderr, marked with their ranks.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,9 +18,12 @@ import threading
 from typing import Any
 
 from choros.cluster.hardware import raise_descriptors
+from choros.console import LAUNCHER, write_line
 from choros.errors import ChorosError
 from choros.launch.local_job import HostShare, LaunchOptions, start
 from choros.launch.process.child_process import ExitStatus
+
+logger = logging.getLogger(LAUNCHER)
 
 _AWAY = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL")
 _FAMILIES = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", "SLURM_", "PMI_", "PMIX_", "OMPI_", "CHOROS_RUN")
@@ -46,7 +50,7 @@ def main() -> int:
     os.environ.update(instructions["environ"])
 
     def failed(ended: ExitStatus) -> None:
-        print(f"{instructions['note']} {ended.code}", file=sys.stderr, flush=True)
+        write_line(f"{instructions['note']} {ended.code}", sys.stderr)
 
     def watch() -> None:
         for line in sys.stdin.buffer:  # a scheduler's warning, which the supervisor forwards
@@ -57,7 +61,7 @@ def main() -> int:
         os.chdir(instructions["cwd"])
     except OSError as error:
         where = os.uname().nodename
-        print(f"choros run: {where} has no directory {instructions['cwd']} ({error.strerror})", file=sys.stderr)
+        logger.warning(f"{where} has no directory {instructions['cwd']} ({error.strerror})")
         return 1
     threading.Thread(target=watch, name="choros-watch", daemon=True).start()
     try:
@@ -70,7 +74,7 @@ def main() -> int:
             announce=instructions.get("announce", True),
         ).code
     except ChorosError as error:
-        print(f"choros run: {os.uname().nodename}: {error}", file=sys.stderr, flush=True)
+        logger.warning(f"{os.uname().nodename}: {error}")
         code = 2
     sys.stdout.flush()
     os._exit(code)  # os._exit, because the thread still blocks in a read

@@ -8,6 +8,7 @@ SIGUSR1 and SIGUSR2 to the agent, for the ranks.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,7 +18,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from choros.console import LAUNCHER
 from choros.launch.process.rank_supervisor import WARNINGS
+
+logger = logging.getLogger(LAUNCHER)
 
 _SSH = 255  # ssh's exit code if ssh itself fails
 
@@ -59,7 +63,7 @@ def main() -> int:
         sys.stderr.buffer.flush()
     code = agent.wait()
     if code == _SSH and instructions["host"]:
-        print(f"choros run: {instructions['host']} could not be reached by ssh: see its output above", file=sys.stderr)
+        logger.warning(f"{instructions['host']} could not be reached by ssh: see its output above")
     return code if code >= 0 else 128 - code
 
 
