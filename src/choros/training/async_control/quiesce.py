@@ -5,13 +5,15 @@ Without the pause, an exchange could change one part after rank 0 has read it an
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from typing import Any
 
 from choros.errors import CommTimeoutError
 from choros.training.async_control.control_block import DONE
 from choros.training.async_control.supervisor import AsyncCheckpointer
+
+logger = logging.getLogger(__name__)
 
 _LOOK = 0.01  # seconds between two polls
 _COME = 60.0  # seconds to wait until all ranks pause; each first ends its step or validation
@@ -34,8 +36,8 @@ class ShardedCheckpointer(AsyncCheckpointer):
             super().keep(asked)
         elif not self.told:
             self.told = True
-            text = f"choros: ranks {late} are still in a step or a validation: the checkpoint is postponed"
-            print(text, file=sys.stderr, flush=True)
+            text = f"ranks {late} are still in a step or a validation: the checkpoint is postponed"
+            logger.warning(text)
         if not asked:
             self.control_block.halt(0)
 

@@ -9,6 +9,7 @@ the rank keeps the listening port open.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ from choros.cluster.hardware import raise_descriptors
 from choros.comm.shm.segment import Segment
 from choros.comm.tcp.auth_socket import AuthListener, listening_socket
 from choros.comm.tcp.rpc import RpcConnection
+from choros.console import write_line
 from choros.errors import PeerLostError
 from choros.launch.process.failure_report import signalled
 from choros.param_server import sharded_snapshot
@@ -32,6 +34,8 @@ from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import EpochLog
 from choros.training.async_control.remote_control import answer
+
+logger = logging.getLogger(__name__)
 
 _ENDS = 5.0  # seconds to wait for the end of a server
 _LOOK = 1.0  # seconds between two polls of the process, if its pipe shows no end
@@ -94,7 +98,7 @@ class ShardServerProcess:
                 _shut(before)
                 outcome = self._next(turn)
             fate = f"the server of the center (process {before.pid}) {_fate(before.returncode)}"
-            print(f"choros: {self._who}: {fate}; {outcome}", file=sys.stderr, flush=True)
+            logger.warning(f"{self._who}: {fate}; {outcome}")
             if self._process is before:
                 return
 
@@ -217,7 +221,7 @@ def main() -> int:
         config["address"], bytes.fromhex(config["secret"]), listen_fd=config["heard"]
     )  # never closed: the socket also belongs to the rank that started this process
     threading.Thread(target=welcome, args=(door,), daemon=True).start()
-    print(door.place, flush=True)
+    write_line(door.place)
     sys.stdin.buffer.read()
     os._exit(0)  # threads with open connections, of a job that has failed, must not delay the exit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +23,8 @@ from choros.training.checkpoint import Checkpoint
 from choros.training.checkpoint.snapshot import Part, Snapshot
 from choros.training.spec import FitConfig
 from choros.types import Array
+
+logger = logging.getLogger(__name__)
 
 # Fields of a job that must be the same when training resumes.
 _SAME = ("algorithm", "mode", "workers", "batch_size", "steps", "shuffle", "metric_values")
@@ -107,7 +109,7 @@ class CheckpointManager:
     @staticmethod
     def _say(lead: bool, text: str) -> None:
         if lead:
-            print(f"choros: {text}", file=sys.stderr, flush=True)
+            logger.info(text)
 
     def check(self, then: dict[str, Any], path: Any) -> None:
         """Refuse a checkpoint of another training.
@@ -275,8 +277,8 @@ class CheckpointManager:
         self.flush()
         facts = self.latest.facts if self.latest is not None else {"epoch": 0, "batch": 0}
         where = self.checkpoint.store.directory
-        text = f"choros: stop requested: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
-        print(text, file=sys.stderr, flush=True)
+        text = f"stop requested: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
+        logger.info(text)
         return SystemExit(self.checkpoint.code())
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +17,8 @@ from typing import Any
 
 from choros.errors import AGAIN, InvalidInputError
 from choros.training.checkpoint.store import CheckpointStore
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
@@ -110,7 +112,7 @@ class Checkpoint:
         except OSError as error:
             host = os.uname().nodename
             text = f"{script} could not be created on {host} ({error.strerror or error}), so the job is not requeued"
-            print(f"choros: {text}: this process ends with code {AGAIN}.", file=sys.stderr, flush=True)
+            logger.info(f"{text}: this process ends with code {AGAIN}.")
             return AGAIN
         return 0
 

@@ -10,9 +10,9 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +22,8 @@ import numpy as np
 
 from choros.errors import CheckpointError, InvalidInputError
 from choros.types import Array, dtype_of
+
+logger = logging.getLogger(__name__)
 
 _MAGIC = b"choros checkpoint 1\n"
 _ALIGN, _DIGEST, _LENGTH = 64, 32, 8  # bytes
@@ -148,7 +150,7 @@ class CheckpointStore:
                 try:
                     return read(path)
                 except (CheckpointError, FileNotFoundError) as error:
-                    print(f"choros: {path} is left out: {error}", file=sys.stderr, flush=True)
+                    logger.warning(f"{path} is left out: {error}")
         except (OSError, MemoryError) as error:
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
             remedy = "" if path == self.directory else ", or move it away to resume from an older checkpoint"

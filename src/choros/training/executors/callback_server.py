@@ -18,6 +18,7 @@ from choros.backends.host_values import to_host
 from choros.cluster.hardware.network_address import head_address
 from choros.comm.tcp.auth_socket import AuthListener
 from choros.comm.tcp.rpc import RpcConnection
+from choros.console import write_line
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
 from choros.training.callback_runner import CallbackRunner
 from choros.training.payload import put, shown
@@ -151,7 +152,7 @@ class CallbackServer(ABC):
 
     def heard(self, rank: int, text: str) -> None:
         """Print a line of a rank's output, with its rank."""
-        print(f"[{rank}] {text}", flush=True)
+        write_line(f"[{rank}] {text}")
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
         """Return the next event: rank, metadata, arrays, queue for the reply. Return None after ``timeout`` seconds."""

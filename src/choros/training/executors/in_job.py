@@ -7,6 +7,7 @@ This module starts no process. Every rank runs the same script with the same mod
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import sys
 import time
@@ -49,6 +50,8 @@ from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import met_in, rank_devices
 from choros.types import Array
+
+logger = logging.getLogger(__name__)
 
 _STALL = 60.0  # seconds of waiting for another rank, after which a rank warns
 _CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
@@ -470,11 +473,9 @@ def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
     except Leaving:
         raise
     except SystemExit as ending:
-        print(
-            f"choros: rank {rank} of {size} on {platform.node()} ended in the middle of training, by "
-            f"sys.exit({ending.code!r}), which ends the job",
-            file=sys.stderr,
-            flush=True,
+        logger.warning(
+            f"rank {rank} of {size} on {platform.node()} ended in the middle of training, by "
+            f"sys.exit({ending.code!r}), which ends the job"
         )
         sys.excepthook(SystemExit, ending, ending.__traceback__)  # Python does not call it for SystemExit
         raise

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.console import write_line
 from choros.data import serialization
 from choros.errors import WorkerFailedError
 from choros.launch.process.failure_report import failure, is_echo
@@ -110,7 +111,7 @@ class RemoteRun(CallbackServer):
         """Store a line of a rank's output for error messages, and print it if ``echo`` is set."""
         self.said.append(text)
         if self.how.echo:
-            print(text, flush=True)
+            write_line(text)
 
     def tell(self, what: str, rank: int) -> Told:
         """Return the job, the data, the weights or the state of a rank; or whether the end is requested."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from typing import Any
 
@@ -10,6 +10,8 @@ from choros.errors import WorkerFailedError
 from choros.launch.process.worker_pool import Pool
 from choros.training.executors.worker_pool import WorkerPool
 from choros.training.run_record import Restart
+
+logger = logging.getLogger(__name__)
 
 _OWN_FAULT = (
     "InvalidInputError",
@@ -67,11 +69,7 @@ class RestartPolicy:
         self.done.append(made)
         who_restarts = "all ranks restart" if whole else f"rank {rank} restarts in a new process"
         why = made.reason.rstrip(".")
-        print(
-            f"choros: {why}; {who_restarts} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)",
-            file=sys.stderr,
-            flush=True,
-        )
+        logger.warning(f"{why}; {who_restarts} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)")
 
     def start(self, workers: WorkerPool) -> Pool:
         """Start the workers, with new processes for ``unfit`` ranks.

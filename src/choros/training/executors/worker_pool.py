@@ -13,6 +13,7 @@ from typing import Any
 from choros.cluster.hardware import physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
 from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
+from choros.console import write_line
 from choros.errors import InvalidInputError
 from choros.launch.process.worker_pool import Pool
 
@@ -242,4 +243,4 @@ def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:
 
 def show(rank: int, line: str) -> None:
     """Print a line of a worker's output, with its rank."""
-    print(f"[{rank}] {line}", file=sys.stdout, flush=True)
+    write_line(f"[{rank}] {line}", sys.stdout)
