@@ -16,6 +16,7 @@ from typing import Any
 from choros.backends.devices import Devices, device_of, list_devices, logical_devices
 from choros.backends.devices.placement import Placement, RowShard, VariablePlacement
 from choros.backends.optimizers import model_variables
+from choros.console import write_line
 from choros.errors import InvalidInputError
 from choros.parallel.multi_gpu_model import ModelMGPU, chosen
 
@@ -117,7 +118,7 @@ def get_available_gpus(ngpus: int = -1, list_type: str = "name_str") -> list[Any
 def print_mgpu_modelsummary(mgpu_model: Any) -> None:
     """Print the devices of a model, and its summary with nested models."""
     if isinstance(mgpu_model, ModelMGPU):
-        print(mgpu_model)
+        write_line(str(mgpu_model))
         mgpu_model = mgpu_model.serial
     mgpu_model.summary(expand_nested=True)
 
@@ -142,11 +143,11 @@ def print_placement(  # noqa: D417 - two arguments share one entry
     import keras
 
     if isinstance(mgpu_model, ModelMGPU):
-        print(mgpu_model.placement(x, y))
+        write_line(str(mgpu_model.placement(x, y)))
         return
     leaf = keras.ops.convert_to_tensor(keras.tree.flatten(x)[0])
     variables = [
         VariablePlacement(variable.path, tuple(variable.shape), (device_of(variable.value),))
         for variable in model_variables(mgpu_model)
     ]
-    print(Placement(tuple(variables), (RowShard(0, len(leaf), device_of(leaf)),)))
+    write_line(str(Placement(tuple(variables), (RowShard(0, len(leaf), device_of(leaf)),))))

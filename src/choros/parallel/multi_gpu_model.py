@@ -9,6 +9,7 @@ import numpy as np
 
 from choros.backends.devices import Devices, choose_devices
 from choros.backends.devices.placement import Placement
+from choros.console import write_line
 from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
 from choros.errors import InvalidInputError
 from choros.parallel.in_process import InProcessExecutor
@@ -117,7 +118,7 @@ class ModelMGPU:
         trainer = Trainer(self.serial, "single", workers=1, executor=self._in_process())
         if kwargs.get("verbose", 1):
             how = "a model on each" if several_models(len(self.devices)) else "one program, rows divided"
-            print(f"{self!r}: {how}")
+            write_line(f"{self!r}: {how}")
         if self.enqueue:
             x, y, kwargs["sample_weight"] = prefetch((x, y, kwargs.get("sample_weight"))), None, None
         return trainer.fit(x, y, 32 if batch_size is None else batch_size, *args, **kwargs)
@@ -158,7 +159,7 @@ class ModelMGPU:
         logs: dict[str, Any] = replica.metrics()
         replica.sync()
         if verbose:
-            print(" - ".join(f"{name}: {value:.4f}" for name, value in logs.items()))
+            write_line(" - ".join(f"{name}: {value:.4f}" for name, value in logs.items()))
         return _returned(logs, return_dict)
 
     def predict(
