@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from choros.device_choice import choose_device
 from choros.errors import CommTimeoutError, InvalidInputError
 from choros.hvd import env_settings
 from choros.hvd.elastic_client import membership
+
+logger = logging.getLogger(__name__)
 
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _HONOURED = {*env_settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
@@ -147,7 +150,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     _now.append(Context(place, group, {0: world}))
     ignored = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in _HONOURED)
     if ignored and place.rank == 0:
-        print(f"choros: ignored, as it has no meaning here: {', '.join(ignored)}", file=sys.stderr, flush=True)
+        logger.info(f"ignored, as it has no meaning here: {', '.join(ignored)}")
     for process_set in [] if process_sets in (None, "dynamic") else process_sets:
         add_process_set(process_set)
     if recorded is not None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import math
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +25,8 @@ from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
+
+logger = logging.getLogger(__name__)
 
 _COME = 30.0  # seconds for the first connection to the driver
 _LOOK = 1.0  # seconds between two checks of the connection to the driver
@@ -120,7 +122,7 @@ class ElasticClient:
                     ) from None
                 continue
             if message["say"] == "leave":
-                print(f"choros: process {self._number} is no longer part of this job and exits", file=sys.stderr)
+                logger.info(f"process {self._number} is no longer part of this job and exits")
                 raise SystemExit(0)
             if message["say"] == what and (what == "place" or message["generation"] == self.generation):
                 return message

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
-import sys
 from typing import Any
 
 import keras
@@ -12,6 +12,8 @@ import keras
 from choros.comm.collectives import Collectives
 from choros.consistency.rank_agreement import difference, facts_of_model
 from choros.errors import RankMismatchError
+
+logger = logging.getLogger(__name__)
 
 _warned: list[bool] = []
 
@@ -49,11 +51,9 @@ def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
     ]
     if others and not (calls.rank or _warned):
         _warned.append(True)
-        print(
-            f"choros: ranks {others} run another script than rank {calls.ranks[0]}, or another version of it; their "
-            "models and settings are the same, so training continues. This warning appears once.",
-            file=sys.stderr,
-            flush=True,
+        logger.warning(
+            f"ranks {others} run another script than rank {calls.ranks[0]}, or another version of it; their "
+            "models and settings are the same, so training continues. This warning appears once."
         )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import platform
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,6 +31,8 @@ from choros.hvd.rank_shard import Shard
 from choros.hvd.split_step import SplitStep, built
 from choros.training.spec import WorkerStats
 from choros.types import Array
+
+logger = logging.getLogger(__name__)
 
 _told: list[bool] = []
 _installed: list[bool] = []
@@ -88,11 +90,9 @@ def _fit(plain: Any) -> Any:
         if not _told and not rank():
             _told.append(True)
             transport = kind_of(collectives(how.process_set).group)
-            print(
-                f"choros: {how.size} ranks train one model (gradients by {how.op.name.capitalize()}); batch_size is "
-                f"per rank, so a step trains {how.size} batches; they communicate by {transport}",
-                file=sys.stderr,
-                flush=True,
+            logger.info(
+                f"{how.size} ranks train one model (gradients by {how.op.name.capitalize()}); batch_size is "
+                f"per rank, so a step trains {how.size} batches; they communicate by {transport}"
             )
         del call["self"]
         kind = TimedWatch if keras.backend.backend() == "torch" else ConsistencyCallback

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from choros.console import write_line
 from choros.hvd.context import rank, size
 
 
@@ -141,9 +142,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Add the rate to the logs; if ``verbose``, print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
-            print(
-                f"\nEpoch {epoch + 1}: the warmup of the learning rate ends at {_rate(_inner(self.model.optimizer)):g}."
-            )
+            rate = _rate(_inner(self.model.optimizer))
+            write_line(f"\nEpoch {epoch + 1}: the warmup of the learning rate ends at {rate:g}.")
 
 
 def _inner(optimizer: Any) -> Any:
