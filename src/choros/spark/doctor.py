@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from choros.backend_choice import named_backend
+from choros.console import write_line
 from choros.errors import InvalidInputError, brief
 from choros.launch.process.failure_report import amount
 from choros.spark.java import session
@@ -202,16 +203,16 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         spark = session(options.master, "choros doctor")
     except InvalidInputError as error:
-        print(brief(error), file=sys.stderr)
+        write_line(brief(error), sys.stderr)
         return 1
     try:
         facts = examine(spark)
     except Exception as error:
-        print(brief(error), file=sys.stderr)
+        write_line(brief(error), sys.stderr)
         return 1
     finally:
         spark.stop()
-    print(report(facts))
+    write_line(report(facts))
     return 1 if findings(facts) else 0
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from choros.backends.host_values import to_host
+from choros.console import write_line
 from choros.errors import InvalidInputError, WorkerFailedError
 from choros.pickling import dumps
 from choros.spark import barrier
@@ -207,7 +208,7 @@ def _tell(conductor: CallbackRunner) -> None:
     history = conductor.history
     for number, epoch in enumerate(history.epoch):
         logs = [f"{name}: {figures[number]:.4f}" for name, figures in history.history.items() if number < len(figures)]
-        print(f"Epoch {epoch + 1}/{conductor.epochs} - {' - '.join(logs)}", flush=True)
+        write_line(f"Epoch {epoch + 1}/{conductor.epochs} - {' - '.join(logs)}")
 
 
 def _mark(session: Any, tag: str) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from choros.console import write_line
 from choros.errors import InvalidInputError, brief
 
 UNPACKED = "environment"  # the directory in which executors unpack the file
@@ -85,9 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         file = pack(args.output, args.prefix, python_prefix=args.python_prefix, level=args.level)
     except InvalidInputError as error:
-        print(f"choros.spark.pack_environment: {error}", file=sys.stderr)
+        write_line(f"choros.spark.pack_environment: {error}", sys.stderr)
         return 2
-    print(
+    write_line(
         f"{file}: {os.path.getsize(file) / 2**20:.0f} MB\n"
         f"choros submit --on spark --archive {file} train.py\n"
         f"spark-submit --archives {file}#{UNPACKED} --conf spark.pyspark.python=./{UNPACKED}/bin/python train.py\n"
