@@ -9,12 +9,15 @@ import of Keras raises an error with the remedy. This module imports no framewor
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = ("jax", "torch", "tensorflow")
 _OTHERS = ("numpy", "openvino")  # Keras runs on these too, but cannot train on them
@@ -114,10 +117,7 @@ def choose() -> None:
     chosen = os.environ[_VARIABLE] = present[0]
     if _is_first_rank() and sys.stderr is not None:
         also = f", and {place} names {name}, which is not installed" if os.path.sep in place else ""
-        print(
-            f"choros: {_VARIABLE} is not set{also}: Keras runs on {chosen}, the only backend that is installed.",
-            file=sys.stderr,
-        )
+        logger.info(f"{_VARIABLE} is not set{also}: Keras runs on {chosen}, the only backend that is installed.")
 
 
 def problem() -> str:

@@ -21,6 +21,7 @@ from choros.backends.metric_additivity import not_additive
 from choros.cluster import Place
 from choros.cluster.hardware.cpu_affinity import usable_cores
 from choros.cluster.hardware.network_address import own_address
+from choros.console import write_line
 from choros.data import StreamSource
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
@@ -255,7 +256,7 @@ class Trainer:
         if history.epoch:
             request.job.follow_datasets(history.epoch[-1] + 1, source=request.source, validation=request.validation)
         if request.verbose:
-            print(result.record.line())
+            write_line(result.record.line())
         return history
 
     def _request(self, arguments: FitArguments, begun: float) -> FitRequest:
@@ -309,9 +310,9 @@ class Trainer:
         if saver.latest is not None:
             conductor.kept = partial(saver.show, self.model)
         if verbose and job.devices:
-            print(say_mesh(self.workers, job.devices, job.layout, self.model))
+            write_line(say_mesh(self.workers, job.devices, job.layout, self.model))
         if verbose and job.repeats:
-            print(f"train_step reads updated weights ({after_update}): each step is calculated twice")
+            write_line(f"train_step reads updated weights ({after_update}): each step is calculated twice")
         how = (conductor, written, begun, saver, bool(verbose))
         return FitRequest(self.model, algorithm, job, source, validation, *how)
 
