@@ -33,12 +33,11 @@ def test_a_closed_stderr_does_not_raise(monkeypatch):
         logging.getLogger("choros").warning("waiting")
 
 
-def test_the_handler_of_the_caller_is_kept():
+def test_the_handler_is_added_once():
     logger = logging.getLogger("choros")
     before = list(logger.handlers)
     add_handler()
     assert logger.handlers == before
-    assert len(before) == 1
 
 
 def test_messages_can_be_left_to_the_root_logger():

@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_written_ends_the_keeping_only(tmp_path, capsys):
     output = Output(1, str(tmp_path))
     output.write_line(0, "out", "one")
     output.write_line(0, "out", "two")
-    output.line(0, "err", "three")
+    output.write_line(0, "err", "three")
     output.close()
     said = capsys.readouterr()
     assert said.out == "[0] one\n[0] two\n"
