@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.backends.replica import Replica
 from choros.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = [
     "Replica",
@@ -18,7 +21,7 @@ __all__ = [
 ]
 
 
-def step_counter(optimizer: Any) -> Any:
+def step_counter(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return the variable that counts an optimizer's steps, including steps that only accumulate gradients."""
     return getattr(optimizer, "inner_optimizer", optimizer)._iterations
 
@@ -44,7 +47,7 @@ def backend_name() -> str:
     return name
 
 
-def averages_of(optimizer: Any) -> dict[int, Any]:
+def averages_of(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
     """Return an optimizer's moving averages of its variables (``use_ema``), keyed by the ``id`` of each variable.
 
     Args:
@@ -60,7 +63,12 @@ def averages_of(optimizer: Any) -> dict[int, Any]:
     return {id(variable): average for variable, average in pairs if average is not None}
 
 
-def make_replica(model: Any, workers: int = 1, devices: Sequence[str] = (), layout: Any = None) -> Replica:
+def make_replica(
+    model: keras.Model,
+    workers: int = 1,
+    devices: Sequence[str] = (),
+    layout: keras.distribution.LayoutMap | None = None,
+) -> Replica:
     """Return the replica of a compiled model for the backend that Keras runs on.
 
     Args:

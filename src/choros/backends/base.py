@@ -42,7 +42,7 @@ class BaseReplica(Metrics):
 
     _capture: Capture | None = None  # set on PyTorch and TensorFlow
 
-    def __init__(self, model: Any, workers: int = 1) -> None:
+    def __init__(self, model: keras.Model, workers: int = 1) -> None:
         self.model = model
         self.workers = workers
         self.blind = False  # built without y: only prediction is possible
@@ -544,7 +544,7 @@ def parts(batch: Batch) -> tuple[Any, ...]:
 
 
 @contextmanager
-def blind(model: Any, batch: Batch) -> Iterator[bool]:
+def blind(model: keras.Model, batch: Batch) -> Iterator[bool]:
     """Temporarily remove losses and metrics that cannot be built because the batch has no y.
 
     Yields:
@@ -568,7 +568,7 @@ def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if wide else np.float32)
 
 
-def large_frozen(model: Any) -> list[Any]:
+def large_frozen(model: keras.Model) -> list[Any]:
     """Return large non-trainable variables (2^18 values or more), such as frozen or quantized weights.
 
     The variables of other optimizers of the model are not included.
@@ -577,7 +577,7 @@ def large_frozen(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_variables if id(v) not in held and math.prod(v.shape) >= _LARGE]
 
 
-def moving_statistics(model: Any) -> list[Any]:
+def moving_statistics(model: keras.Model) -> list[Any]:
     """Return the float variables that layers created as non-trainable, such as those of BatchNormalization.
 
     Weights that a user froze are not included. Variables of a second optimizer are not either, although the model may

@@ -57,7 +57,7 @@ class Settings:
         {'optimizer.momentum': 0.5}
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         small = dict(_optimizers(model))  # objects whose numbers ``glance`` reads
         small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
         self._watched = [(vars(item), [name for name, _ in _numbers(item)]) for item in small.values()]
@@ -171,14 +171,14 @@ def _as_before(before: Any, value: Any) -> Any:
     return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value
 
 
-def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
+def _optimizers(model: keras.Model) -> Iterator[tuple[str, Any]]:
     for place, optimizer in {"optimizer": model.optimizer, **held_optimizers(model)}.items():
         yield place, optimizer
         if hasattr(optimizer, "inner_optimizer"):
             yield f"{place}.inner_optimizer", optimizer.inner_optimizer
 
 
-def _untracked(model: Any) -> tuple[dict[str, Any], dict[str, tuple[Values, str]]]:
+def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Values, str]]]:
     """Find variables that losses hold, and variables and numbers that user-defined methods use.
 
     The methods are those of user-defined losses, layers and models.

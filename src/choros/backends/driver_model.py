@@ -66,7 +66,7 @@ def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
             variable.assign(copied(view))
 
 
-def build_model(model: Any, sample: Batch) -> None:
+def build_model(model: keras.Model, sample: Batch) -> None:
     """Create the variables that the first ``fit`` creates: weights, slots of all optimizers, metrics.
 
     Raises:
@@ -87,7 +87,7 @@ def build_model(model: Any, sample: Batch) -> None:
     build_held(model, data)
 
 
-def _labels(model: Any, y: Any) -> str:
+def _labels(model: keras.Model, y: Any) -> str:
     """Describe labels that do not fit a categorical or sparse categorical loss; "" if all labels fit."""
     for loss, target in pairs(model.loss, y):
         name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
@@ -128,24 +128,24 @@ def pairs(losses: Any, targets: Any) -> list[tuple[Any, Any]]:
     return [(losses, targets)]
 
 
-def flat_vectors(model: Any) -> tuple[Array, Array]:
+def flat_vectors(model: keras.Model) -> tuple[Array, Array]:
     """Return the trainable vector and the moving statistics, in the layout of the replicas."""
     dtype = vector_dtype(model.trainable_variables)
     return _flat(model.trainable_variables, dtype), _flat(moving_statistics(model), dtype)
 
 
-def vector_nbytes(model: Any) -> int:
+def vector_nbytes(model: keras.Model) -> int:
     """Return the bytes of the trainable vector."""
     variables = model.trainable_variables
     return int(sum(math.prod(variable.shape) for variable in variables)) * vector_dtype(variables).itemsize
 
 
-def split_vector(model: Any, vector: Array) -> list[Array]:
+def split_vector(model: keras.Model, vector: Array) -> list[Array]:
     """Split a trainable vector into copies in the shapes and the order of ``model.trainable_variables``."""
     return _split(model.trainable_variables, vector)
 
 
-def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
+def assign_vectors(model: keras.Model, trainable: Array, others: Array) -> None:
     """Set the model's trainable variables and moving statistics to copies of flat vectors."""
     moving = moving_statistics(model)
     for variables, vector in ((model.trainable_variables, trainable), (moving, others)):
@@ -153,7 +153,7 @@ def assign_vectors(model: Any, trainable: Array, others: Array) -> None:
             variable.assign(part)
 
 
-def assign_optimizer(model: Any, arrays: list[Array]) -> None:
+def assign_optimizer(model: keras.Model, arrays: list[Array]) -> None:
     """Set the optimizers' variables except the learning rate, which the caller's callbacks have set.
 
     Args:
@@ -166,7 +166,7 @@ def assign_optimizer(model: Any, arrays: list[Array]) -> None:
             variable.assign(value)
 
 
-def assign_average(model: Any, average: Array, finalize: bool = False) -> None:
+def assign_average(model: keras.Model, average: Array, finalize: bool = False) -> None:
     """Set the moving averages that the optimizer keeps of the trainable variables.
 
     Args:

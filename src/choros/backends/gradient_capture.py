@@ -7,11 +7,14 @@ do so too, as ``apply_gradients`` calls it. JAX uses ``optimizer.stateless_apply
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from choros.backends import step_counter
 from choros.backends.optimizers import held_optimizers
 from choros.errors import InexactLossError
+
+if TYPE_CHECKING:
+    import keras
 
 
 class Capture:
@@ -26,7 +29,7 @@ class Capture:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         trainable: list[Any],
         wrap: Callable[[Any], Any] = lambda hook: hook,
         where: Callable[[], Any] = lambda: None,
@@ -123,7 +126,7 @@ class Capture:
         raise self._refusal
 
 
-def refuse_other_optimizers(model: Any) -> None:
+def refuse_other_optimizers(model: keras.Model) -> None:
     """Refuse a model that holds an optimizer besides the compiled one.
 
     Raises:

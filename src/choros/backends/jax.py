@@ -43,7 +43,7 @@ class JaxReplica(BaseReplica):
 
     _x: list[Any] | None = None  # the weights x with momentum; ``_state`` then holds the look-ahead point
 
-    def __init__(self, model: Any, workers: int = 1, spread: MeshSharding | None = None) -> None:
+    def __init__(self, model: keras.Model, workers: int = 1, spread: MeshSharding | None = None) -> None:
         super().__init__(model, workers)
         self.spread = spread
         self._train: Any = None
@@ -474,7 +474,10 @@ def _rows(data: tuple[Any, ...]) -> int:
 
 @contextmanager
 def _kept_gradients(
-    optimizer: Any, shifts: Any = None, gives: list[Any] | None = None, becomes: tuple[Any, Any] | None = None
+    optimizer: keras.optimizers.Optimizer,
+    shifts: Any = None,
+    gives: list[Any] | None = None,
+    becomes: tuple[Any, Any] | None = None,
 ) -> Iterator[list[list[Any]]]:
     """Replace ``optimizer.stateless_apply`` by a stand-in that stores the gradients and does not update.
 

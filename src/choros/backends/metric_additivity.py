@@ -15,7 +15,7 @@ from choros.errors import brief, warn
 from choros.types import Array, Batch
 
 
-def not_additive(model: Any, sample: Batch) -> list[int]:
+def not_additive(model: keras.Model, sample: Batch) -> list[int]:
     """Return the indices of variables of metrics that do not add over ranks, in ``model.metrics_variables``.
 
     User-defined metric classes and functions, and running means of a user-defined ``train_step``, are tried. So are
@@ -67,7 +67,7 @@ def not_additive(model: Any, sample: Batch) -> list[int]:
     return sample_rows
 
 
-def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
+def _warn_of_derived_logs(model: keras.Model, sample: Batch) -> None:
     """Warn if an overridden ``compute_metrics`` logs values that are not results of metrics.
 
     The method sees the metrics of one rank. A value that it derives from their results is thus the value of one rank.
@@ -87,7 +87,7 @@ def _warn_of_derived_logs(model: Any, sample: Batch) -> None:
         )
 
 
-def _warn_of_values_outside_variables(model: Any, single: list[Any], sample: Batch) -> None:
+def _warn_of_values_outside_variables(model: keras.Model, single: list[Any], sample: Batch) -> None:
     """Warn if a user-defined metric has no variables and changes other attributes, such as a list of predictions.
 
     Only variables are added over the ranks.
@@ -108,16 +108,16 @@ def _warn_of_values_outside_variables(model: Any, single: list[Any], sample: Bat
         )
 
 
-def _attributes(metric: Any) -> dict[str, str]:
+def _attributes(metric: keras.Metric) -> dict[str, str]:
     return {name: repr(value) for name, value in vars(metric).items()}
 
 
-def rate_stays_in_optimizer(model: Any) -> bool:
+def rate_stays_in_optimizer(model: keras.Model) -> bool:
     """Return whether only the optimizer can read the learning rate in a step, as all other parts are Keras' own."""
     return plain(model) and not any(_foreign(m, model) for metric in model.metrics for m in single_metrics(metric))
 
 
-def _foreign(metric: Any, model: Any) -> bool:
+def _foreign(metric: keras.Metric, model: keras.Model) -> bool:
     """Return whether a metric is user-defined: its class, its function, or a running mean that Keras did not create."""
     if not type(metric).__module__.startswith("keras."):
         return True
@@ -128,7 +128,7 @@ def _foreign(metric: Any, model: Any) -> bool:
     return function is not None and not str(function.__module__).startswith("keras.")
 
 
-def _may_cross_rows(metric: Any, model: Any, sample: Batch) -> bool:
+def _may_cross_rows(metric: keras.Metric, model: keras.Model, sample: Batch) -> bool:
     """Return whether a metric of Keras reduces along an axis that may be the axis of the rows."""
     function, outputs = getattr(metric, "_fn", None), flat_outputs(model)
     if function is None:
@@ -138,7 +138,7 @@ def _may_cross_rows(metric: Any, model: Any, sample: Batch) -> bool:
     return "axis" in inspect.signature(function).parameters and metric._fn_kwargs.get("axis", -1) != -1
 
 
-def single_metrics(metric: Any) -> list[Any]:
+def single_metrics(metric: keras.Metric) -> list[Any]:
     """Return the metrics inside Keras' container of compiled metrics, or the metric itself.
 
     Args:
@@ -148,7 +148,7 @@ def single_metrics(metric: Any) -> list[Any]:
     return [m for child in children for m in single_metrics(child)] if children else [metric]
 
 
-def _states(model: Any, sample: Batch) -> tuple[list[Array], list[tuple[list[Array], list[Array]]]]:
+def _states(model: keras.Model, sample: Batch) -> tuple[list[Array], list[tuple[list[Array], list[Array]]]]:
     """Return the metric state after the whole sample, and pairs of states that are equal if all metrics add up.
 
     The pairs are: the whole sample and the sum of its halves; each half with its rows given twice and twice the half,
@@ -167,7 +167,7 @@ def _near(value: Array, expected: Array) -> bool:
     return np.allclose(value, expected, 1e-3, 1e-6, equal_nan=True)
 
 
-def _state(model: Any, sample: Batch, rows: Array) -> list[Array]:
+def _state(model: keras.Model, sample: Batch, rows: Array) -> list[Array]:
     """Return the values of the metric variables after one test step on these rows."""
     data = _parts(sample, rows)
     model.reset_metrics()

@@ -207,7 +207,7 @@ class Metrics(ABC):
             if not value.ndim and name not in exact
         }
 
-    def _custom(self, logs: Any) -> dict[str, Any] | None:
+    def _custom(self, logs: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return a step's logs if their names differ from those of the metrics, else None.
 
         Keras then logs the values of the last step.
@@ -272,7 +272,7 @@ def flattened(logs: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _loss_metric(model: Any) -> Any:
+def _loss_metric(model: keras.Model) -> Any:
     """Return the running mean that Keras logs as ``loss``: the first ``Mean`` with that name, or None."""
     means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
     return next(means, None)

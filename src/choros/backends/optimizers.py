@@ -13,7 +13,7 @@ from choros.errors import InvalidInputError, brief
 _ADVICE = "Build it before fit, with the variables that it trains: model.{name}.build(variables)."
 
 
-def held_optimizers(model: Any) -> dict[str, Any]:
+def held_optimizers(model: keras.Model) -> dict[str, Any]:
     """Return the optimizers besides the compiled one, by their names such as ``g_optimizer`` or ``optimizers[1]``.
 
     The attributes of the model and of user-defined layers are searched, with their lists, tuples and dicts. An
@@ -50,25 +50,25 @@ def _optimizers(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, A
             yield from _optimizers(item, f"{place}[{key!r}]", seen)
 
 
-def held_variables(model: Any) -> list[Any]:
+def held_variables(model: keras.Model) -> list[Any]:
     """Return the variables of the built held optimizers, without duplicates."""
     variables = (v for optimizer in held_optimizers(model).values() if optimizer.built for v in optimizer.variables)
     return list({id(variable): variable for variable in variables}.values())
 
 
-def optimizer_variables(model: Any) -> list[Any]:
+def optimizer_variables(model: keras.Model) -> list[Any]:
     """Return ``optimizer.variables``, then the variables of the held optimizers, without duplicates."""
     variables = [*model.optimizer.variables, *held_variables(model)]
     return list({id(variable): variable for variable in variables}.values())
 
 
-def model_variables(model: Any) -> list[Any]:
+def model_variables(model: keras.Model) -> list[Any]:
     """Return ``model.variables``, then the other variables of its optimizers. This is the order of ``snapshot``."""
     variables = [*model.variables, *optimizer_variables(model)]
     return list({id(variable): variable for variable in variables}.values())
 
 
-def learning_rates(model: Any) -> list[Any]:
+def learning_rates(model: keras.Model) -> list[Any]:
     """Return the learning rates of built held optimizers, if they are variables."""
     rates = [
         getattr(
@@ -80,7 +80,7 @@ def learning_rates(model: Any) -> list[Any]:
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
-def build_held(model: Any, data: Any) -> None:
+def build_held(model: keras.Model, data: Any) -> None:
     """Build the held optimizers that are not built yet, for the variables that a ``train_step`` passes to them.
 
     The step runs once on the data, with optimizers that do not update. Other changes of the step are undone. On JAX
@@ -116,7 +116,7 @@ def build_held(model: Any, data: Any) -> None:
 
 
 @contextmanager
-def unbuilt_refused(model: Any) -> Iterator[None]:
+def unbuilt_refused(model: keras.Model) -> Iterator[None]:
     """Temporarily refuse to build held optimizers: their variables would be missing in checkpoints and results."""
     with ExitStack() as stack:
         for place, optimizer in held_optimizers(model).items():
@@ -135,7 +135,7 @@ def _refusal(model: str, place: str) -> Callable[..., NoReturn]:
     return build
 
 
-def _building(optimizer: Any) -> Callable[..., None]:
+def _building(optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         if not optimizer.built:
             with keras.name_scope(optimizer.name):

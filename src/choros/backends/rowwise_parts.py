@@ -15,19 +15,19 @@ AXES = ("axis", "axes", "attention_axes")  # arguments that name an axis of a la
 FLAT = {"Embedding", "Flatten", "Functional", "Identity", "InputLayer", "Model", "Rescaling", "Reshape", "Sequential"}
 
 
-def compiled_losses(model: Any) -> list[Any]:
+def compiled_losses(model: keras.Model) -> list[Any]:
     """Return Keras' list of compiled losses (named tuples); empty until built. It may be changed in place."""
     entries: list[Any] | None = None if model._compile_loss is None else model._compile_loss._flat_losses
     return [] if entries is None else entries
 
 
-def model_divisor(model: Any) -> tuple[Any, bool]:
+def model_divisor(model: keras.Model) -> tuple[Any, bool]:
     """Return the model's method ``loss_divisor`` or None; and True if it declares a sum (``loss_divisor = None``)."""
     divisor = getattr(model, "loss_divisor", NOTHING)
     return (divisor, False) if callable(divisor) else (None, divisor is None)
 
 
-def plain(model: Any) -> bool:
+def plain(model: keras.Model) -> bool:
     """Return whether all parts of the loss are Keras' own and process each row independently.
 
     Outputs of shape (rows,) are not checked here; ``choros.backends.loss_exactness.mixed_rows`` tries their losses.
@@ -86,7 +86,7 @@ def flat(outputs: Any) -> bool:
     return any(len(output.shape) < 2 for output in keras.tree.flatten(outputs) if output is not None)
 
 
-def flat_outputs(model: Any) -> bool | None:
+def flat_outputs(model: keras.Model) -> bool | None:
     """Return ``flat`` of a model's outputs; None if their shapes are known only after a call."""
     outputs = getattr(model, "outputs", None) if of_keras(getattr(type(model), "call", None)) else None
     return flat(outputs) if outputs else None
@@ -97,11 +97,11 @@ def of_keras(part: Any) -> bool:
     return part is None or str(getattr(part, "__module__", "")).partition(".")[0] == "keras"
 
 
-def _masks(layer: Any) -> bool:
+def _masks(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.Masking)
 
 
-def _operations(model: Any) -> list[Any]:
+def _operations(model: keras.Model) -> list[Any]:
     layers = list(model._flatten_layers())
     nested = [operation for layer in layers for operation in getattr(layer, "operations", None) or []]
     return [layer for layer in layers if layer is not model] + nested
@@ -118,7 +118,7 @@ def _plain_operation(operation: Any) -> bool:
     return all(part is None or of_keras(part) or of_keras(type(part)) for part in functions)
 
 
-def _crosses_rows(layer: Any) -> bool:
+def _crosses_rows(layer: keras.Layer) -> bool:
     """Return whether an axis of a layer is, or may be, the axis of the rows. Negative axes are included."""
     ranks = {len(tensor.shape) for node in layer._inbound_nodes for tensor in node.input_tensors}
     if min(ranks, default=2) < 2 and type(layer).__name__ not in FLAT:

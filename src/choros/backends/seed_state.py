@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.types import Array
 
+if TYPE_CHECKING:
+    import keras
+
 NAME = "seed_generator_state"  # the name that keras.random.SeedGenerator gives its variable
 
 
-def find(model: Any) -> list[Any]:
+def find(model: keras.Model) -> list[Any]:
     """Return the state variables of the model's seed generators, in Keras' order."""
     return [v for v in model.non_trainable_variables if v.name == NAME]
 

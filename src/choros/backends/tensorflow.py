@@ -44,7 +44,7 @@ class TensorFlowReplica(BaseReplica):
         workers: number of workers that train.
     """
 
-    def __init__(self, model: Any, workers: int = 1) -> None:
+    def __init__(self, model: keras.Model, workers: int = 1) -> None:
         super().__init__(model, workers)
         self._points: list[Any] | None = None
         self._ready = False
@@ -446,12 +446,12 @@ def shared(array: Array) -> Any:
         return tf.constant(array)
 
 
-def read(variable: Any) -> Array:
+def read(variable: keras.Variable) -> Array:
     """Return a view of the variable's memory. While the view exists, TensorFlow copies the memory before it writes."""
     return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
-def _dense(gradient: Any, variable: Any) -> Any:
+def _dense(gradient: Any, variable: keras.Variable) -> Any:
     """Convert the sparse gradient of an embedding to a dense matrix, which the ranks can sum."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
@@ -469,7 +469,7 @@ def eagerly() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-def weights_detector(model: Any) -> Callable[[Any], bool]:
+def weights_detector(model: keras.Model) -> Callable[[Any], bool]:
     """Return a predicate that is True for TensorFlow objects that may give access to the model's weights."""
     values = {id(variable.value) for variable in model_variables(model)}
     kinds = (tf.Module, tf.train.Checkpoint, tf.types.experimental.GenericFunction)

@@ -34,7 +34,7 @@ class TorchReplica(BaseReplica):
         workers: number of workers that train.
     """
 
-    def __init__(self, model: Any, workers: int = 1) -> None:
+    def __init__(self, model: keras.Model, workers: int = 1) -> None:
         super().__init__(model, workers)
         self._points: list[Any] | None = None
         self._momentum = 0.0
@@ -295,14 +295,14 @@ class _Watch:
     def _noting(self, kind: Any) -> type:
         watch = self
 
-        def note(variable: Any) -> None:
+        def note(variable: keras.Variable) -> None:
             watch.used = watch.used or str(variable.path)
 
-        def value(variable: Any) -> Any:
+        def value(variable: keras.Variable) -> Any:
             note(variable)
             return kind.value.fget(variable)
 
-        def assign(variable: Any, value: Any) -> Any:
+        def assign(variable: keras.Variable, value: Any) -> Any:
             note(variable)
             return kind.assign(variable, value)
 
@@ -312,7 +312,7 @@ class _Watch:
 class _Loss:
     """A context that extracts the loss of one batch from Keras' running mean, and restores the mean."""
 
-    def __init__(self, metric: Any) -> None:
+    def __init__(self, metric: keras.Metric) -> None:
         self._state = [] if metric is None else [metric.total.value, metric.count.value]
 
     def __enter__(self) -> _Loss:
@@ -372,7 +372,7 @@ def eagerly() -> Iterator[None]:
         yield
 
 
-def weights_detector(model: Any) -> Callable[[Any], bool]:
+def weights_detector(model: keras.Model) -> Callable[[Any], bool]:
     """Return a predicate that is True for PyTorch objects that may give access to the model's weights."""
     memory = {variable.value.untyped_storage().data_ptr() for variable in model_variables(model)}
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.backends.devices.device_names import Devices, device_names
 from choros.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = [
     "Devices",
@@ -120,7 +123,7 @@ def scope(name: str) -> Any:
     return keras.device("cpu" if is_torch_cpu else name)
 
 
-def place_of(model: Any) -> str | None:
+def place_of(model: keras.Model) -> str | None:
     """Return the device of a built model's weights (PyTorch, TensorFlow); None if the model has no weights."""
     place: str | None = _backend().place_of(model)
     return place

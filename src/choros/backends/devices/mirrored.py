@@ -46,7 +46,7 @@ class MirroredReplica:
         clone: creates a copy of the model on the device in whose scope it is called.
     """
 
-    def __init__(self, model: Any, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
+    def __init__(self, model: keras.Model, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
         self.given, self.threads = model, DeviceThreads(devices)
         self._make: Callable[[Any], Any] = lambda own: make_replica(own or clone(), workers * len(devices))
         self.replicas: list[Any] = self.threads.each(lambda number: self._make(None if number else model))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    import keras
 
 
 def names(kind: str | None) -> list[str]:
@@ -25,7 +28,7 @@ def logical(count: int) -> bool:
     return True
 
 
-def place_of(model: Any) -> str | None:
+def place_of(model: keras.Model) -> str | None:
     """Return the device of the model's weights; None if it has none."""
     for variable in model.variables:
         return device_of(variable.value)

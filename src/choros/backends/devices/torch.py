@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    import keras
 
 _asked = [torch.get_num_threads()]
 
@@ -30,7 +33,7 @@ def limit(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def place_of(model: Any) -> str | None:
+def place_of(model: keras.Model) -> str | None:
     """Return the device of the model's weights; None if it has none."""
     for variable in model.variables:
         return device_of(variable.value)

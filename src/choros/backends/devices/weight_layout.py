@@ -6,12 +6,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.errors import InvalidInputError
 
+if TYPE_CHECKING:
+    import keras
 
-def describe(layout: Any, devices: int) -> dict[str, Any]:
+
+def describe(layout: keras.distribution.LayoutMap | None, devices: int) -> dict[str, Any]:
     """Return a layout as a dict for JSON.
 
     Args:
@@ -51,7 +54,7 @@ def describe(layout: Any, devices: int) -> dict[str, Any]:
     return {"shape": shape, "axes": axes, "batch": batch or axes[0], "rules": plain}
 
 
-def check_layout(layout: dict[str, Any], model: Any) -> None:
+def check_layout(layout: dict[str, Any], model: keras.Model) -> None:
     """Refuse a layout that does not fit a built model.
 
     Raises:
@@ -85,7 +88,7 @@ def check_layout(layout: dict[str, Any], model: Any) -> None:
                     )
 
 
-def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: Any) -> str:
+def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: keras.Model) -> str:
     """Return a line of text about the devices of the workers and the division of weights and rows among them."""
     device_text = f"{devices[0]} devices each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
     line = f"{workers} worker{'s' if workers > 1 else ''}, {device_text}"
