@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,11 @@ class NonFiniteDetector:
     """
 
     def __init__(
-        self, tally: Callable[[], LossRecord], workers: int, optimizer: Any, held: Callable[[], Array]
+        self,
+        tally: Callable[[], LossRecord],
+        workers: int,
+        optimizer: keras.optimizers.Optimizer,
+        held: Callable[[], Array],
     ) -> None:
         self.tally, self.workers, self.held = tally, workers, held
         self.scaled = hasattr(optimizer, "inner_optimizer")
