@@ -46,7 +46,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
         self.log_dir, self.embeddings_freq = Path(log_dir), embeddings_freq
         self.embeddings_layer_names, self.embeddings_metadata = embeddings_layer_names, embeddings_metadata
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Find the layers, and write the projector's configuration."""
         layers = [layer for layer in self.model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
         wanted = self.embeddings_layer_names
@@ -70,7 +70,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
             lines.append("}")
         (self.log_dir / "projector_config.pbtxt").write_text("\n".join(lines) + "\n")
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Write the weights every ``embeddings_freq`` epochs."""
         if (epoch + 1) % self.embeddings_freq:
             return

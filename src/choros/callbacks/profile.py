@@ -53,18 +53,18 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
         """Return the subdirectory for the files of this process; None if this process does not profile."""
         return ""
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Reset the step count to 0."""
         self._done, self._over = 0, self.mine() is None
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the profiler at the first step of the window."""
         self._begun = batch
         if not self._over and self._stop is None and self._done >= self.first_step:
             self._stop = self._try("start", self._start)
             self._over = self._stop is None
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the steps of this call, and stop the profiler after the last step of the window."""
         self._done += batch - self._begun + 1
         if self._stop is not None and self._done >= self.first_step + self.steps:
@@ -72,7 +72,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
                 sys.modules["jax"].block_until_ready(logs)
             self._end()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stop the profiler if it still runs."""
         self._end()
 

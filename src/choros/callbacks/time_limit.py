@@ -84,7 +84,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         facts = json.loads((state_path / _FACTS).read_text()) if state_path else None
         return (facts["epoch"], facts["batch"]) if facts else None
 
-    def restore(self, model: Any, batch: int = 0) -> None:
+    def restore(self, model: keras.Model, batch: int = 0) -> None:
         """Load the saved state, if there is one, into a built model; training resumes at ``batch`` of the epoch."""
         self._loaded = True
         state_path = self._newest()
@@ -107,7 +107,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             self._leave()
 
     # -- Keras' hooks
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Load the state of the last turn, and install the signal handlers (in the main thread only)."""
         self.asked, self._at, self._begun = False, (0, 0), (-1, 0) if not self._loaded else self._begun
         if not self.model.built:
@@ -122,11 +122,11 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             for name in self.signals:
                 self._kept[name] = signal.signal(signal.Signals[name], self._told)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the position of training."""
         self._at = (epoch, 0)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stop if the end is requested, except after the last batch: then ``on_epoch_end`` saves the whole epoch."""
         self._at = (self._at[0], batch + 1)
         if self._due() and not self._whole():
@@ -134,7 +134,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
                 self._leave()
             self._model.stop_training = True
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Save after a whole epoch; stop if the end is requested."""
         if self._due() and not self._whole():
             return
@@ -149,7 +149,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
                 self._leave()
             self._model.stop_training = True
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the signal handlers; then end this turn if that is requested, else remove the saved state."""
         for name, before in self._kept.items():
             signal.signal(signal.Signals[name], before)

@@ -71,19 +71,19 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         """Seconds of all epochs but the first."""
         return sum(self.epochs[1:])
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Clear all times."""
         self._forget()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start an epoch's clock."""
         self._epoch, self._here = time.perf_counter(), []
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Start a step's clock."""
         self._step = time.perf_counter()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stop the step's clock, and record the time unless the step is a warm-up."""
         taken = time.perf_counter() - self._step
         self._here.append(taken)
@@ -92,14 +92,14 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         else:
             self.steps.append(taken)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Stop the epoch's clock, and print the epoch's line."""
         self.epochs.append(time.perf_counter() - self._epoch)
         usual = statistics.median(self._here) * len(self._here) if self._here else 0.0
         self.overhead.append(max(0.0, self.epochs[-1] - usual))
         self._say(f"epoch {epoch + 1}: {self._epoch_text()}")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Print the line for all epochs."""
         if self.epochs:
             self._say(self._end_text())
