@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from choros.errors import InvalidInputError, warn
 from choros.training.lazy_weights import LazyWeights, holds_tensors
 from choros.training.spec import GO_ON, TrainerControl
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _ONLY_WEIGHTS = (
@@ -50,7 +53,7 @@ class CallbackRunner:
     """
 
     def __init__(
-        self, model: Any, callbacks: Any, verbose: int, epochs: int, steps: int | None, first: int = 0
+        self, model: keras.Model, callbacks: Any, verbose: int, epochs: int, steps: int | None, first: int = 0
     ) -> None:
         import keras
 
@@ -441,7 +444,7 @@ def _arrays(logs: dict[str, Any]) -> dict[str, Any]:
     return {name: np.array(value, np.float32) if isinstance(value, list) else value for name, value in logs.items()}
 
 
-def _wants_batches(callback: Any) -> bool:
+def _wants_batches(callback: keras.callbacks.Callback) -> bool:
     """Return whether a callback uses a batch hook. Some callbacks of Keras do so only with some settings."""
     import keras
 

@@ -13,13 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.backends.optimizers import model_variables
 from choros.object_graph import children
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 # Attributes that need no weights.
 _OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
@@ -57,7 +60,7 @@ class LazyWeights:
         fetched
     """
 
-    def __init__(self, model: Any, touch: Callable[[], None]) -> None:
+    def __init__(self, model: keras.Model, touch: Callable[[], None]) -> None:
         self.model, self.touch = model, touch
         self._armed = self._inside = self.passing = self.rate_used = self.stays = False
         self.rate: Any = None
@@ -242,7 +245,7 @@ class LazyWeights:
         return method
 
 
-def holds_tensors(callback: Any, model: Any) -> bool:
+def holds_tensors(callback: keras.callbacks.Callback, model: keras.Model) -> bool:
     """Return whether a callback may reach weights past the model's objects.
 
     A callback can hold PyTorch parameters, TensorFlow variables, or TensorFlow functions, which hold the variables that
@@ -284,7 +287,7 @@ def holds_tensors(callback: Any, model: Any) -> bool:
     return False
 
 
-def _hooks(callback: Any) -> list[types.FunctionType]:
+def _hooks(callback: keras.callbacks.Callback) -> list[types.FunctionType]:
     """Return the functions of a callback's classes, without those of Keras."""
     classes = [base for base in type(callback).__mro__ if not base.__module__.startswith("keras.")]
     return [value for base in classes for value in vars(base).values() if isinstance(value, types.FunctionType)]

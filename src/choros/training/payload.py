@@ -14,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from choros.training.checkpoint.snapshot import raw
 from choros.training.model_io.serialization import PackedModel, copy_model
 from choros.training.spec import FitConfig, FitRequest
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 HOME = "CHOROS_HOME"  # environment variable with the caller's address and secret
 Told = dict[str, Any]
@@ -173,19 +176,19 @@ def read_code(told: Told) -> list[bytes]:
     return paths
 
 
-def shown(model: Any) -> list[Array]:
+def shown(model: keras.Model) -> list[Array]:
     """Return the variables of the model and its optimizer as flat uint8 arrays, for a connection."""
     return raw(to_host(model_variables(model)))
 
 
-def put(model: Any, arrays: list[Array]) -> None:
+def put(model: keras.Model, arrays: list[Array]) -> None:
     """Set a model's variables to the values that ``shown`` returned; fewer arrays set the first variables only."""
     for variable, buffer in zip(model_variables(model), arrays, strict=False):
         before = to_host([variable])[0]
         variable.assign(np.array(buffer).view(before.dtype).reshape(before.shape))
 
 
-def unpack_members(model: Any, scores: Sequence[float], weights: Sequence[list[Array]]) -> list[Any]:
+def unpack_members(model: keras.Model, scores: Sequence[float], weights: Sequence[list[Array]]) -> list[Any]:
     """Return the models of an Ensemble's members, and set the given model to the best member's variables.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from choros.training.checkpoint.policy import checkpoint_of
 from choros.training.executors.executor import ExecutorLauncher
 from choros.training.executors.worker_pool import WorkerPool, each_devices
 from choros.training.worker.setup import several_models
+
+if TYPE_CHECKING:
+    import keras
 
 _DRIVING = ("fit", "make_train_function")  # methods with Keras' training loop; a Trainer calls train_step itself
 
@@ -81,7 +84,7 @@ def check_reach(launcher: Any) -> None:
         )
 
 
-def check_model(model: Any) -> None:
+def check_model(model: keras.Model) -> None:
     """Refuse a model that is not a compiled ``keras.Model`` with one learning rate."""
     import keras
 
@@ -97,7 +100,7 @@ def check_model(model: Any) -> None:
         )
 
 
-def check_fit(model: Any) -> None:
+def check_fit(model: keras.Model) -> None:
     """Refuse a model whose class overrides ``fit`` or ``make_train_function``, because a Trainer does not call them.
 
     A KerasHub task whose ``preprocessor`` is None is accepted, because its ``fit`` is then that of Keras.
@@ -125,7 +128,7 @@ def check_fit(model: Any) -> None:
     )
 
 
-def check_batch_shape(model: Any, replicas: int) -> None:
+def check_batch_shape(model: keras.Model, replicas: int) -> None:
     """Refuse a model that needs a fixed number of rows per batch, or has stateful layers, if batches are divided.
 
     Args:
@@ -147,19 +150,19 @@ def check_batch_shape(model: Any, replicas: int) -> None:
     )
 
 
-def fixed_rows(model: Any) -> int | None:
+def fixed_rows(model: keras.Model) -> int | None:
     """Return the number of rows per batch if the model's inputs fix it, else None."""
     inputs = getattr(model, "inputs", None) or []
     fixed = [tensor.shape[0] for tensor in inputs if len(tensor.shape) and tensor.shape[0] is not None]
     return int(fixed[0]) if fixed else None
 
 
-def sample_rows(model: Any, batch_size: int) -> int:
+def sample_rows(model: keras.Model, batch_size: int) -> int:
     """Return the number of rows of the sample with which a model is built and checked."""
     return fixed_rows(model) or min(batch_size, 32)
 
 
-def check_layers(model: Any, workers: int) -> None:
+def check_layers(model: keras.Model, workers: int) -> None:
     """Refuse layers that need the rows of other workers in a step.
 
     Args:
@@ -215,7 +218,7 @@ def check_distribution() -> None:
         )
 
 
-def warn_of_sparse_gradients(model: Any) -> None:
+def warn_of_sparse_gradients(model: keras.Model) -> None:
     """Warn if Keras on TensorFlow uses sparse gradients of an Embedding, because AllReduce uses dense ones.
 
     Keras' SGD without clipping gives the same result with both.
@@ -238,7 +241,7 @@ def warn_of_sparse_gradients(model: Any) -> None:
         )
 
 
-def check_devices(each: list[int], asked: Any, layout: Any) -> dict[str, Any] | None:
+def check_devices(each: list[int], asked: Any, layout: keras.distribution.LayoutMap | None) -> dict[str, Any] | None:
     """Return the layout as JSON, or None; refuse devices that the workers do not have."""
     import keras
 
@@ -293,7 +296,7 @@ def listed(callbacks: Any) -> list[Any]:
     return [callback for callback in items if callback is not None]
 
 
-def check_average(model: Any, callbacks: Any, alone: bool) -> bool:
+def check_average(model: keras.Model, callbacks: Any, alone: bool) -> bool:
     """Return whether to validate at the moving averages of the weights (``SwapEMAWeights``).
 
     Args:
@@ -355,7 +358,7 @@ def check_member_callbacks(callbacks: Any, apart: bool) -> None:
             )
 
 
-def check_held(model: Any, replicas: int) -> None:
+def check_held(model: keras.Model, replicas: int) -> None:
     """Refuse moving averages of weights in an optimizer beside the compiled one, if there are several replicas.
 
     Args:
@@ -378,7 +381,7 @@ def check_held(model: Any, replicas: int) -> None:
             )
 
 
-def restore_backup(callbacks: Any, model: Any, initial_epoch: int, checkpoint: Any) -> int:
+def restore_backup(callbacks: Any, model: keras.Model, initial_epoch: int, checkpoint: Any) -> int:
     """Restore the state of a ``BackupAndRestore`` before the model is sent to the workers; return the first epoch.
 
     Keras restores it when training begins. The callback then restores it again, which changes nothing.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from choros.training.checkpoint import Checkpoint
 from choros.training.checkpoint.snapshot import Part, Snapshot
 from choros.training.spec import FitConfig
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +156,7 @@ class CheckpointManager:
             if groups.get("average")
         }
 
-    def show(self, model: Any) -> bool:
+    def show(self, model: keras.Model) -> bool:
         """Load the latest state of rank 0 into the caller's model: weights and optimizer.
 
         Args:
@@ -317,7 +320,7 @@ def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
     return unlike(f"{name}[{at!r}]", one[at], other[at])
 
 
-def facts_of(model: Any, source: Any) -> dict[str, Any]:
+def facts_of(model: keras.Model, source: Any) -> dict[str, Any]:
     """Return the properties of model and data that must be the same when training resumes."""
     facts = {
         "layers": layers_of(model),

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from choros.errors import ChorosError, CommTimeoutError, PeerLostError
 from choros.training.callback_runner import CallbackRunner
 from choros.training.payload import put, shown
 from choros.training.spec import FitConfig
+
+if TYPE_CHECKING:
+    import keras
 
 Told = tuple[dict[str, Any], list[Any]]
 
@@ -43,7 +46,7 @@ class CallbackServer(ABC):
         begun: bool. Whether training has begun.
     """
 
-    def __init__(self, model: Any, job: FitConfig, conductor: CallbackRunner) -> None:
+    def __init__(self, model: keras.Model, job: FitConfig, conductor: CallbackRunner) -> None:
         self.model, self.job, self.conductor = model, job, conductor
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,6 +50,9 @@ from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import met_in, rank_devices
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 logger = logging.getLogger(__name__)
 
@@ -403,7 +406,7 @@ def _keep_states(reporter: InJobCallbackChannel, center: Any) -> None:
     context.again = saver.latest is not None
 
 
-def _fetch(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array], epoch: int | None) -> None:
+def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Array, Array], epoch: int | None) -> None:
     """Load the weights of an epoch's end, or the latest ones for None, into the model for callbacks."""
     context = reporter.run
     reporter.fetching()
@@ -432,7 +435,7 @@ def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
         raise
 
 
-def _end(reporter: InJobCallbackChannel, model: Any, buffers: tuple[Array, Array]) -> list[WorkerStats]:
+def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Array, Array]) -> list[WorkerStats]:
     """Set the trained weights and the history in every rank; return the counts of all ranks. Collective."""
     context, base, saver = reporter.run, reporter.base, reporter.saver
     replica, center = context.replica, context.center

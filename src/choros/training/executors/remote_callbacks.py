@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import AGAIN, ChorosError
@@ -16,13 +16,16 @@ from choros.training.payload import put, shown
 from choros.training.spec import FitConfig, TrainerControl
 from choros.types import Array
 
+if TYPE_CHECKING:
+    import keras
+
 
 class RemoteCallbackRunner:
     """A ``CallbackRunner`` for rank 0 whose callbacks run in another process."""
 
     user = True  # also without callbacks: at an epoch's end the model holds that epoch's weights for a moment
 
-    def __init__(self, line: RpcConnection, model: Any, job: FitConfig) -> None:
+    def __init__(self, line: RpcConnection, model: keras.Model, job: FitConfig) -> None:
         self.line, self.model, self.job = line, model, job
         self.epoch: int | None = job.initial_epoch
         self.fetch: Callable[[int | None], None] = lambda epoch: None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
 from choros.backends import Replica, backend_name, forget
@@ -38,6 +38,9 @@ from choros.training.worker.context import WorkerContext
 from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import join_meeting, rank_devices
+
+if TYPE_CHECKING:
+    import keras
 
 _LARGE = 64 << 20  # bytes of weights from which a model is freed after its job
 _FORGETS = 16  # number of jobs after which a worker frees their compiled functions
@@ -221,7 +224,7 @@ def deaf(names: Sequence[str]) -> Iterator[None]:
 
 
 @lean()
-def redraw_member(model: Any, seed: int, rank: int) -> None:
+def redraw_member(model: keras.Model, seed: int, rank: int) -> None:
     """Draw the weights of one member of an ensemble again, from (seed, rank)."""
     import keras
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from choros.backends import Replica
 from choros.training.checkpoint.snapshot import Part
@@ -17,6 +17,9 @@ from choros.training.spec import FitRequest
 from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.setup import adding, build_replica, seed_replica
+
+if TYPE_CHECKING:
+    import keras
 
 ResultT = TypeVar("ResultT")
 
@@ -28,7 +31,7 @@ def run_rank(
     train: Callable[[WorkerContext, CommHandles], ResultT],
     *,
     devices: Sequence[str] = (),
-    layout: Any = None,
+    layout: keras.distribution.LayoutMap | None = None,
     replica: Replica | None = None,
     state: Part | None = None,
     again: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.algorithms import Algorithm
 from choros.backends import Replica, make_replica
@@ -19,17 +19,20 @@ from choros.training.spec import FitConfig
 from choros.training.worker.gradient_tail import Tail
 from choros.types import Array, Batch
 
+if TYPE_CHECKING:
+    import keras
+
 _VALUE = 8  # bytes of the widest value of a vector
 _LEAST = 1 << 16  # least bytes of a slot, so that metrics and messages fit even with a tiny model
 
 
 def build_replica(
-    model: Any,
+    model: keras.Model,
     sample: Batch,
     workers: int,
     averaged: Sequence[int] = (),
     devices: Sequence[str] = (),
-    layout: Any = None,
+    layout: keras.distribution.LayoutMap | None = None,
     clone: Callable[[], Any] | None = None,
 ) -> Any:
     """Return the model's replica, built for the first step.
