@@ -11,7 +11,7 @@ parallel.save("model.keras")  # saves the serial model
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.backends.devices import Devices, device_of, list_devices, logical_devices
 from choros.backends.devices.placement import Placement, RowShard, VariablePlacement
@@ -19,6 +19,9 @@ from choros.backends.optimizers import model_variables
 from choros.console import write_line
 from choros.errors import InvalidInputError
 from choros.parallel.multi_gpu_model import ModelMGPU, chosen
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = [
     "ModelMGPU",
@@ -33,7 +36,7 @@ __all__ = [
 
 
 def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
-    serial_model: Any,
+    serial_model: keras.Model,
     gdev_list: Devices | None = None,
     ps_device: str = "/cpu:0",
     usenccl: bool = False,
@@ -79,7 +82,7 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
 
 
 def multi_gpu_model(  # noqa: D417 - two arguments share one entry
-    model: Any, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
+    model: keras.Model, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
 ) -> Any:
     """Return the model over several devices, under the name of a function of older versions of Keras.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.backends.base import blind
 from choros.backends.devices import place_of
@@ -18,6 +18,9 @@ from choros.training.validation import sample_rows
 from choros.training.worker.setup import build_replica, several_models
 from choros.types import Batch
 
+if TYPE_CHECKING:
+    import keras
+
 
 class InProcessExecutor:
     """Executor that trains a model over devices of this process, and keeps the compiled replica between calls.
@@ -32,7 +35,7 @@ class InProcessExecutor:
 
     packs_model, remote_members = False, False
 
-    def __init__(self, model: Any, devices: list[str]) -> None:
+    def __init__(self, model: keras.Model, devices: list[str]) -> None:
         self.model, self.devices = model, devices
         self.replica: Any = None
 

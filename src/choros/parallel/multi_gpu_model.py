@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from choros.trainer import Trainer
 from choros.training.validation import check_model
 from choros.training.worker.setup import several_models
 from choros.types import Batch
+
+if TYPE_CHECKING:
+    import keras
 
 _OWN = ("serial", "devices", "enqueue", "_executor")  # attributes of this object; all others belong to the serial model
 _ORDER: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": False}
@@ -58,7 +61,7 @@ class ModelMGPU:
 
     def __init__(
         self,
-        serial_model: Any = None,
+        serial_model: keras.Model | None = None,
         gdev_list: Devices | None = None,
         ps_device: str = "/cpu:0",
         usenccl: bool = False,
