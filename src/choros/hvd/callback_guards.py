@@ -73,7 +73,7 @@ class _Restored(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._backup, self._calls, self._holds = backup, calls, holds
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Take the variables and the next epoch of rank 0, if rank 0 has a backup."""
         model = self.model
         if not model.built:  # the callback has raised on rank 0 already: raise the same error here
@@ -94,7 +94,7 @@ class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.inner, self._calls = inner, calls
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Forward the call to the wrapped callback."""
         super().set_model(model)
         self.inner.set_model(model)
@@ -104,19 +104,19 @@ class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
         super().set_params(params)
         self.inner.set_params(params)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Forward the call to the wrapped callback."""
         self.inner.on_train_begin(logs)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Forward the call to the wrapped callback."""
         self.inner.on_train_end(logs)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forward the call to the wrapped callback."""
         self.inner.on_epoch_begin(epoch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Pass the mean of the logs to the wrapped callback; add to ``logs`` the entries that it added."""
         logs = {} if logs is None else logs
         shown = mean_logs(logs, self._calls, f"logs for {type(self.inner).__name__}")

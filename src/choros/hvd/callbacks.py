@@ -51,7 +51,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.root_rank, self._local = root_rank, list(local_variables or [])
         self._waiting = False
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcast if the model is built; else broadcast as soon as it is."""
         self._waiting = not built(self.model)
         if not self._waiting:
@@ -59,7 +59,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         elif isinstance(self.model.train_function, SplitStep):
             self.model.train_function.before.append(self._broadcast)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Broadcast if the first step has just built the model."""
         if self._waiting:
             self._broadcast()
@@ -91,14 +91,14 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._plain: Callable[[Any], Any] | None = None
         self._exact: set[str] = set()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Replace the model's method that returns an epoch's results to Keras."""
         if self.weighted and size() > 1:
             self._plain = self.model._get_metrics_result_or_logs
             attributes: dict[str, Any] = self.model.__dict__
             attributes["_get_metrics_result_or_logs"] = self._results
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the model's method."""
         if self._plain is not None:
             attributes: dict[str, Any] = self.model.__dict__
@@ -107,7 +107,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 del attributes["_get_metrics_result_or_logs"]
             self._plain = None
 
-    def _results(self, logs: Any) -> Any:
+    def _results(self, logs: dict[str, Any] | None) -> Any:
         assert self._plain is not None  # noqa: S101 - for the type checker
         plain_logs = self._plain(logs)
         model = self.model
@@ -129,7 +129,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._exact |= set(exact)
         return exact
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the entries that were not summed exactly before."""
         if logs is None or size() == 1:
             return
@@ -174,13 +174,13 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         if name == "filepath":
             self._named = True
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that a path is set."""
         if not self._named:
             raise ValueError("BestModelCheckpoint has no path: give filepath='best.keras'.")
         super().on_train_begin(logs)
 
-    def _save_model(self, epoch: int, batch: Any, logs: Any) -> None:
+    def _save_model(self, epoch: int, batch: Any, logs: dict[str, Any] | None) -> None:
         if rank() == 0:
             super()._save_model(epoch, batch, logs)
 
@@ -190,5 +190,5 @@ def _single(metrics: Sequence[Any]) -> list[Any]:
     return [metric for m in metrics for metric in (_single(m.metrics) if getattr(m, "metrics", None) else [m])]
 
 
-def _foreign(metric: Any) -> bool:
+def _foreign(metric: keras.Metric) -> bool:
     return not type(metric).__module__.startswith("keras.")

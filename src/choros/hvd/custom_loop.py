@@ -83,7 +83,7 @@ class EagerGradientReducer:
         return [np.asarray(True), *parts]
 
 
-def attach(optimizer: Any, how: ReductionConfig) -> None:
+def attach(optimizer: keras.optimizers.Optimizer, how: ReductionConfig) -> None:
     """Make an optimizer's ``apply`` reduce gradients first; the optimizer's class and configuration do not change."""
     plain: Any = optimizer.apply
     plain_stateless: Any = getattr(optimizer, "stateless_apply", None)
@@ -131,7 +131,7 @@ def attach(optimizer: Any, how: ReductionConfig) -> None:
         attributes["stateless_apply"] = stateless_apply
 
 
-def _count(optimizer: Any) -> Any:
+def _count(optimizer: keras.optimizers.Optimizer) -> Any:
     step_counter(optimizer).assign_add(1)
     return _nothing(None)
 

@@ -145,7 +145,13 @@ class KerasState(ObjectState):
         ValueError: ``model`` is not built, or is not a keras.Model.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        backend: Any = None,
+        **values: Any,
+    ) -> None:
         if not isinstance(model, keras.Model):
             raise ValueError(f"The model is of type {type(model).__name__}: give a keras.Model.")
         if not model.built:
@@ -193,14 +199,14 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.state, self.batches_per_commit, self._left = state, batches_per_commit, batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the batch; commit after ``batches_per_commit`` batches."""
         self._left -= 1
         if self._left <= 0:
             self.state.commit()
             self._left = self.batches_per_commit
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Commit."""
         self.state.commit()
         self._left = self.batches_per_commit
@@ -217,15 +223,15 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.state, self._first = state, 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Continue from the number of batches trained before."""
         self._first = self.state.batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the batch."""
         self.state.batch = self._first + batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reset the count to 0."""
         self.state.batch = self._first = 0
 
@@ -237,7 +243,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.state = state
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the epoch, whatever ``initial_epoch`` of ``fit`` is."""
         self.state.epoch += 1
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _warned: list[bool] = []
 
 
-def compare(model: Any, call: dict[str, Any], calls: Collectives) -> None:
+def compare(model: keras.Model, call: dict[str, Any], calls: Collectives) -> None:
     """Check that all ranks will train the same model with the same settings, in epochs of equal length.
 
     Learning rates, callbacks and validation data may differ and are not compared. If the ranks run different scripts,

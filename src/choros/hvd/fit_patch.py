@@ -38,7 +38,7 @@ _told: list[bool] = []
 _installed: list[bool] = []
 
 
-def reduction_of(optimizer: Any) -> Any:
+def reduction_of(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return the ReductionConfig of an optimizer, or of the one in a ``LossScaleOptimizer``; None if there is none."""
     reduction = getattr(optimizer, "_choros_reduction", None)
     return reduction or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)
@@ -132,7 +132,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
             unequal length; the optimizer made updates from gradients that were not reduced.
     """
 
-    def __init__(self, model: Any, how: ReductionConfig) -> None:
+    def __init__(self, model: keras.Model, how: ReductionConfig) -> None:
         super().__init__()
         self.how, self._calls = how, collectives(how.process_set)
         self._plain = model._get_metrics_result_or_logs
@@ -149,7 +149,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         vars(self._owner).pop("_get_metrics_result_or_logs", None)
         self.how.finite = None
 
-    def _results(self, logs: Any) -> Any:
+    def _results(self, logs: dict[str, Any] | None) -> Any:
         """Return the logs; end the epoch with the other ranks at the first call of an epoch.
 
         Keras calls this when an epoch's batches are over, and again after validation.
@@ -163,7 +163,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     limit.leave_if_asked()  # before validation, while all ranks are at the same step
         return self._plain(logs)
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the ranks have ended the epoch's batches before validation."""
         self._check_ended()
 
@@ -176,7 +176,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "fit of the model's own."
             )
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Compare the weights; if the model is not built yet, before the first step."""
         step = self._owner.train_function
         if not isinstance(step, SplitStep) and not self.how.idle:
@@ -190,13 +190,13 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         else:
             step.before.append(self._compare)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the counts of gradients and updates."""
         self._open = True
         self._counted = self._now()
         self.how.at = epoch, self.how.taken
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compare the counts and the weights of all ranks; apply the stop and the learning rate that callbacks set."""
         self._check_ended()
         taken, updates = (now - then for now, then in zip(self._now(), self._counted, strict=True))
@@ -274,16 +274,16 @@ class TimedWatch(ConsistencyCallback):
 
     _asked = 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the wait for the first batch."""
         super().on_epoch_begin(epoch, logs)
         self._asked = time.monotonic_ns()
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the wait for the batch in the timeline."""
         if (trace := self._calls.group.trace) is not None:
             trace(("data", "next batch", self._asked, time.monotonic_ns(), -1))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the wait for the next batch."""
         self._asked = time.monotonic_ns()

@@ -66,7 +66,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         """Return the learning rate at an epoch, which may be fractional."""
         return self.initial_lr * self.multiplier(epoch)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the rate can be set and the steps are known."""
         if not isinstance(_inner(self.model.optimizer)._learning_rate, keras.Variable):
             raise ValueError(
@@ -76,11 +76,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         if not self.staircase and not (self.steps_per_epoch or self.params.get("steps")):
             raise ValueError("How many batches an epoch has is not known here: give steps_per_epoch.")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the epoch."""
         self.epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Set the rate: at the first batch of an epoch, or at every batch if ``staircase`` is False."""
         if self.epoch < self.start_epoch or (self.end_epoch is not None and self.epoch >= self.end_epoch):
             return
@@ -102,7 +102,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
                 if velocity is not None:
                     velocity.assign(velocity * (new / old))
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the rate to the logs."""
         if logs is not None:
             logs["lr"] = _rate(_inner(self.model.optimizer))
@@ -138,7 +138,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         super().__init__(initial_lr, warm, 0, int(warmup_epochs), False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the rate to the logs; if ``verbose``, print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
@@ -146,10 +146,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             write_line(f"\nEpoch {epoch + 1}: the warmup of the learning rate ends at {rate:g}.")
 
 
-def _inner(optimizer: Any) -> Any:
+def _inner(optimizer: keras.optimizers.Optimizer) -> Any:
     """The optimizer inside a loss-scaling one."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _rate(optimizer: Any) -> float:
+def _rate(optimizer: keras.optimizers.Optimizer) -> float:
     return float(keras.ops.convert_to_numpy(optimizer.learning_rate))

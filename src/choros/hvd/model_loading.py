@@ -42,7 +42,7 @@ def load_model(
     return model
 
 
-def _with_slots(optimizer: Any, model: Any, path: str) -> Any:
+def _with_slots(optimizer: keras.optimizers.Optimizer, model: keras.Model, path: str) -> Any:
     """Return a copy of an optimizer with the slots of the HDF5 file: Keras 3.15 builds it without variables."""
     import h5py  # type: ignore[import-untyped]
 

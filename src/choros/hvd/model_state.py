@@ -13,7 +13,7 @@ from choros.hvd.collectives import broadcast_variables
 from choros.hvd.context import context
 
 
-def state_of(model: Any) -> list[Any]:
+def state_of(model: keras.Model) -> list[Any]:
     """Return the variables of a model and of its optimizer, without the seeds of random layers."""
     seed_ids = {id(v) for v in seed_state.find(model)}
     everything = [*model.variables, *(model.optimizer.variables if getattr(model, "optimizer", None) else [])]

@@ -18,7 +18,7 @@ from choros.hvd.gradient_reduction import ReductionConfig
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -106,7 +106,7 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(
-    optimizer: Any, *, local_layers: Any = None, scale_local_gradients: bool = True, **how: Any
+    optimizer: keras.optimizers.Optimizer, *, local_layers: Any = None, scale_local_gradients: bool = True, **how: Any
 ) -> Any:
     """Make an optimizer as ``DistributedOptimizer`` does, but do not reduce the gradients of some layers.
 

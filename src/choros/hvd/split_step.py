@@ -37,7 +37,7 @@ class SplitStep:
         before: list of functions, called once when the model is built, before the next step.
     """
 
-    def __init__(self, model: Any, how: ReductionConfig) -> None:
+    def __init__(self, model: keras.Model, how: ReductionConfig) -> None:
         self.model, self.how = model, how
         self.before: list[Callable[[], None]] = []
         self.flat: GradientBuffer | None = None
@@ -179,7 +179,7 @@ class SplitStep:
         self._replica = replica
 
 
-def built(model: Any) -> bool:
+def built(model: keras.Model) -> bool:
     """Return whether the model, its metrics and its optimizer have all their variables."""
     parts = (model._compile_metrics, model._compile_loss, model.optimizer)
     return all(layer.built for layer in model._flatten_layers()) and all(p is None or p.built for p in parts)
