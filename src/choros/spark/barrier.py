@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import choros
 from choros.cluster.hardware.network_address import addresses, own_address
@@ -27,6 +27,9 @@ from choros.spark.row_store import Data, Form, RowStore, agree, local_folder
 from choros.spark.task_errors import report, translate
 from choros.spark.task_process import hold_back, same_version
 from choros.spark.task_slots import choose_workers, is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _ROWS = "rank int, part int, payload binary"
 _PART = 32 << 20  # most bytes of one row of the result
@@ -79,7 +82,7 @@ class _Plan:
 
 
 def run(
-    frame: Any,
+    frame: DataFrame,
     work: Work,
     workers: int | str = "auto",
     *,
@@ -125,7 +128,7 @@ def run(
     return [b"".join(parts[rank][number] for number in sorted(parts[rank])) for rank in range(size)]
 
 
-def _fits(frame: Any, size: int) -> bool:
+def _fits(frame: DataFrame, size: int) -> bool:
     """Return whether a plain scan has as many partitions as workers, so that no shuffle is needed."""
     if is_connect(frame) or size == 1:
         return False

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import named_backend
 from choros.console import write_line
@@ -22,12 +22,15 @@ from choros.spark.java import session
 from choros.spark.task_errors import translate
 from choros.spark.task_slots import setting, slots
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 PACKAGES = ("choros", "keras", "numpy", "pyarrow", "pandas", "cloudpickle", "jax", "torch", "tensorflow", "pyspark")
 _NEEDED = ("choros", "keras", "numpy", "cloudpickle")
 _ROOM = 1 << 28  # bytes of /dev/shm that ranks of one host may need to communicate
 
 
-def examine(spark: Any) -> list[dict[str, Any]]:
+def examine(spark: SparkSession) -> list[dict[str, Any]]:
     """Collect facts about the driver and every executor. Executors do not need choros for this.
 
     Args:

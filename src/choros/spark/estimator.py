@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import TypeConverters
@@ -20,6 +20,10 @@ from choros.spark.ml_persistence import KerasReader, KerasWriter, written
 from choros.spark.model import KerasModel
 from choros.spark.params import ColumnParams, param
 from choros.spark.prediction_columns import classed, features_of, inputs_of, outputs_of
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
 
 _OF_MODEL = ("featuresCol", "predictionCol", "probabilityCol", "rawPredictionCol", "task", "predictBatchSize", "nulls")
 _copying = threading.Lock()  # CrossValidator fits in several threads, and Keras' counters of names are global
@@ -75,7 +79,9 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
     )
     timeout = param("timeout", "seconds without a step after which a worker is hung", TypeConverters.toFloat, above=0)
 
-    def __init__(self, model: Any = None, *, callbacks: Any = None, profile: Any = None, **params: Any) -> None:
+    def __init__(
+        self, model: keras.Model | None = None, *, callbacks: Any = None, profile: Any = None, **params: Any
+    ) -> None:
         super().__init__()
         self.keras_model, self.callbacks, self.profile = model, callbacks, profile
         self._setDefault(
@@ -120,7 +126,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         check_model(self.keras_model)
         return self.keras_model
 
-    def _fit(self, dataset: Any) -> KerasModel:
+    def _fit(self, dataset: DataFrame) -> KerasModel:
         import keras
 
         check_frame(dataset)
@@ -167,7 +173,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         return made
 
 
-def copied(model: Any, rate: float | None = None) -> Any:
+def copied(model: keras.Model, rate: float | None = None) -> Any:
     """Return a copy of a compiled model.
 
     Args:
@@ -192,7 +198,7 @@ def copied(model: Any, rate: float | None = None) -> Any:
     return copy
 
 
-def weighed(dataset: Any, label: Any, weight: Any, weights: Any) -> tuple[Any, str]:
+def weighed(dataset: DataFrame, label: Any, weight: Any, weights: Any) -> tuple[Any, str]:
     """Return the frame with a column of class weights, and the name of that column.
 
     Args:

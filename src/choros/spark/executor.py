@@ -6,7 +6,7 @@ import secrets
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.backends.host_values import to_host
 from choros.console import write_line
@@ -27,6 +27,9 @@ from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.payload import put, shown, unpack_members
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, WorkerStats
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass
@@ -211,14 +214,14 @@ def _tell(conductor: CallbackRunner) -> None:
         write_line(f"Epoch {epoch + 1}/{conductor.epochs} - {' - '.join(logs)}")
 
 
-def _mark(session: Any, tag: str) -> None:
+def _mark(session: SparkSession, tag: str) -> None:
     if is_connect(session):
         session.addTag(tag)
     else:
         session.sparkContext.setJobGroup(tag, "choros: training a Keras model", True)
 
 
-def _cancel(session: Any, tag: str) -> None:
+def _cancel(session: SparkSession, tag: str) -> None:
     if is_connect(session):
         session.interruptTag(tag)
     else:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from choros.errors import InvalidDataError, InvalidInputError
 from choros.spark.task_slots import setting
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 MARK = "choros_v"  # a boolean column: true for rows of validation
 _WHOLE = {"byte": "int", "short": "int", "integer": "int", "int": "int", "long": "bigint", "bigint": "bigint"}
@@ -190,7 +193,7 @@ class _Maker:
 
 
 def normalise(
-    frame: Any,
+    frame: DataFrame,
     features: Any,
     label: Any = None,
     weight: Any = None,
@@ -294,7 +297,7 @@ def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Any:
     return F.rand(seed) < F.lit(float(validation))
 
 
-def check_frame(frame: Any) -> None:
+def check_frame(frame: DataFrame) -> None:
     """Refuse an object that is no DataFrame of Spark, such as a DataFrame of pandas.
 
     Raises:
@@ -308,7 +311,7 @@ def check_frame(frame: Any) -> None:
         )
 
 
-def letters(frame: Any) -> Callable[[str], str]:
+def letters(frame: DataFrame) -> Callable[[str], str]:
     """Return a function that maps equal column names to one text: with or without case, as the session is set."""
     minds = setting(frame.sparkSession, "spark.sql.caseSensitive", "false").lower() == "true"
     return str if minds else str.lower

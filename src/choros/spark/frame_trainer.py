@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from choros.trainer import Trainer
 from choros.training.executors.executor import FitResult
 from choros.training.spec import FitRequest
 from choros.types import Batch
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
 
 _FIRST = 32  # rows that the driver reads
 
@@ -37,7 +41,7 @@ class Frame:
 
     brings_targets, indexed, ahead, rows = True, True, 0, None
 
-    def __init__(self, frame: Any, columns: Columns, floatx: str = "float32") -> None:
+    def __init__(self, frame: DataFrame, columns: Columns, floatx: str = "float32") -> None:
         self.frame, self.columns = frame, columns
         from choros.spark.pyarrow import few, refuse_large_batches
 
@@ -111,9 +115,9 @@ class FrameExecutor:
 
 
 def train(  # noqa: D417 - those of Trainer are named together
-    frame: Any,
+    frame: DataFrame,
     *,
-    model: Any,
+    model: keras.Model,
     columns: Columns,
     algorithm: Any = "allreduce",
     workers: int | str = "auto",

@@ -10,11 +10,14 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml.util import MLReader, MLWriter
 
 from choros.errors import InvalidDataError, InvalidInputError, brief
+
+if TYPE_CHECKING:
+    import keras
 
 _PART = 64 << 20  # most bytes of the file in one row
 
@@ -90,7 +93,7 @@ class KerasReader(MLReader):  # type: ignore[misc,type-arg]
         return stage
 
 
-def written(model: Any) -> bytes:
+def written(model: keras.Model) -> bytes:
     """Return a model as the bytes of a ``.keras`` file.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
 from pyspark.ml.functions import array_to_vector
@@ -21,6 +21,10 @@ from choros.spark.prediction_columns import describe, features_of, inputs_of
 from choros.spark.task_process import keras_here
 from choros.training.model_io.serialization import PackedModel, pack_with_weights
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
 
 
 class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[misc,type-arg]
@@ -46,7 +50,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         ['features', 'label', 'prediction', 'probability']
     """
 
-    def __init__(self, model: Any = None, **params: Any) -> None:
+    def __init__(self, model: keras.Model | None = None, **params: Any) -> None:
         super().__init__()
         self._model, self._written = model, dict[str, Any]()
         self.history: Any = None
@@ -61,7 +65,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         return self._model
 
     @keras_model.setter
-    def keras_model(self, model: Any) -> None:
+    def keras_model(self, model: keras.Model) -> None:
         self._model, self._written = model, {}
 
     @property
@@ -85,7 +89,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         packed: tuple[PackedModel, list[Array]] = self._written["bytes"]
         return packed
 
-    def _transform(self, dataset: Any) -> Any:
+    def _transform(self, dataset: DataFrame) -> Any:
         check_frame(dataset)
         model = self.keras_model
         features = features_of(model, self.value("featuresCol"))

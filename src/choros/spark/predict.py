@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from choros.spark.prediction_columns import Output
 from choros.spark.task_process import hold_back, keras_there, on_cpu_unless_given, same_version
 from choros.training.model_io.serialization import PackedModel
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 _MOST = 3  # most models that a process keeps
 _kept: OrderedDict[str, Any] = OrderedDict()
@@ -134,7 +137,7 @@ def load(order: PredictTask) -> tuple[Any, set[int]]:
     return loaded
 
 
-def values(model: Any, x: Any, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
+def values(model: keras.Model, x: Any, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
     """Return a model's outputs for some rows, computed in batches of one size. The last batch is padded with zeros.
 
     Args:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.errors import InvalidInputError
 from choros.spark.feature_columns import Columns
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 Named = list[tuple[str, tuple[int | None, ...]]]
 KINDS = ("classification", "regression", "raw")
@@ -84,7 +87,7 @@ def softmax(values: Array) -> Array:
     return shares
 
 
-def inputs_of(model: Any) -> Named | None:
+def inputs_of(model: keras.Model) -> Named | None:
     """Return the names and row shapes of a model's inputs; None if they are unknown."""
     try:
         return [(str(tensor.name), tuple(tensor.shape[1:])) for tensor in model.inputs]
@@ -92,7 +95,7 @@ def inputs_of(model: Any) -> Named | None:
         return None
 
 
-def outputs_of(model: Any) -> Named | None:
+def outputs_of(model: keras.Model) -> Named | None:
     """Return the names and row shapes of a model's outputs; None if they are unknown."""
     try:
         names = list(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
@@ -104,7 +107,7 @@ def outputs_of(model: Any) -> Named | None:
         return None
 
 
-def classed(columns: Columns, model: Any) -> Columns:
+def classed(columns: Columns, model: keras.Model) -> Columns:
     """Return the columns with the number of classes, for labels that are class indices of a sparse loss.
 
     Args:
@@ -136,7 +139,7 @@ def _takes_numbers(loss: Any) -> bool:
     return known or loss == name or loss is keras.losses.sparse_categorical_crossentropy
 
 
-def features_of(model: Any, features: Any) -> Any:
+def features_of(model: keras.Model, features: Any) -> Any:
     """Return the features in the structure of the model's inputs: a list becomes a dict if the inputs are a dict."""
     structure = getattr(model, "_inputs_struct", None)
     inputs = inputs_of(model)
@@ -151,7 +154,7 @@ def features_of(model: Any, features: Any) -> Any:
 
 
 def describe(
-    model: Any, task: str, prediction: Any, probability: Any, raw: Any, outputs: Named | None = None
+    model: keras.Model, task: str, prediction: Any, probability: Any, raw: Any, outputs: Named | None = None
 ) -> list[Output]:
     """Return a description of each output of a model.
 
@@ -180,7 +183,7 @@ def describe(
     return made
 
 
-def _kind(model: Any, number: int, task: str, loss: Any, shape: tuple[int | None, ...], units: int) -> str:
+def _kind(model: keras.Model, number: int, task: str, loss: Any, shape: tuple[int | None, ...], units: int) -> str:
     if task == "auto":
         loss_name = str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss or "")
         activation = _activation(model, number)
@@ -195,7 +198,7 @@ def _kind(model: Any, number: int, task: str, loss: Any, shape: tuple[int | None
     return "value" if units == 1 else "vector"
 
 
-def _activation(model: Any, number: int) -> str:
+def _activation(model: keras.Model, number: int) -> str:
     try:
         operation = model.outputs[number]._keras_history.operation
         return str(getattr(getattr(operation, "activation", operation), "__name__", ""))
@@ -203,7 +206,7 @@ def _activation(model: Any, number: int) -> str:
         return ""
 
 
-def _loss(model: Any, number: int, name: str) -> Any:
+def _loss(model: keras.Model, number: int, name: str) -> Any:
     loss = getattr(model, "loss", None)
     if isinstance(loss, dict):
         return loss.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,9 @@ from choros.errors import InvalidDataError, InvalidInputError
 from choros.spark.feature_columns import ColumnSpec
 from choros.spark.task_slots import setting
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _ROWS_OF_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_OF_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"  # exists since Spark 4
@@ -176,7 +179,7 @@ def payload(rank: int, data: bytes, most: int) -> Iterator[Any]:
         )
 
 
-def refuse_large_batches(session: Any, batches: Sequence[Any]) -> None:
+def refuse_large_batches(session: SparkSession, batches: Sequence[Any]) -> None:
     """Refuse rows so large that an Arrow batch of Spark would have more than 2 GB in one column.
 
     Spark limits only the number of rows in a batch, and the offsets of a column have 32 bits.
@@ -202,7 +205,7 @@ def refuse_large_batches(session: Any, batches: Sequence[Any]) -> None:
             )
 
 
-def few(frame: Any) -> list[Any]:
+def few(frame: DataFrame) -> list[Any]:
     """Return the rows of a small frame as Arrow batches. Spark 3.5 lacks ``toArrow``, so rows are collected there."""
     if hasattr(frame, "toArrow"):
         batches: list[Any] = frame.toArrow().to_batches()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _YOUNG = 30.0  # seconds after the start of an application in which executors may still register
 _SETTLED = 3.0  # seconds without a change after which the number of slots is final
@@ -23,7 +26,7 @@ def is_connect(thing: Any) -> bool:
     return ".connect." in f"{type(thing).__module__}."
 
 
-def choose_workers(spark: Any, workers: int | str | None) -> int:
+def choose_workers(spark: SparkSession, workers: int | str | None) -> int:
     """Return the number of workers; refuse more workers than slots, before any job starts.
 
     Args:
@@ -51,7 +54,7 @@ def choose_workers(spark: Any, workers: int | str | None) -> int:
     return max(free, 1) if auto else wanted
 
 
-def refuse_dynamic(spark: Any) -> None:
+def refuse_dynamic(spark: SparkSession) -> None:
     """Refuse a session with dynamic allocation, in which Spark runs no barrier stage.
 
     Raises:
@@ -64,7 +67,7 @@ def refuse_dynamic(spark: Any) -> None:
         )
 
 
-def setting(spark: Any, name: str, default: str) -> str:
+def setting(spark: SparkSession, name: str, default: str) -> str:
     """Return a setting of the session.
 
     Args:
@@ -78,7 +81,7 @@ def setting(spark: Any, name: str, default: str) -> str:
         return default
 
 
-def _waited(spark: Any, wanted: int | None) -> tuple[int, int]:
+def _waited(spark: SparkSession, wanted: int | None) -> tuple[int, int]:
     """Return the numbers of slots and of free slots. If the application has just started, wait for its executors."""
     available, free = slots(spark)
     if is_connect(spark) or _local(spark):
@@ -100,7 +103,7 @@ def _waited(spark: Any, wanted: int | None) -> tuple[int, int]:
     return available, free
 
 
-def slots(spark: Any) -> tuple[int, int]:
+def slots(spark: SparkSession) -> tuple[int, int]:
     """Return the number of tasks that can run at once, and the number that can start now.
 
     Args:
@@ -129,10 +132,10 @@ def slots(spark: Any) -> tuple[int, int]:
     return available, max(available - sum(stage.numActiveTasks for stage in stages if stage), 0)
 
 
-def _local(spark: Any) -> bool:
+def _local(spark: SparkSession) -> bool:
     master = setting(spark, "spark.master", "")
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
-def _said(spark: Any) -> str:
+def _said(spark: SparkSession) -> str:
     return f"spark.master={setting(spark, 'spark.master', 'unknown')}"

@@ -7,7 +7,7 @@ which an algorithm may diverge only give a warning, so that old notebooks run.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
 from choros.errors import InvalidInputError, warn
@@ -17,6 +17,10 @@ from choros.spark.frame_trainer import train
 from choros.spark.prediction_columns import classed, features_of, inputs_of, outputs_of
 from choros.spark.task_slots import refuse_dynamic, slots
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame, SparkSession
 
 RATES = {
     "sgd": 0.01,
@@ -45,7 +49,7 @@ class Trainer:
 
     def __init__(
         self,
-        keras_model: Any,
+        keras_model: keras.Model,
         loss: Any,
         worker_optimizer: Any,
         metrics: Any = None,
@@ -74,7 +78,7 @@ class Trainer:
             f"num_epoch={self.num_epoch}; by choros.{self.algorithm!r})"
         )
 
-    def train(self, dataframe: Any, shuffle: bool = False) -> Any:
+    def train(self, dataframe: DataFrame, shuffle: bool = False) -> Any:
         """Train on a DataFrame.
 
         Args:
@@ -117,7 +121,7 @@ class Trainer:
         self._remember()
         return members if isinstance(algorithm, algorithms.Ensemble) and members else trained
 
-    def _workers(self, session: Any) -> int:
+    def _workers(self, session: SparkSession) -> int:
         """Return the requested number of workers, limited to the task slots. dist-keras ran further workers later."""
         refuse_dynamic(session)
         available, requested = slots(session)[0], int(self.num_workers)
@@ -165,7 +169,7 @@ class Trainer:
         """Return the duration of the last training in seconds."""
         return self._ended - self._began
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Set the model to train."""
         self.master_model = model
 
@@ -215,7 +219,7 @@ class DistributedTrainer(Trainer):
 
     def __init__(
         self,
-        keras_model: Any,
+        keras_model: keras.Model,
         worker_optimizer: Any,
         loss: Any,
         metrics: Any = None,

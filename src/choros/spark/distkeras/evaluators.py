@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from choros.spark.distkeras.frames import column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class Evaluator(ABC):
@@ -21,7 +24,7 @@ class Evaluator(ABC):
         self.label_column, self.prediction_column = label_col, prediction_col
 
     @abstractmethod
-    def evaluate(self, dataframe: Any) -> float:
+    def evaluate(self, dataframe: DataFrame) -> float:
         """Return the number."""
 
 
@@ -32,7 +35,7 @@ class AccuracyEvaluator(Evaluator):
         label_col, prediction_col: str. Columns of class indices.
     """
 
-    def evaluate(self, dataframe: Any) -> float:
+    def evaluate(self, dataframe: DataFrame) -> float:
         """Return the fraction, computed in one Spark job; 0.0 without rows."""
         same = column(dataframe, self.label_column) == column(dataframe, self.prediction_column)
         return float(dataframe.agg(F.avg(same.cast("double"))).collect()[0][0] or 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
@@ -11,8 +11,11 @@ from pyspark.sql import types as T
 from choros.errors import InvalidDataError
 from choros.spark.feature_columns import is_vector, quoted
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-def legacy(frame: Any) -> Any:
+
+def legacy(frame: DataFrame) -> Any:
     """Make ``toDF()`` without names return the frame itself, as old notebooks call it on RDDs; return the frame."""
     named = frame.toDF
 
@@ -23,7 +26,7 @@ def legacy(frame: Any) -> Any:
     return frame
 
 
-def column(frame: Any, name: str) -> Any:
+def column(frame: DataFrame, name: str) -> Any:
     """Return a column.
 
     Raises:
@@ -34,7 +37,7 @@ def column(frame: Any, name: str) -> Any:
     return F.col(quoted(name))
 
 
-def array(frame: Any, name: str) -> Any:
+def array(frame: DataFrame, name: str) -> Any:
     """Return a column of vectors or arrays as arrays of doubles.
 
     Raises:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.spark.distkeras.frames import legacy
 from choros.spark.model import KerasModel
 from choros.spark.prediction_columns import outputs_of
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
 
 
 class Predictor(ABC):
@@ -17,11 +21,11 @@ class Predictor(ABC):
         keras_model: keras.Model.
     """
 
-    def __init__(self, keras_model: Any) -> None:
+    def __init__(self, keras_model: keras.Model) -> None:
         self.model = keras_model
 
     @abstractmethod
-    def predict(self, dataframe: Any) -> Any:
+    def predict(self, dataframe: DataFrame) -> Any:
         """Return the frame with predictions."""
 
 
@@ -35,12 +39,12 @@ class ModelPredictor(Predictor):
     """
 
     def __init__(
-        self, keras_model: Any, features_col: str | list[str] = "features", output_col: str = "prediction"
+        self, keras_model: keras.Model, features_col: str | list[str] = "features", output_col: str = "prediction"
     ) -> None:
         super().__init__(keras_model)
         self.features_column, self.output_column = features_col, output_col
 
-    def predict(self, dataframe: Any) -> Any:
+    def predict(self, dataframe: DataFrame) -> Any:
         """Return the frame with predictions; ``toDF()`` without names returns the frame itself."""
         first = [name for name, _ in outputs_of(self.model) or [("", ())]][:1]
         stage = KerasModel(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
 from choros.algorithms.legacy import MeanEASGD
 from choros.spark.distkeras.base import DistributedTrainer, Trainer
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = [
     "ADAG",
@@ -41,7 +44,7 @@ class SingleTrainer(Trainer):
 
     def __init__(
         self,
-        keras_model: Any,
+        keras_model: keras.Model,
         worker_optimizer: Any,
         loss: Any,
         metrics: Any = None,
@@ -67,7 +70,7 @@ class AveragingTrainer(SingleTrainer):
 
     def __init__(
         self,
-        keras_model: Any,
+        keras_model: keras.Model,
         worker_optimizer: Any,
         loss: Any,
         metrics: Any = None,
@@ -101,7 +104,7 @@ class EnsembleTrainer(SingleTrainer):
 
     def __init__(
         self,
-        keras_model: Any,
+        keras_model: keras.Model,
         worker_optimizer: Any,
         loss: Any,
         metrics: Any = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.sql import functions as F
@@ -11,8 +11,11 @@ from pyspark.sql import functions as F
 from choros.spark.distkeras.frames import legacy
 from choros.types import Array
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-def shuffle(dataset: Any, seed: int | None = None) -> Any:
+
+def shuffle(dataset: DataFrame, seed: int | None = None) -> Any:
     """Return the frame with its rows in a random order.
 
     Args:
