@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
 from choros.data import StreamSource, make_source
@@ -16,13 +16,16 @@ from choros.tools.check.runs import Runs, Setting, few_rows
 from choros.training.executors.worker_pool import WorkerPool, check_workers
 from choros.training.validation import check_model, check_numbers
 
+if TYPE_CHECKING:
+    import keras
+
 __all__ = ["CheckReport", "Comparison", "Difference", "check", "load_model", "made_rows"]
 
 _OWN = ("x", "y", "verbose", "callbacks", "shuffle", "steps_per_epoch", "initial_epoch", "checkpoint", "resume")
 
 
 def check(  # noqa: D417 - those of fit are named together
-    model: Any,
+    model: keras.Model,
     x: Any = None,
     y: Any = None,
     sample_weight: Any = None,

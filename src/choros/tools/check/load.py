@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.errors import InvalidInputError
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 _BUILDERS = ("build", "make_model", "build_model")
 _ROWS = 66
@@ -46,7 +49,7 @@ def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
     return model, (names["x"], names.get("y"), names.get("sample_weight"))
 
 
-def made_rows(model: Any, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
+def made_rows(model: keras.Model, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
     """Draw random inputs and targets with the shapes and dtypes of a model's inputs and outputs.
 
     Unknown lengths are 8. Integers are below the number of rows of the smallest Embedding. Targets are class indices,

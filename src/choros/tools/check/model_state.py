@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,10 +10,13 @@ from choros.backends import seed_state
 from choros.training.model_io.serialization import copy_model
 from choros.types import Array
 
+if TYPE_CHECKING:
+    import keras
+
 _RATES = ("rate", "stddev", "dropout", "recurrent_dropout", "_dropout")
 
 
-def optimizers_of(model: Any) -> dict[str, Any]:
+def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """Return the model's optimizers by the names of their attributes."""
     import keras
 
@@ -31,7 +34,7 @@ class Snapshot:
         model: a built ``keras.Model``.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.model = model
         self.model_values = values(model.variables)
         self.optimizers = {
@@ -65,13 +68,13 @@ def assign(variables: list[Any], arrays: list[Array]) -> None:
         variable.assign(array)
 
 
-def fold_seeds(model: Any, seed: int) -> None:
+def fold_seeds(model: keras.Model, seed: int) -> None:
     """Seed the random layers as rank 0 of a Trainer does for ``fit(seed=)``."""
     for index, state in enumerate(seed_state.find(model)):
         state.assign(seed_state.mix(values([state])[0], index, 0, seed))
 
 
-def random_layers(model: Any) -> list[Any]:
+def random_layers(model: keras.Model) -> list[Any]:
     """Return the layers that draw random numbers in training, without layers that only contain such layers."""
     drawing = []
     for layer in model._flatten_layers():
@@ -81,7 +84,7 @@ def random_layers(model: Any) -> list[Any]:
     return drawing
 
 
-def batch_statistics(model: Any) -> list[Any]:
+def batch_statistics(model: keras.Model) -> list[Any]:
     """Return the layers that normalize with the statistics of their worker's share of a batch."""
     import keras
 
@@ -89,7 +92,7 @@ def batch_statistics(model: Any) -> list[Any]:
     return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable]
 
 
-def switched_off(model: Any) -> Any:
+def switched_off(model: keras.Model) -> Any:
     """Return a copy without random layers and batch statistics; None if some cannot be switched off.
 
     In the copy, the rates of Keras' random layers are 0, and batch normalization is frozen. The model is unchanged.
@@ -109,7 +112,7 @@ def switched_off(model: Any) -> Any:
     return None if random_layers(copy) or batch_statistics(copy) else copy
 
 
-def _is_off(layer: Any) -> bool:
+def _is_off(layer: keras.Layer) -> bool:
     """Return whether a layer belongs to Keras, has rates, and all rates are zero."""
     rates = [vars(layer)[name] for name in _RATES if isinstance(vars(layer).get(name), (int, float))]
     return str(type(layer).__module__).startswith("keras.") and bool(rates) and not any(rates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from choros.data import Source
 from choros.tools.check.model_state import fold_seeds, optimizers_of, values
 from choros.tools.check.report import Difference
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 LOOSE = 1e-4  # least tolerance of a metric with thresholds, such as AUC
 
@@ -80,7 +83,7 @@ def _tuples(part: Any) -> Any:
     return tuple(map(_tuples, part)) if isinstance(part, (list, tuple)) else part
 
 
-def plain_fit(model: Any, source: Source, setting: Setting, seed: int, order: int | None = None) -> Result:
+def plain_fit(model: keras.Model, source: Source, setting: Setting, seed: int, order: int | None = None) -> Result:
     """Train with ``model.fit`` in this process.
 
     Returns:
@@ -99,7 +102,7 @@ def plain_fit(model: Any, source: Source, setting: Setting, seed: int, order: in
         def __getitem__(self, index: int) -> tuple[Any, ...]:
             return epochs[self.now][index]
 
-    def begin(epoch: int, logs: Any = None) -> None:
+    def begin(epoch: int, logs: dict[str, Any] | None = None) -> None:
         data.now = epoch
 
     data = Batches()
@@ -116,7 +119,7 @@ def plain_fit(model: Any, source: Source, setting: Setting, seed: int, order: in
     return collect(model), history.history
 
 
-def collect(model: Any) -> dict[tuple[str, str], Array]:
+def collect(model: keras.Model) -> dict[tuple[str, str], Array]:
     """Return copies of weights, moving statistics and optimizer slots, by kind and path."""
     variables = {("weight", path): array for path, array in _named(_weights(model))}
     for name, optimizer in optimizers_of(model).items():
@@ -125,7 +128,7 @@ def collect(model: Any) -> dict[tuple[str, str], Array]:
     return variables
 
 
-def _weights(model: Any) -> list[Any]:
+def _weights(model: keras.Model) -> list[Any]:
     measures = {id(v) for v in model.metrics_variables}
     return [v for v in model.variables if v.name != seed_state.NAME and id(v) not in measures]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from choros.tools.check.reference_fit import Result, Setting, collect, differenc
 from choros.tools.check.report import Comparison, Difference
 from choros.trainer import Trainer
 from choros.training.executors.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["Runs", "Setting", "few_rows"]
 
@@ -46,7 +49,9 @@ class Runs:
         InvalidInputError: the model cannot take the data.
     """
 
-    def __init__(self, model: Any, source: Source, setting: Setting, pool: WorkerPool, notes: list[str]) -> None:
+    def __init__(
+        self, model: keras.Model, source: Source, setting: Setting, pool: WorkerPool, notes: list[str]
+    ) -> None:
         self.model, self.source, self.pool, self.notes = model, source, pool, notes
         if any(layer.compute_dtype in ("float16", "bfloat16") for layer in model._flatten_layers()):
             setting = replace(setting, tolerance=max(setting.tolerance, _NARROW))
@@ -89,7 +94,7 @@ class Runs:
             comparisons.append(self._attempt(f"{_count(number)}, resumed", _count(number), resumed, judge)[0])
         return comparisons
 
-    def _without_randomness(self, model: Any) -> None:
+    def _without_randomness(self, model: keras.Model) -> None:
         """Use a copy of the model without randomness, or store the reason why runs of the model cannot be equal."""
         drawing = [layer.name for layer in random_layers(model)]
         normalising = [layer.name for layer in batch_statistics(model)]
