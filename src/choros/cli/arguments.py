@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, Protocol
+
+
+class SubParsers(Protocol):
+    """The result of ``argparse.ArgumentParser.add_subparsers``, whose class is private."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """Add the parser of a command."""
 
 
 def count(text: str) -> int:
@@ -71,7 +78,7 @@ def some_seconds(text: str) -> float:
     return value
 
 
-def job_parser(subparsers: Any, name: str, words: str) -> Any:
+def job_parser(subparsers: SubParsers, name: str, words: str) -> argparse.ArgumentParser:
     """Add the parser of a command about one job of a scheduler.
 
     Args:

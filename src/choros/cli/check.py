@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from choros.cli.arguments import count
 from choros.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
 
 _HELP = """\
 Runs a Python file that defines `model`, compiled (or `build()` or `make_model()`, which returns one), and `x` and `y`
@@ -18,7 +21,7 @@ is wrong, 3 where the model was refused.
 """
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: SubParsers) -> None:
     """Add this command to the parser.
 
     Args:

@@ -8,11 +8,14 @@ import os
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from choros.errors import InvalidInputError
 from choros.tools.demo.datasets.common import Dataset
 from choros.tools.demo.plan import BACKENDS, Plan, check_installed, choose, choose_backend, prepare
+
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
 
 _HELP = """\
 Trains dist-keras' own network (Dense 600, Dropout 0.2, Dense 600, softmax) with the same optimizer, data and initial
@@ -21,7 +24,7 @@ digits, or with --data the ATLAS Higgs CSV of CERN Open Data record 328 (plain o
 """
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: SubParsers) -> None:
     """Add this command to the parser.
 
     Args:

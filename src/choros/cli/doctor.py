@@ -8,9 +8,12 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.cli.arguments import count, some_seconds
+
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
 
 _HELP = """\
 Start it as you start the job: as one process for this machine, with choros doctor -n 4, or by the job's launcher
@@ -22,7 +25,7 @@ code: 0 without errors, 1 with errors.
 _BACKENDS = ("jax", "torch", "tensorflow")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: SubParsers) -> None:
     """Add this command to the parser.
 
     Args:

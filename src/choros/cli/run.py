@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.cli.arguments import count, seconds, some_seconds, whole
 from choros.cli.command_target import command_of
@@ -31,6 +31,9 @@ from choros.launch.restart import again
 from choros.launch.retired import aprun
 from choros.launch.ssh.launcher import SSH, start_on_hosts
 
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
+
 _HELP = """\
 Each rank finds its numbers in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE. Before anything is
 imported it is bound to cores of its own and its number of threads is set. All GPUs stay visible; hvd.init and Trainer
@@ -39,11 +42,11 @@ and gives the exit code; in an elastic job (--min-np or --host-discovery-script)
 commit: see choros.hvd.elastic. The other options of horovodrun are accepted: each is ignored or refused, and a line
 gives the reason.
 """
-_ON = {"action": "store_const", "const": True}
-_OFF = {"action": "store_const", "const": False}
+_ON: dict[str, Any] = {"action": "store_const", "const": True}
+_OFF: dict[str, Any] = {"action": "store_const", "const": False}
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: SubParsers) -> None:
     """Add this command to the parser.
 
     Args:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from choros.cli.arguments import job_parser
 from choros.launch.schedulers import find_scheduler, job_status
 
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
 
-def add_parser(subparsers: Any) -> None:
+
+def add_parser(subparsers: SubParsers) -> None:
     """Add this command to the parser.
 
     Args:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from choros import backend_choice
 from choros.cli.arguments import count
@@ -37,6 +37,9 @@ from choros.launch.schedulers import (
 from choros.launch.schedulers.yarn import active_nodes
 from choros.spark.java import ensure_java
 
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
+
 _HELP = """\
 Writes the script of a job into NAME.SCHEDULER.sh here, submits it and prints the job's id; --dry-run prints the script
 and does nothing else. Ranks have their threads set before anything is imported. A script that has the callback
@@ -45,7 +48,7 @@ choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the 
 _DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: SubParsers) -> None:
     """Add this command to the parser.
 
     Args:

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import platform
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import keras_backend
 from choros.cluster import Place, why
@@ -15,10 +15,13 @@ from choros.comm.bootstrap.discover_rank import uses_mpi_rank
 from choros.comm.bootstrap.select import choose
 from choros.errors import InvalidInputError
 
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
+
 _LIBRARIES = ("keras", "jax", "torch", "tensorflow", "numpy")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: SubParsers) -> None:
     """Add this command to the parser.
 
     Args:
