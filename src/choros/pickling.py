@@ -21,7 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -29,6 +29,9 @@ import numpy as np
 from choros.errors import NotSerializableError, brief
 from choros.object_graph import children
 from choros.types import Array, dtype_of
+
+if TYPE_CHECKING:
+    import keras
 
 # Attributes of a keras.Model that fit, evaluate and predict make again.
 _REMADE = ("train_function", "test_function", "predict_function")
@@ -213,7 +216,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.by_value(thing.__module__)
         return super().reducer_override(thing)
 
-    def variable_state(self, variable: Any) -> tuple[dict[str, Any], Any]:
+    def variable_state(self, variable: keras.Variable) -> tuple[dict[str, Any], Any]:
         """Return a variable's attributes, and its value: a Parameter, or the reference from ``value_of``."""
         left_out = {"_value", "_layout", *_OF_TRACKABLE}
         state = {name: value for name, value in vars(variable).items() if name not in left_out}
@@ -222,7 +225,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
             value = self.value_of(variable)
         return state, value
 
-    def value_of(self, variable: Any) -> tuple[Any, ...]:
+    def value_of(self, variable: keras.Variable) -> tuple[Any, ...]:
         """Return a reference to a value: (whether the reader has it, index, shape, dtype).
 
         The index is that in ``known``, or in ``arrays``. If values go into the pickle, the array replaces the bool.
@@ -296,7 +299,7 @@ def restore_identities(part: Any) -> None:
             state["_exclude_from_weight_decay"] = {part._var_key(v) for v in state["_exclude_from_weight_decay"]}
 
 
-def set_variable(variable: Any, state: tuple[dict[str, Any], Any]) -> None:
+def set_variable(variable: keras.Variable, state: tuple[dict[str, Any], Any]) -> None:
     """Set the attributes of a variable, and its value on a device of this process."""
     attributes, value = state
     vars(variable).update(attributes)
@@ -496,7 +499,7 @@ class _Probe(ModelPickler):
     def persistent_id(self, thing: Any) -> Any:
         return 0 if id(thing) in self.apart else None
 
-    def value_of(self, variable: Any) -> tuple[Any, ...]:
+    def value_of(self, variable: keras.Variable) -> tuple[Any, ...]:
         return False, 0, (), ""  # values do not count
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -61,6 +61,9 @@ from choros.training.validation import (
     warn_of_sparse_gradients,
 )
 from choros.training.worker.setup import several_models
+
+if TYPE_CHECKING:
+    import keras
 
 
 class Trainer:
@@ -122,7 +125,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         algorithm: Any = "allreduce",
         workers: int | None = None,
         *,
@@ -132,7 +135,7 @@ class Trainer:
         bind: bool = True,
         devices: str = "auto",
         devices_per_worker: int | Sequence[int] | None = None,
-        layout: Any = None,
+        layout: keras.distribution.LayoutMap | None = None,
         echo: bool = True,
         launcher: Any = None,
         network: str | None = None,
