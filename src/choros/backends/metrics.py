@@ -35,7 +35,7 @@ class Metrics(ABC):
     that ``apply`` receives. The other holds this rank's part of each evaluated batch, and belongs to the metric state.
     """
 
-    model: Any
+    model: keras.Model
     weigher: LossWeightTracker
     averaged: Sequence[int] = ()  # indices of metric variables that are averaged over ranks, weighted by rows
     _after: Array | None = None  # the metric variables after the last gradients, if a backend has read them

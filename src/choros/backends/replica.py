@@ -31,9 +31,13 @@ The sum is set only to be read. Call ``reset_metrics`` before the next batch. To
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from choros.types import Array, Batch
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
 
 
 class Replica(Protocol):
@@ -43,10 +47,10 @@ class Replica(Protocol):
     batch may be read after ``step`` has returned, so they must not be written again.
     """
 
-    model: Any
+    model: keras.Model
     size: int  # number of trainable values
     others: int  # number of float non-trainable values that are averaged (moving statistics of BatchNormalization)
-    dtype: Any  # float64 if any trainable variable has it, else float32
+    dtype: np.dtype[Any]  # float64 if any trainable variable has it, else float32
     seeds: list[Any]  # variables that hold the seed states of random layers
     averaged: Sequence[int]  # indices of metric variables that do not add over ranks; set by the caller, default: none
     revocable: bool  # whether ``swap`` may undo ``gradients``; set by the caller before the first batch

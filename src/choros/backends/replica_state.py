@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.types import Array
 
+if TYPE_CHECKING:
+    from choros.backends.base import BaseReplica
+
 Groups = dict[str, list[Array]]
 
 
-def take(replica: Any, whole: bool, ahead: bool) -> tuple[dict[str, Any], Groups]:
+def take(replica: BaseReplica, whole: bool, ahead: bool) -> tuple[dict[str, Any], Groups]:
     """Return a copy of a replica's state.
 
     Args:
@@ -40,7 +43,7 @@ def take(replica: Any, whole: bool, ahead: bool) -> tuple[dict[str, Any], Groups
     return facts, groups
 
 
-def put(replica: Any, facts: dict[str, Any], groups: Groups) -> None:
+def put(replica: BaseReplica, facts: dict[str, Any], groups: Groups) -> None:
     """Restore a state that ``take`` returned.
 
     Args:
@@ -60,5 +63,5 @@ def put(replica: Any, facts: dict[str, Any], groups: Groups) -> None:
     replica._untold, replica._by_batch = facts["untold"], facts["by_batch"]
 
 
-def _copies(replica: Any, variables: list[Any]) -> list[Array]:
+def _copies(replica: BaseReplica, variables: list[Any]) -> list[Array]:
     return [np.array(value) for value in replica._values(variables)]
