@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.data import StreamSource, make_source, make_validation
 from choros.data import validation as checks
 from choros.training.validation import check_epochs, check_numbers, check_rest, go_on
+
+if TYPE_CHECKING:
+    from choros.data import Source
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,12 @@ class FitArguments:
         check_rest(self.initial_batch, self.steps(source))
         return source, validation
 
-    def steps(self, source: Any) -> int | None:
+    def steps(self, source: Source) -> int | None:
         """Return the number of global batches in an epoch; None if it is unknown until the data end."""
         steps: int | None = self.steps_per_epoch or source.steps(self.batch_size)
         return steps
 
-    def config(self, source: Any) -> dict[str, Any]:
+    def config(self, source: Source) -> dict[str, Any]:
         """Return the fields of a FitConfig that the arguments give, as JSON has them.
 
         Args:

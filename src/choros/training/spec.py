@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from choros.algorithms import Algorithm
 from choros.data import py_dataset_of
+
+if TYPE_CHECKING:
+    import keras
+
+    from choros.data import Source
+    from choros.training.model_io.serialization import PackedModel
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class FitConfig:
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
 
-    def follow_datasets(self, epoch: int, source: Any = None, validation: Any = None) -> None:
+    def follow_datasets(self, epoch: int, source: Source | None = None, validation: Source | None = None) -> None:
         """Call the hooks of this process's PyDatasets for epochs before ``epoch`` that other processes have trained.
 
         Args:
@@ -108,13 +114,13 @@ class FitRequest:
         verbose: bool. Whether this process prints the record of the run.
     """
 
-    model: Any
+    model: keras.Model
     algorithm: Algorithm
     job: FitConfig
-    source: Any
-    validation: Any
+    source: Source
+    validation: Source | None
     conductor: Any
-    written: Any
+    written: PackedModel
     begun: float
     saver: Any = None
     verbose: bool = False

@@ -22,10 +22,13 @@ from choros.training.worker.setup import several_models
 if TYPE_CHECKING:
     import keras
 
+    from choros.algorithms.base import Algorithm
+    from choros.data import Source
+
 _DRIVING = ("fit", "make_train_function")  # methods with Keras' training loop; a Trainer calls train_step itself
 
 
-def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) -> Place:
+def check_place(workers: int | None, algorithm: Algorithm, pool: WorkerPool | None) -> Place:
     """Return the place of this process. Inside a job a Trainer starts no worker: this process joins as its rank.
 
     Raises:
@@ -48,7 +51,9 @@ def check_place(workers: int | None, algorithm: Any, pool: WorkerPool | None) ->
     return place
 
 
-def check_launcher(launcher: Any, workers: int | None, place: Place, algorithm: Any, pool: WorkerPool | None) -> int:
+def check_launcher(
+    launcher: Any, workers: int | None, place: Place, algorithm: Algorithm, pool: WorkerPool | None
+) -> int:
     """Return the number of workers that a launcher starts.
 
     Raises:
@@ -185,7 +190,7 @@ def check_layers(model: keras.Model, workers: int) -> None:
             )
 
 
-def check_mode(algorithm: Any, mode: str | None) -> str | None:
+def check_mode(algorithm: Algorithm, mode: str | None) -> str | None:
     """Return the mode of a fit: the requested one, by default that of the algorithm.
 
     Raises:
@@ -427,7 +432,7 @@ def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
 
 
 def check_checkpoint(
-    given: Any, resume: Any, restarts: int, source: Any, mode: str | None, each: list[int], launcher: Any
+    given: Any, resume: Any, restarts: int, source: Source, mode: str | None, each: list[int], launcher: Any
 ) -> Any:
     """Return the ``Checkpoint``, or None; refuse runs whose state cannot be saved."""
     checkpoint = checkpoint_of(given)

@@ -8,13 +8,17 @@ more memory than two copies of the vectors.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from choros.comm.shm.futex import fence
 from choros.comm.shm.segment import Segment, align
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from choros.comm.tcp.reconnecting_client import ReconnectingClient
+    from choros.comm.tcp.rpc import RpcConnection
 
 SLOTS = 2
 
@@ -117,7 +121,7 @@ class FarSnapshots:
         line: connection with the host that has the slots.
     """
 
-    def __init__(self, line: Any) -> None:
+    def __init__(self, line: RpcConnection | ReconnectingClient) -> None:
         self._line = line
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError
 from choros.training.async_control.center_snapshots import has_room
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from choros.training.spec import FitConfig
 
 _OFTEN = 1.0  # seconds between two polls of the heartbeats; callbacks may delay them
 
@@ -35,7 +38,7 @@ class Hangs:
         job: FitConfig.
     """
 
-    def __init__(self, control_block: Any, job: Any) -> None:
+    def __init__(self, control_block: Any, job: FitConfig) -> None:
         self.control_block, self.job = control_block, job
         self.starting: set[int] = set()  # restarted ranks before the first step of the new process
         self.looked = time.monotonic()
@@ -109,7 +112,7 @@ class JobHangs:
         hosts: names of the ranks' hosts.
     """
 
-    def __init__(self, control_block: Any, job: Any, rank: int, hosts: Sequence[str]) -> None:
+    def __init__(self, control_block: Any, job: FitConfig, rank: int, hosts: Sequence[str]) -> None:
         self.hangs, self.control_block, self.job, self.rank, self.hosts = (
             Hangs(control_block, job),
             control_block,

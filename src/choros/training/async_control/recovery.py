@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import astuple, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from choros.param_server import sharded_snapshot, snapshot
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.spec import WorkerStats
 from choros.training.worker.context import WorkerContext
+
+if TYPE_CHECKING:
+    from choros.backends.replica import Replica
 
 
 def leave(run: WorkerContext, place: tuple[int, int]) -> None:
@@ -69,7 +72,7 @@ def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) ->
     return (end[0] - start[0]) * (steps or 0) + end[1] - start[1]
 
 
-def begin_average(replica: Any) -> None:
+def begin_average(replica: Replica) -> None:
     """Set the moving average to the weights if it is still zero. Keras does so at step 0 only."""
     average, weights = np.empty(replica.size, replica.dtype), np.empty(replica.size, replica.dtype)
     replica.get_average(average)

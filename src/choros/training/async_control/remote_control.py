@@ -7,7 +7,7 @@ one adds nothing and writes no second line.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from choros.training.async_control.center_snapshots import answer as answer_snap
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from choros.comm.tcp.reconnecting_client import ReconnectingClient
+    from choros.comm.tcp.rpc import RpcConnection
 
 _FRESH = 0.05  # seconds for which a header that was read is used again
 _NONE = np.zeros(0)
@@ -28,7 +32,7 @@ class RemoteControlBlock:
         line: connection with the host that holds the control block.
     """
 
-    def __init__(self, line: Any) -> None:
+    def __init__(self, line: RpcConnection | ReconnectingClient) -> None:
         self._line, self._version, self._read = line, 0.0, 0.0
         self._head: list[float] = []
         self._rank, self._beats, self._asks = 0, 0, False
@@ -150,7 +154,7 @@ class RemoteEpochLog:
         watched: bool. Whether callbacks read the center of epochs' ends. Defaults to False.
     """
 
-    def __init__(self, line: Any, watched: bool = False) -> None:
+    def __init__(self, line: RpcConnection | ReconnectingClient, watched: bool = False) -> None:
         self._line, self._taken = line, 0
         self.snapshots = FarSnapshots(line) if watched else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from choros.training.async_control.recovery import state_of
 from choros.training.checkpoint.manager import kept_rate
 from choros.training.checkpoint.snapshot import Part, Snapshot, to_blobs
 from choros.training.spec import TrainerControl
+
+if TYPE_CHECKING:
+    from choros.training.callback_runner import CallbackRunner
+    from choros.training.checkpoint.manager import CheckpointManager
+    from choros.training.spec import FitConfig
 
 _HUNG = 0.8  # share of the timeout: a hung worker that holds the center's lock must end before others time out
 
@@ -31,7 +36,9 @@ class AsyncCheckpointer:
         conductor: CallbackRunner.
     """
 
-    def __init__(self, center: Any, control_block: Any, saver: Any, job: Any, conductor: Any) -> None:
+    def __init__(
+        self, center: Any, control_block: Any, saver: CheckpointManager, job: FitConfig, conductor: CallbackRunner
+    ) -> None:
         self.center, self.control_block, self.saver, self.job, self.conductor = (
             center,
             control_block,
@@ -71,8 +78,9 @@ class AsyncCheckpointer:
             return
         begun = time.thread_time()
         header, vectors = state_of(self.center).export_state(self.center)
-        over = self.conductor.epoch is None
-        epoch = self.job.epochs if over else self.conductor.epoch
+        reached = self.conductor.epoch
+        over = reached is None
+        epoch = self.job.epochs if reached is None else reached
         control_block = self.control_block.whole(epoch - self.job.initial_epoch)
         parts: dict[int, Part] = {0: ({}, {})}
         if self.slots_of is not None:

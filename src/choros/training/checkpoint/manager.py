@@ -27,6 +27,8 @@ from choros.types import Array
 if TYPE_CHECKING:
     import keras
 
+    from choros.data import Source
+
 logger = logging.getLogger(__name__)
 
 # Fields of a job that must be the same when training resumes.
@@ -320,7 +322,7 @@ def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
     return unlike(f"{name}[{at!r}]", one[at], other[at])
 
 
-def facts_of(model: keras.Model, source: Any) -> dict[str, Any]:
+def facts_of(model: keras.Model, source: Source) -> dict[str, Any]:
     """Return the properties of model and data that must be the same when training resumes."""
     facts = {
         "layers": layers_of(model),

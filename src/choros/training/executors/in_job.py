@@ -54,6 +54,7 @@ from choros.types import Array
 if TYPE_CHECKING:
     import keras
 
+
 logger = logging.getLogger(__name__)
 
 _STALL = 60.0  # seconds of waiting for another rank, after which a rank warns
@@ -493,7 +494,7 @@ def _ending(conductor: CallbackRunner) -> int | None:
     return None
 
 
-def _share_history(base: Group, conductor: Any) -> None:
+def _share_history(base: Group, conductor: CallbackRunner) -> None:
     """Copy rank 0's history to every rank, because its callbacks may have stopped training or added logs."""
     history = getattr(conductor, "history", None)
     text = json.dumps(None if history is None else [history.epoch, history.history], default=float)

@@ -63,7 +63,7 @@ class CommHandles:
     snapshots: Slots | None = None
     best: Best | None = None
     held: list[Any] = field(default_factory=list)
-    server: Any = None
+    server: ShardServerProcess | None = None
 
     def close(self) -> None:
         """Close all connections. The server comes first: it must not be restarted after its memory is released."""
