@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,14 @@ from choros.hvd.host_ops import Shape, grad_name, no_second, operate
 from choros.hvd.tensor_conversion import arrive, is_symbolic
 from choros.types import Array
 
+if TYPE_CHECKING:
+    from choros.hvd.context import ProcessSet
+
 
 @reports_failure
-def alltoall(value: Any, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
+def alltoall(
+    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | int | None = None
+) -> Any:
     """Send ``splits[r]`` rows to each rank r; differentiable, also inside ``jax.jit`` and ``tf.function``.
 
     Inside ``jax.jit`` the ranks exchange their splits while they trace, so ``splits`` must have concrete values there.

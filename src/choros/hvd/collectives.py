@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from choros.hvd.context import collectives
 from choros.hvd.host_ops import grad_name, no_second, operate
 from choros.hvd.tensor_conversion import arrive
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from choros.hvd.context import ProcessSet
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
@@ -81,7 +84,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     op: Op | None = None,
     compression: Compressor = Compression.none,
-    process_set: Any = None,
+    process_set: ProcessSet | int | None = None,
     device_dense: str = "",
     device_sparse: str = "",
 ) -> Any:
@@ -155,7 +158,7 @@ def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any
 
 
 @reports_failure
-def allgather(value: Any, name: str | None = None, process_set: Any = None) -> Any:
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet | int | None = None) -> Any:
     """Return all ranks' rows in rank order; the first dimension may differ between ranks, and may be 0.
 
     Inside ``jax.jit`` shapes are fixed, so the ranks exchange their row counts while they trace. A rank must then have
@@ -195,7 +198,9 @@ def allgather(value: Any, name: str | None = None, process_set: Any = None) -> A
 
 
 @reports_failure
-def grouped_allgather(values: Sequence[Any], name: str | None = None, process_set: Any = None) -> list[Any]:
+def grouped_allgather(
+    values: Sequence[Any], name: str | None = None, process_set: ProcessSet | int | None = None
+) -> list[Any]:
     """Return ``allgather`` of each value."""
     values = list(values)
     names = _named(collectives(process_set), name, values)
@@ -203,7 +208,7 @@ def grouped_allgather(values: Sequence[Any], name: str | None = None, process_se
 
 
 @reports_failure
-def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: Any = None) -> Any:
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | int | None = None) -> Any:
     """Return the root's value.
 
     Args:
@@ -230,7 +235,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
 @reports_failure
 def broadcast_variables(
-    variables: Sequence[Any], root_rank: int, process_set: Any = None, inplace: bool = False
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet | int | None = None, inplace: bool = False
 ) -> None:
     """Set variables of Keras, or any objects with an ``assign`` method, to the root's values.
 
@@ -263,7 +268,7 @@ def reducescatter(
     value: Any,
     name: str | None = None,
     op: Op | None = None,
-    process_set: Any = None,
+    process_set: ProcessSet | int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
@@ -316,7 +321,9 @@ def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how:
 
 
 @reports_failure
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | int | None = None
+) -> Any:
     """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays, without pickle.
 
     Raises:
@@ -326,12 +333,12 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 
 @reports_failure
-def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | int | None = None) -> list[Any]:
     """Return a list of all ranks' objects in rank order; see ``broadcast_object`` for types and errors."""
     return collectives(process_set).allgather_object(obj, name=name)
 
 
-def barrier(process_set: Any = None) -> None:
+def barrier(process_set: ProcessSet | int | None = None) -> None:
     """Wait until all ranks have called it."""
     collectives(process_set).barrier()
 

@@ -293,7 +293,7 @@ def mpi_threads_supported() -> bool:
     return mpi_enabled() and sys.modules["mpi4py.MPI"].Query_thread() == sys.modules["mpi4py.MPI"].THREAD_MULTIPLE
 
 
-def collectives(process_set: Any = None) -> Collectives:
+def collectives(process_set: ProcessSet | int | None = None) -> Collectives:
     """Return the collectives of a process set; of all ranks by default.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from choros.hvd.compression import Compression, Compressor, checked, warn_of_byt
 from choros.hvd.context import collectives
 from choros.hvd.elastic_client import is_elastic
 from choros.types import Array, aligned
+
+if TYPE_CHECKING:
+    from choros.hvd.context import ProcessSet
 
 _FLAG = np.dtype(np.int64)  # dtype of the sum at an epoch's end: a rank adds 1 if its model must stop
 _END = (SUM_SLOTS, 1, *dtype_code(_FLAG))
@@ -52,7 +55,7 @@ class ReductionConfig:
         self,
         op: Op = AVERAGE,
         compression: Compressor = Compression.none,
-        process_set: Any = None,
+        process_set: ProcessSet | int | None = None,
         every: int = 1,
         average_passes: bool = False,
         scale_local: bool = True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -15,6 +15,9 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
 from choros.hvd.custom_loop import attach
 from choros.hvd.gradient_reduction import ReductionConfig
+
+if TYPE_CHECKING:
+    from choros.hvd.context import ProcessSet
 
 
 def DistributedOptimizer(
@@ -30,7 +33,7 @@ def DistributedOptimizer(
     groups: Any = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-    process_set: Any = None,
+    process_set: ProcessSet | int | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Make an optimizer reduce its gradients over all ranks before it applies them; return the same object.

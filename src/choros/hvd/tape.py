@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -13,6 +13,9 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
 from choros.hvd.custom_loop import EagerGradientReducer
 from choros.hvd.gradient_reduction import ReductionConfig
+
+if TYPE_CHECKING:
+    from choros.hvd.context import ProcessSet
 
 
 def DistributedGradientTape(
@@ -25,7 +28,7 @@ def DistributedGradientTape(
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = None,
+    process_set: ProcessSet | int | None = None,
     scale_local_gradients: bool = True,
     local_layers: Any = None,
 ) -> Any:
