@@ -29,7 +29,7 @@ from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, WorkerStats
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass
@@ -76,9 +76,9 @@ class SparkRun:
     """
 
     plan: FitRequest
-    session: Any
+    session: SparkSession
     rows: PartitionRows | BroadcastData
-    frame: Any
+    frame: DataFrame
     columns: Columns
     partitioned: bool = False
     profile: Any = None

@@ -71,7 +71,7 @@ class Columns:
 
 @dataclass
 class _Maker:
-    frame: Any
+    frame: DataFrame
     floatx: str
     leaves: dict[str, ColumnSpec] = field(default_factory=dict)
     made: list[Any] = field(default_factory=list)

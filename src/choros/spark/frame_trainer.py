@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from choros.types import Batch
 
 if TYPE_CHECKING:
     import keras
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _FIRST = 32  # rows that the driver reads
 
@@ -96,7 +96,7 @@ class FrameExecutor:
         network: str. As in ``Trainer``. Defaults to "", the default address of the driver.
     """
 
-    session: Any
+    session: SparkSession
     max_restarts: int = 0
     profile: Any = None
     partitioned: bool = False
@@ -105,7 +105,7 @@ class FrameExecutor:
 
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``choros.training.executors.executor.Executor``."""
-        frame: Frame = request.source
+        frame = cast("Frame", request.source)
         rows = PartitionRows(serialization.flat(frame.first))
         how = (self.partitioned, self.profile, self.max_restarts, self.network)
         return SparkRun(request, self.session, rows, frame.frame, frame.columns, *how).run()
