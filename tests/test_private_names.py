@@ -516,3 +516,10 @@ def test_the_losses_of_a_compiled_model_can_be_replaced():
 def test_the_loss_is_a_mean_and_the_first_metric():
     first = functional().metrics[0]
     assert (first.name, type(first)) == ("loss", keras.metrics.Mean)
+
+
+def test_a_layout_map_matches_whole_paths():
+    layout = keras.distribution.LayoutMap(model_parallel().device_mesh)
+    layout["dense/kernel"] = (None, "model")
+    assert layout["model/dense/kernel"] is None
+    assert layout["dense/kernel"].axes == (None, "model")

@@ -83,24 +83,38 @@ def layout_map(shape=(1, 2), names=("batch", "model")):
     mesh = keras.distribution.DeviceMesh(shape, names, devices=[f"cpu:{number}" for number in range(np.prod(shape))])
     layout = keras.distribution.LayoutMap(mesh)
     for pattern, axes in LAYOUT.items():
-        layout[pattern] = axes
+        layout[f".*{pattern}"] = axes  # Keras matches whole paths
     return layout
 
 
 @pytest.mark.parametrize("given_as", ["dict", "LayoutMap"])
 def test_a_layout_divides_the_weights_and_changes_nothing(
-    given_as, backend, make, fit, two_each, same, same_history, capsys
+    given_as, backend, make, fit, two_each, same, same_history, capsys, tmp_path
 ):
     if backend != "jax":
         pytest.skip("a layout needs JAX")
     layout = LAYOUT if given_as == "dict" else layout_map()
     plain, given = make(keras.optimizers.Adam(0.01)), make(keras.optimizers.Adam(0.01))
+
+    class Watched(keras.Sequential):
+        def train_step(self, state, data):
+            values = [variable._value for variable in [*self.weights, *self.optimizer.variables[2:]]]
+            held = {str(getattr(value.sharding, "spec", "one device")) for value in values}
+            (tmp_path / "held").write_text("\n".join(sorted(held)))
+            return super().train_step(state, data)
+
+    given = Watched(given.layers)
+    given.compile(keras.optimizers.Adam(0.01), plain.loss, metrics=["accuracy"])
     expected = fit(plain)
     history = fit(given, pool=two_each, devices_per_worker=2, layout=layout, more={"verbose": 2})
     same_history(history, expected)
     same(given, plain)
     line = "2 workers, 2 devices each, mesh batch 1, model 2: 4 of 4 variables divided (100% of the values)"
     assert line in capsys.readouterr().out.splitlines()
+    import jax
+
+    spec = [str(jax.sharding.PartitionSpec(*axes)) for axes in LAYOUT.values()]
+    assert (tmp_path / "held").read_text().splitlines() == sorted(spec)  # weights and slots, on the workers
 
 
 @pytest.mark.parametrize(
@@ -109,6 +123,7 @@ def test_a_layout_divides_the_weights_and_changes_nothing(
         ({"dens_1": ("model",)}, "'dens_1' matches no variable of .*: they are .*dense/kernel"),
         ({"dense/kernel": (None, "wide")}, "along 'wide': the mesh has batch, model"),
         ({"dense/kernel": ("model",)}, "has 1 dimensions, and .*dense/kernel has the shape \\(8, 6\\)"),
+        ({"dense/ker": (None, "model"), "dense/kernel": (None, "model")}, "match one variable, .*dense/kernel: leave"),
         ([("dense/kernel", ("model",))], "The layout is of type list: give a keras.distribution.LayoutMap"),
     ],
 )
@@ -119,6 +134,15 @@ def test_a_layout_that_does_not_fit_is_refused(layout, message, backend, make, d
     with pytest.raises(choros.InvalidInputError, match=message):
         choros.Trainer(make(), workers=2, devices_per_worker=2, layout=layout).fit(*data(61), verbose=0)
     assert children() == before
+
+
+def test_a_layout_map_that_matches_a_part_of_a_path_is_refused(backend, make, data):
+    if backend != "jax":
+        pytest.skip("a layout needs JAX")
+    layout = keras.distribution.LayoutMap(layout_map().device_mesh)
+    layout["dense/kernel"] = (None, "model")
+    with pytest.raises(choros.InvalidInputError, match="A LayoutMap's pattern matches whole paths: '.\\*dense/kernel'"):
+        choros.Trainer(make(), workers=2, devices_per_worker=2, layout=layout).fit(*data(61), verbose=0)
 
 
 def test_a_layout_for_other_devices_is_refused(backend, make, data):

@@ -18,12 +18,13 @@ def describe(layout: keras.distribution.LayoutMap | None, devices: int) -> dict[
     """Return a layout as a dict for JSON.
 
     Args:
-        layout: a ``keras.distribution.LayoutMap`` or ``ModelParallel``. Or a mapping from a regular expression of
-            variable paths to "model" or None for each dimension; the mesh axis "model" then has all devices.
+        layout: a ``keras.distribution.LayoutMap`` or ``ModelParallel``, whose patterns match whole paths of variables,
+            as in Keras. Or a mapping from a regular expression, which matches any part of a variable's path, to "model"
+            or None for each dimension; the mesh axis "model" then has all devices.
         devices: number of devices of each worker.
 
     Returns:
-        ``{"shape", "axes", "batch", "rules"}``.
+        ``{"shape", "axes", "batch", "rules", "whole"}``. ``whole`` is true if patterns match whole paths.
 
     Raises:
         InvalidInputError: the layout is none of these, or its mesh has another number of devices.
@@ -34,7 +35,7 @@ def describe(layout: keras.distribution.LayoutMap | None, devices: int) -> dict[
     """
     import keras
 
-    batch = None
+    batch, whole = None, not isinstance(layout, Mapping) or isinstance(layout, keras.distribution.LayoutMap)
     if isinstance(layout, keras.distribution.ModelParallel):
         batch, layout = layout.batch_dim_name, layout._layout_map
     if isinstance(layout, keras.distribution.LayoutMap):
@@ -51,30 +52,47 @@ def describe(layout: keras.distribution.LayoutMap | None, devices: int) -> dict[
             f"devices_per_worker={math.prod(shape)}."
         )
     plain = [[str(pattern), [None if axis is None else str(axis) for axis in axes_]] for pattern, axes_ in rules]
-    return {"shape": shape, "axes": axes, "batch": batch or axes[0], "rules": plain}
+    return {"shape": shape, "axes": axes, "batch": batch or axes[0], "rules": plain, "whole": whole}
+
+
+def _whole_path(layout: dict[str, Any], pattern: str) -> str:
+    """Return the regular expression for whole paths. Keras matches a layout map's patterns by ``re.fullmatch``."""
+    return pattern if layout["whole"] else f".*(?:{pattern}).*"
+
+
+def _matches(layout: dict[str, Any], pattern: str, path: str) -> bool:
+    return re.fullmatch(_whole_path(layout, pattern), path) is not None
 
 
 def check_layout(layout: dict[str, Any], model: keras.Model) -> None:
     """Refuse a layout that does not fit a built model.
 
     Raises:
-        InvalidInputError: a pattern matches nothing, the mesh lacks an axis, the number of dimensions differs, or the
-            size of an axis does not divide a dimension.
+        InvalidInputError: a pattern matches nothing, two patterns match one variable, the mesh lacks an axis, the
+            number of dimensions differs, or the size of an axis does not divide a dimension.
     """
     sizes = dict(zip(layout["axes"], layout["shape"], strict=True))
     outputs = [f"{layer.path}/output" for layer in model._flatten_layers()]
     for pattern, axes in layout["rules"]:
-        matched = [variable for variable in model.variables if re.search(pattern, variable.path)]
-        if not matched and not any(re.search(pattern, path) for path in outputs):
+        matched = [variable for variable in model.variables if _matches(layout, pattern, variable.path)]
+        if not matched and not any(_matches(layout, pattern, path) for path in outputs):
+            part = any(re.search(pattern, path) for path in [*outputs, *(variable.path for variable in model.variables)])
             raise InvalidInputError(
                 f"The layout's pattern {pattern!r} matches no variable of {model.name!r}: they are "
                 f"{', '.join(variable.path for variable in model.variables[:8])} ..."
+                + (f" A LayoutMap's pattern matches whole paths: '.*{pattern}'." if part else "")
             )
         if unknown := [axis for axis in axes if axis is not None and axis not in sizes]:
             raise InvalidInputError(
                 f"The layout divides {pattern!r} along {unknown[0]!r}: the mesh has {', '.join(sizes)}."
             )
         for variable in matched:
+            others = [other for other, _ in layout["rules"] if _matches(layout, other, variable.path)]
+            if len(others) > 1:
+                raise InvalidInputError(
+                    f"The layout's patterns {', '.join(map(repr, others))} match one variable, {variable.path}: "
+                    "leave one."
+                )
             if len(axes) != len(variable.shape):
                 raise InvalidInputError(
                     f"The layout of {pattern!r} has {len(axes)} dimensions, and {variable.path} has the shape "
@@ -98,7 +116,7 @@ def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, mo
     divided = [
         variable
         for variable in model.variables
-        if any(re.search(pattern, variable.path) and any(axes) for pattern, axes in layout["rules"])
+        if any(_matches(layout, pattern, variable.path) and any(axes) for pattern, axes in layout["rules"])
     ]
     count = sum(math.prod(variable.shape) for variable in divided)
     share = f"{count / max(model.count_params(), 1):.0%} of the values"
@@ -107,7 +125,10 @@ def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, mo
 
 @contextmanager
 def laid_out(layout: dict[str, Any] | None) -> Iterator[Any]:
-    """Temporarily create models under a layout; yield Keras' distribution, or None without a layout."""
+    """Temporarily create models under a layout; yield Keras' distribution, or None without a layout.
+
+    The slots of an optimizer are divided as their weights are, also those of an unpickled optimizer.
+    """
     if layout is None:
         yield None
         return
@@ -118,11 +139,21 @@ def laid_out(layout: dict[str, Any] | None) -> Iterator[Any]:
     )
     rules = keras.distribution.LayoutMap(mesh)
     for pattern, axes in layout["rules"]:
-        rules[pattern] = tuple(axes)
+        rules[_whole_path(layout, pattern)] = tuple(axes)
+    divided: dict[str, tuple[tuple[int, ...], Any]] = {}  # by the begin of the slots' names: shape and layout
+
+    class Distribution(keras.distribution.ModelParallel):  # type: ignore[misc]
+        def get_variable_layout(self, variable: Any) -> Any:
+            layout, shape = super().get_variable_layout(variable), tuple(variable.shape)
+            if any(layout.axes):
+                divided[variable.path.replace("/", "_") + "_"] = shape, layout
+                return layout
+            name = variable.path.rpartition("/")[2]
+            alike = [begin for begin in divided if name.startswith(begin) and divided[begin][0] == shape]
+            return divided[max(alike, key=len)][1] if alike else layout
+
     before = keras.distribution.distribution()
-    distribution = keras.distribution.ModelParallel(
-        layout_map=rules, batch_dim_name=layout["batch"], auto_shard_dataset=False
-    )
+    distribution = Distribution(layout_map=rules, batch_dim_name=layout["batch"], auto_shard_dataset=False)
     keras.distribution.set_distribution(distribution)
     try:
         yield distribution
