@@ -32,6 +32,61 @@ jax.distributed.shutdown()
 sys.stdout.write(f"rank {place.rank} is done\\n")
 """
 
+DIVIDED = """
+import sys
+sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
+import choros.native
+
+place = choros.native.initialize("jax")
+import keras
+import numpy as np
+
+folder = sys.argv[1]
+layout = {"wide/kernel": (None, "model"), "wide/bias": ("model",), "out/kernel": ("model", None)}
+
+
+def make():
+    dense = keras.layers.Dense
+    model = keras.Sequential(
+        [keras.Input((8,)), dense(6, "relu", name="wide"), keras.layers.Dropout(0.2), dense(3, "softmax", name="out")]
+    )
+    model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Save(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        with parallel.whole_weights(self.model):
+            if place.rank == 0:
+                self.model.save(f"{folder}/{epoch}.keras")
+
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(61, 8)).astype("float32"), rng.integers(0, 3, 61)  # the last batch has one row
+how = {"batch_size": 10, "epochs": 3, "verbose": 0, "validation_data": (x[:17], y[:17])}
+keras.utils.set_random_seed(3)
+plain = make()
+expected = plain.fit(x, y, **how).history
+with choros.native.ModelParallel(layout, seed=3) as parallel:
+    model = make()
+    history = parallel.fit(model, x, y, callbacks=[Save()], **how).history
+    kernel, slot = model.layers[0].kernel.value, model.optimizer.variables[2].value
+    for divided in (kernel, slot):
+        assert [shard.data.shape for shard in divided.addressable_shards] == [(8, 3)], divided.sharding
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, atol=1e-6)
+    with parallel.whole_weights(model):
+        for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        np.testing.assert_allclose(model.predict(x, verbose=0), plain.predict(x, verbose=0), atol=1e-5)
+        np.testing.assert_allclose(model.evaluate(x, y, verbose=0), plain.evaluate(x, y, verbose=0), atol=1e-5)
+    for rows, message in ((x + place.rank, "Rank 1 on .* have different settings: data"), (x, "whole_weights")):
+        with np.testing.assert_raises_regex(ValueError, message):
+            saves = keras.callbacks.ModelCheckpoint(f"{folder}/never.keras")
+            parallel.fit(model, rows, y, callbacks=[saves] if rows is x else [], **how)
+sys.stdout.write(f"rank {place.rank} is done\\n")
+"""
+
 
 @pytest.mark.parametrize("launcher", ["choros", "mpiexec"])
 def test_both_know_their_ranks(launcher, tmp_path, request):
@@ -45,6 +100,31 @@ def test_both_know_their_ranks(launcher, tmp_path, request):
         out = done.stdout
         assert done.returncode == 0, out + done.stderr
     assert all(f"rank {rank} is done" in out for rank in range(2))
+
+
+def test_weights_divided_over_ranks_train_as_in_one_process(tmp_path, backend):
+    if backend != "jax":
+        pytest.skip("keras.distribution divides weights on JAX only")
+    import keras
+
+    script = tmp_path / "script.py"
+    script.write_text(DIVIDED)
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"rank {rank} is done" in done.stdout for rank in range(2))
+    assert sorted(path.name for path in tmp_path.glob("*.keras")) == ["0.keras", "1.keras", "2.keras"]
+    assert keras.models.load_model(tmp_path / "2.keras").count_params() == 8 * 6 + 6 + 6 * 3 + 3
+
+
+def test_without_jaxs_runtime_weights_are_not_divided_over_ranks(backend, monkeypatch):
+    if backend != "jax":
+        with pytest.raises(InvalidInputError, match=f"ModelParallel needs JAX; this is {backend}"):
+            choros.native.ModelParallel({})
+        return
+    monkeypatch.setattr("choros.native.model_parallel.find_place", lambda timeout: choros.cluster.Place(0, 2))
+    with pytest.raises(InvalidInputError, match="JAX knows 1 processes, and this job has 2 ranks: call"):
+        choros.native.ModelParallel({})
 
 
 def test_another_library_is_refused():

@@ -16,6 +16,9 @@ from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join
 from choros.comm.tcp.auth_socket import free_port
 from choros.errors import InvalidInputError
+from choros.native.model_parallel import ModelParallel
+
+__all__ = ["LIBRARIES", "ModelParallel", "initialize"]
 
 LIBRARIES = ("jax", "torch")
 
