@@ -19,7 +19,7 @@ ROOT = pathlib.Path(choros.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 # Which packages may use which dependencies. The layers of the packages are in pyproject.toml, for import-linter.
-_KERAS = "pickling backends data consistency training trainer callbacks parallel hvd spark tools cli"
+_KERAS = "pickling backends data consistency training trainer callbacks parallel hvd native spark tools cli"
 DEPENDENCIES = {
     "keras": set(_KERAS.split()),
     "numpy": {*_KERAS.split(), "types", "comm", "param_server"},

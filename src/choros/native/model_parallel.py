@@ -24,7 +24,7 @@ from choros.comm.group import Group
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency.rank_agreement import difference, facts_of_model
 from choros.errors import InvalidInputError
-from choros.types import Array, ArrayTree
+from choros.types import ArrayTree
 
 if TYPE_CHECKING:
     import keras
@@ -72,15 +72,15 @@ class ModelParallel:
 
         if keras.backend.backend() != "jax":
             raise InvalidInputError(f"ModelParallel needs JAX; this is {keras.backend.backend()}.")
-        import jax
+        from choros.native.jax import device_count, process_count
 
         self.place: Place = find_place(timeout)
-        if jax.process_count() != self.place.size:
+        if process_count() != self.place.size:
             raise InvalidInputError(
-                f"JAX knows {jax.process_count()} processes, and this job has {self.place.size} ranks: call "
+                f"JAX knows {process_count()} processes, and this job has {self.place.size} ranks: call "
                 'choros.native.initialize("jax") at the top of the script.'
             )
-        self.layout = describe(layout, jax.device_count())
+        self.layout = describe(layout, device_count())
         sizes = dict(zip(self.layout["axes"], self.layout["shape"], strict=True))
         if sizes.get(self.layout["batch"], 1) != 1:
             raise InvalidInputError(
@@ -157,10 +157,10 @@ class ModelParallel:
         Args:
             model: keras.Model, made inside the context of this object. Every rank needs memory for all its variables.
         """
-        import jax.numpy as jnp
         import keras
 
         from choros.backends.optimizers import model_variables
+        from choros.native.jax import whole
 
         model.jax_state_sync()
         variables = [*model_variables(model), *model.metrics_variables]
@@ -171,7 +171,7 @@ class ModelParallel:
         keras.distribution.set_distribution(None)
         try:
             for variable, value, _ in values:
-                vars(variable).update(_value=jnp.asarray(_whole(value)), _layout=None)
+                vars(variable).update(_value=whole(value), _layout=None)
             for name in _FUNCTIONS:
                 setattr(model, name, None)
             yield
@@ -182,15 +182,6 @@ class ModelParallel:
             for name, function in functions.items():
                 setattr(model, name, function)
             keras.distribution.set_distribution(distribution)
-
-
-def _whole(value: Any) -> Array:
-    """Return the whole value of a JAX array. Collective if its parts lie on several ranks."""
-    from jax.experimental import multihost_utils
-
-    if value.is_fully_addressable or value.is_fully_replicated:
-        return np.asarray(value)
-    return np.asarray(multihost_utils.process_allgather(value, tiled=True))
 
 
 def _is_plain(value: object) -> bool:
