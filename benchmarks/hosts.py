@@ -211,6 +211,15 @@ def run(*command):
     subprocess.run(shlex.split(" ".join(command)), check=True)
 
 
+def write_files(folder):
+    """Write what the hosts need to a folder: the stand-in for ssh, and their names."""
+    (folder / "ssh").write_text(SSH % (folder, folder))
+    (folder / "ssh").chmod(0o755)
+    names = "".join(f"{address} {name}\n" for name, address in HOSTS.items())
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} {socket.gethostname()}\n{names}")
+    (folder / "nsswitch").write_text("hosts: files\n")
+
+
 def cluster(rate):
     """Two namespaces on a bridge, which this host, from which the ranks are started, is on too."""
     run("ip link add choros0 type bridge")
@@ -251,11 +260,7 @@ def main():
         if options.what == "mpi":
             command = [str(mpiexec), "-n", "2", *own]
         else:
-            (Path(room) / "ssh").write_text(SSH % (room, room))
-            (Path(room) / "ssh").chmod(0o755)
-            names = "".join(f"{address} {name}\n" for name, address in HOSTS.items())
-            (Path(room) / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} {socket.gethostname()}\n{names}")
-            (Path(room) / "nsswitch").write_text("hosts: files\n")
+            write_files(Path(room))
             each = 2 if options.what == "sums" else 1
             hosts = ",".join(f"{name}:{each}" for name in HOSTS)
             how = ["-launcher", "ssh", "-launcher-exec", f"{room}/ssh", "-hosts", hosts, "-localhost", HERE]
