@@ -13,8 +13,18 @@ def test_it_is_sorted_by_f1_and_marks_the_best_and_the_fastest():
     assert [line.split()[0] for line in lines[2:]] == ["Slow", "Mid", "Fast"]
     assert lines[2].endswith("<- best F1")
     assert lines[4].endswith("<- fastest")
-    assert lines[2].split()[1:5] == ["0.9000", "0.9100", "9.00", "1,235"]
+    assert lines[2].split()[1:6] == ["0.9000", "0.9100", "9.00", "–", "1,235"]
     assert marks(report, results[2]) == ""
+
+
+def test_the_speed_of_each_algorithm_is_relative_to_single(make_report):
+    """Without Single, or where it failed, there is nothing to compare with."""
+    cells = {line.split()[0]: line.split()[4] for line in text_table(make_report()).splitlines()[2:]}
+    seconds = {result.algorithm: result.seconds for result in make_report().results}
+    assert cells["Single"] == "1.00"
+    assert cells == {name: f"{seconds['Single'] / time:.2f}" for name, time in seconds.items()}
+    for report in (make_report(failed=("Single",)), make_report(names={"AEASGD": "async"})):
+        assert {line.split()[4] for line in text_table(report).splitlines()[2:] if "failed" not in line} == {"–"}
 
 
 def test_columns_stand_under_their_titles(make_report):

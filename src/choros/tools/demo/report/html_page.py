@@ -140,7 +140,7 @@ def _table(report: Report) -> str:
             f'<th scope="row"><a href="#{_anchor(result)}">{escape(result.algorithm)}</a>{_badges(report, result)}</th>'
         )
         if result.runs:
-            cells = "".join(f"<td>{escape(c.show(result))}</td>" for c in COLUMNS)
+            cells = "".join(f"<td>{escape(c.show(report, result))}</td>" for c in COLUMNS)
         else:
             cells = f'<td class="failed" colspan="{len(COLUMNS)}">{escape(summary(result.error))}</td>'
         rows.append(f"<tr>{name}{cells}</tr>")

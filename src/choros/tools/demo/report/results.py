@@ -173,6 +173,17 @@ class Report:
         measured = [r for r in self.results if math.isfinite(r.seconds)]
         return min(measured, key=lambda r: r.seconds).algorithm if measured else ""
 
+    def speedup(self, result: Result) -> float:
+        """Return the training time of Single divided by that of a result; NaN if one of them was not measured.
+
+        Example:
+            >>> results = (Result("Single", runs=(Run(0, seconds=3.0),)), Result("AEASGD", runs=(Run(0, seconds=2.0),)))
+            >>> Report(Setting("x"), results).speedup(results[1])
+            1.5
+        """
+        single = next((r.seconds for r in self.results if r.algorithm == "Single"), math.nan)
+        return single / result.seconds if result.seconds > 0 else math.nan
+
     def ranked(self) -> list[Result]:
         """Return the results sorted by F1, the highest first; results without F1 are last."""
         return sorted(self.results, key=lambda r: (not math.isfinite(r.f1), -r.f1 if math.isfinite(r.f1) else 0.0))

@@ -15,7 +15,7 @@ class Column:
 
     title: str
     width: int
-    show: Callable[[Result], str]
+    show: Callable[[Report, Result], str]
     meaning: str
 
 
@@ -42,14 +42,15 @@ def percent(share: float) -> str:
 
 
 COLUMNS = (
-    Column("F1", 6, lambda r: decimal(r.f1, 4), "weighted F1 on the rows held back"),
-    Column("accuracy", 8, lambda r: decimal(r.mean("accuracy"), 4), "share classified rightly of the rows held back"),
-    Column("train s", 7, lambda r: decimal(r.seconds, 2), "seconds to train, without start-up"),
-    Column("samples/s", 9, lambda r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
-    Column("exchanges", 9, lambda r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
-    Column("staleness", 9, lambda r: decimal(r.mean("staleness"), 2), "merges by others since a worker saw the center"),
-    Column("exchanging", 10, lambda r: percent(r.mean("exchanging")), "share of the time spent exchanging"),
-    Column("waiting", 7, lambda r: percent(r.mean("waiting")), "share of the time spent waiting for data"),
+    Column("F1", 6, lambda _, r: decimal(r.f1, 4), "weighted F1 on the rows held back"),
+    Column("accuracy", 8, lambda _, r: decimal(r.mean("accuracy"), 4), "share classified correctly of these rows"),
+    Column("train s", 7, lambda _, r: decimal(r.seconds, 2), "seconds to train, without start-up"),
+    Column("x Single", 8, lambda report, r: decimal(report.speedup(r), 2), "speed: Single's time over this one"),
+    Column("samples/s", 9, lambda _, r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
+    Column("exchanges", 9, lambda _, r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
+    Column("staleness", 9, lambda _, r: decimal(r.mean("staleness"), 2), "merges by others since the last exchange"),
+    Column("exchanging", 10, lambda _, r: percent(r.mean("exchanging")), "share of the time spent exchanging"),
+    Column("waiting", 7, lambda _, r: percent(r.mean("waiting")), "share of the time spent waiting for data"),
 )
 
 
@@ -82,12 +83,12 @@ def text_table(report: Report) -> str:
     Example:
         >>> from choros.tools.demo.report.results import Run, Setting
         >>> print(text_table(Report(Setting("x"), (Result("Single", None, error="InvalidDataError: no rows"),))))
-        algorithm      F1  accuracy  train s  samples/s  exchanges  staleness  exchanging  waiting
-        ---------  ------  --------  -------  ---------  ---------  ---------  ----------  -------
+        algorithm      F1  accuracy  train s  x Single  samples/s  exchanges  staleness  exchanging  waiting
+        ---------  ------  --------  -------  --------  ---------  ---------  ---------  ----------  -------
         Single     failed: InvalidDataError: no rows
     """
     name_width = max([len("algorithm"), *(len(r.algorithm) for r in report.results)])
-    shown = [(r, [c.show(r) for c in COLUMNS]) for r in report.ranked()]
+    shown = [(r, [c.show(report, r) for c in COLUMNS]) for r in report.ranked()]
     widths = [max([c.width, *(len(cells[i]) for r, cells in shown if r.runs)]) for i, c in enumerate(COLUMNS)]
 
     def row_text(name: str, cells: list[str], mark: str = "") -> str:
