@@ -3,10 +3,11 @@
 import threading
 import time
 
+import keras
 import numpy as np
 import pytest
 
-from choros.data import PrefetchSource, feed, make_source, make_validation, prefetch, serialization
+from choros.data import FeedTimes, PrefetchSource, feed, make_source, make_validation, prefetch, serialization
 from choros.data.prefetch import ahead
 from choros.errors import InvalidDataError
 
@@ -57,6 +58,30 @@ def test_only_what_is_prefetched_is_made_ready_ahead():
     assert made == [("choros-ahead", [4, 5, 6, 7]), ("choros-ahead", [8, 9])] * 2
     assert len(list(feed(make_source(x), ready, **how))) == 3
     assert len(made) == 4
+
+
+def test_the_times_of_reading_and_copying_are_counted_apart():
+    """In the thread of prefetch both; without it the step copies, so only reading is counted here."""
+
+    class Slow(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            time.sleep(0.03)
+            return np.zeros((2, 1), "float32"), np.zeros(2, "float32")
+
+    def ready(batch):
+        time.sleep(0.01)
+        return batch
+
+    how = dict(rank=0, size=1, together=True, batch_size=2, seed=0, epoch=0, shuffle=False)
+    for data, copying in ((Slow(), 0.0), (prefetch(Slow()), 0.04)):
+        times = FeedTimes()
+        assert len(list(feed(make_source(data), ready, 0, times, **how))) == 4
+        assert times.reading >= 0.12
+        assert times.copying >= copying
+        assert bool(times.copying) == bool(copying)
 
 
 def test_prefetch_changes_x_alone_and_travels():

@@ -7,6 +7,7 @@ the optimizer and evaluate a batch.
 from __future__ import annotations
 
 import math
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -48,6 +49,7 @@ class BaseReplica(Metrics):
         self.blind = False  # built without y: only prediction is possible
         self.revocable = self.repeats = self.watches = False
         self._total = 0
+        self.packing = 0.0
         self._held: tuple[Any, ...] | None = None  # the packed batch of the last gradients, if ``repeats`` is set
         self._refusing = ExitStack()
         self._lay_out()
@@ -235,6 +237,13 @@ class BaseReplica(Metrics):
             return tuple(leaf(part) for part in data)
         return tuple(keras.tree.map_structure(leaf, part) for part in data)
 
+    def _packed(self, batch: Batch) -> tuple[Any, ...]:
+        """Return ``pack(batch)`` and count its seconds."""
+        begun = time.perf_counter()
+        data = self.pack(batch)
+        self.packing += time.perf_counter() - begun
+        return data
+
     def _leaf(self, array: Any) -> Any:
         """Convert one array of a batch to the input type of the backend's step."""
         return array
@@ -252,7 +261,7 @@ class BaseReplica(Metrics):
     def step(self, batch: Batch) -> None:
         """Run one local training step; a batch without rows is skipped."""
         if batch.rows:
-            self._logs = self._step(self.pack(batch))
+            self._logs = self._step(self._packed(batch))
             self._rows += batch.rows
 
     def gradients(self, batch: Batch, out: Array) -> None:
@@ -263,7 +272,7 @@ class BaseReplica(Metrics):
             for where in self.slices:
                 leave_out(out, where)
             return
-        data = self.pack(batch)
+        data = self._packed(batch)
         with self._scaled(batch) as share, self._put_back(data):
             arrays, reported, n = self._gradients(data, batch.rows)
         self._rows += batch.rows

@@ -52,6 +52,7 @@ class Replica(Protocol):
     others: int  # number of float non-trainable values that are averaged (moving statistics of BatchNormalization)
     dtype: np.dtype[Any]  # float64 if any trainable variable has it, else float32
     seeds: list[Any]  # variables that hold the seed states of random layers
+    packing: float  # seconds in which steps converted batches and copied them to the device (JAX: converted them only)
     averaged: Sequence[int]  # indices of metric variables that do not add over ranks; set by the caller, default: none
     revocable: bool  # whether ``swap`` may undo ``gradients``; set by the caller before the first batch
     watches: bool  # whether a step that uses updated weights is refused if it is not repeated (PyTorch); set likewise

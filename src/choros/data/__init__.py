@@ -15,7 +15,7 @@ from choros.data.class_weights import with_class_weight
 from choros.data.conversion import brings_targets, is_py_dataset, is_stream
 from choros.data.files import FileSource, files
 from choros.data.partitioned_source import PartitionedSource
-from choros.data.prefetch import Prefetch, PrefetchSource, feed, prefetch, without_augment
+from choros.data.prefetch import FeedTimes, Prefetch, PrefetchSource, feed, prefetch, without_augment
 from choros.data.pydataset_source import PyDatasetSource
 from choros.data.stream_source import StreamSource, read_all
 from choros.data.validation import check_alone_in_call, unpack
@@ -23,6 +23,7 @@ from choros.types import ArrayTree, Batch
 
 __all__ = [
     "ArraySource",
+    "FeedTimes",
     "FileSource",
     "PartitionedSource",
     "PrefetchSource",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -132,17 +133,50 @@ def without_augment(data: ArrayTree) -> ArrayTree:
     return Prefetch(data.data, data.depth, None) if isinstance(data, Prefetch) else data
 
 
-def feed(source: Source, ready: Callable[[Batch], Batch], first: int = 0, **how: Any) -> Iterator[Batch]:
+@dataclass
+class FeedTimes:
+    """Seconds that the batches of one rank took, in the thread of ``prefetch`` if there is one.
+
+    Attributes:
+        reading: float. Reading and decoding batches.
+        copying: float. Converting them and copying them to the device; 0 without ``prefetch``.
+    """
+
+    reading: float = 0.0
+    copying: float = 0.0
+
+
+def feed(
+    source: Source, ready: Callable[[Batch], Batch], first: int = 0, times: FeedTimes | None = None, **how: Any
+) -> Iterator[Batch]:
     """Return one rank's batches of one epoch. With ``prefetch``, a thread prepares them.
 
     Args:
         source: Source.
         ready: prepares a batch for its step (``Replica.ready``); called only with ``prefetch``.
         first: number of global batches at the start of the epoch to skip. Defaults to 0.
+        times: FeedTimes, to which the seconds are added.
         how: as for ``ArraySource.epoch``.
     """
-    batches = islice(source.epoch(**how), first, None)
-    return ahead(map(ready, batches), source.ahead) if source.ahead else batches
+    times = FeedTimes() if times is None else times
+    batches = islice(_timed(source.epoch(**how), times), first, None)
+
+    def prepared(batch: Batch) -> Batch:
+        begun = time.perf_counter()
+        result = ready(batch)
+        times.copying += time.perf_counter() - begun
+        return result
+
+    return ahead(map(prepared, batches), source.ahead) if source.ahead else batches
+
+
+def _timed(batches: Iterator[Batch], times: FeedTimes) -> Iterator[Batch]:
+    """Yield the batches; add the seconds that each took to ``times.reading``."""
+    begun = time.perf_counter()
+    for batch in batches:
+        times.reading += time.perf_counter() - begun
+        yield batch
+        begun = time.perf_counter()
 
 
 def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Any, Literal
 
 from choros.training.spec import WorkerStats
 
 # A straggler takes more than 1.5 times the others' median per step, in at least 1 second and 10 steps of training.
 _SLOW, _SHORT, _FEW = 1.5, 1.0, 10
+_NAMED = 0.05  # least share of the training time of a bottleneck
+_DATA, _EXCHANGE = 0.3, 0.5  # shares above which the line after training advises
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,11 @@ class WorkerRecord:
         staleness: float. Mean number of merges by other workers between two exchanges; 0 if synchronous.
         exchanging: float. Share (0 to 1) of training time spent in exchanges, waiting included.
         waiting: float. Share (0 to 1) of training time spent waiting for data.
+        decoding, copying: float. Shares (0 to 1) of training time in which steps waited until batches had been read and
+            decoded, and until they had been converted and copied to the device. On JAX without ``choros.prefetch`` the
+            step itself copies, so ``copying`` has the conversion only.
         calling: float. Share (0 to 1) of training time in which only this worker waited for callbacks.
+        ahead: int. Number of batches that ``choros.prefetch`` prepares before their steps; 0 without it.
         host: str. The machine of the worker.
         not_finite: (epoch, step), counted from 0, at which this worker's loss, gradients or weights were first not
             finite. The step is -1 if only the epoch is known; on rank 0 it may then be the epoch of any rank. None if
@@ -46,6 +52,9 @@ class WorkerRecord:
     host: str = ""
     not_finite: tuple[int, int] | None = None
     calling: float = 0.0
+    decoding: float = 0.0
+    copying: float = 0.0
+    ahead: int = 0
 
     @property
     def step_seconds(self) -> float:
@@ -56,6 +65,9 @@ class WorkerRecord:
     def of(cls, tally: WorkerStats) -> WorkerRecord:
         """Return the record of a worker's counts."""
         seconds = max(tally.seconds, 1e-9)
+        waiting = min(1.0, tally.waiting / seconds)
+        read = tally.reading / (tally.reading + tally.copying) if tally.ahead and tally.reading + tally.copying else 1.0
+        copying = (1 - read) * waiting if tally.ahead else min(1.0, tally.copying / seconds)
         return cls(
             tally.rank,
             tally.steps,
@@ -63,14 +75,35 @@ class WorkerRecord:
             tally.exchanges,
             tally.staleness / tally.exchanges if tally.exchanges else 0.0,
             min(1.0, tally.exchanging / seconds),
-            min(1.0, tally.waiting / seconds),
+            waiting,
             tally.startup,
             tally.seconds,
             (tally.rows - tally.first_rows) / seconds,
             tally.host,
             None if tally.lost_epoch < 0 else (tally.lost_epoch, tally.lost_step),
             min(1.0, tally.calling / seconds),
+            read * waiting,
+            copying,
+            tally.ahead,
         )
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """A reason why workers did not compute.
+
+    Attributes:
+        cause: "decode" (steps waited until batches had been read and decoded), "copy" (until they had been converted
+            and copied to the device), "exchange", or "slow rank" (the others waited for it).
+        share: float. Share (0 to 1) of the training time, mean over the workers.
+        remedy: str. The setting to change.
+        rank: int or None. The slow rank; None for the other causes.
+    """
+
+    cause: Literal["decode", "copy", "exchange", "slow rank"]
+    share: float
+    remedy: str
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +221,47 @@ class RunRecord:
                     found[worker.rank] = times
         return found
 
+    def bottlenecks(self) -> tuple[Bottleneck, ...]:
+        """Return the reasons why the workers did not compute, each with the setting to change.
+
+        In the synchronous mode, a rank whose own work took less time than that of the slowest rank waited for it in the
+        exchanges. In the other modes, the run lasted until the slowest rank had ended.
+
+        Returns:
+            The bottlenecks of at least 5 % of the training time, the largest first.
+
+        Example:
+            >>> from choros.training.spec import WorkerStats
+            >>> counts = WorkerStats(0, steps=100, rows=3200, seconds=10.0, waiting=6.0, reading=6.0)
+            >>> [(b.cause, b.share) for b in RunRecord.of(None, None, [counts], 0.0, []).bottlenecks()]
+            [('decode', 0.6)]
+        """
+        workers = self.workers
+        if self.mode == "sync":
+            work = [worker.step_seconds * worker.steps for worker in workers]
+            lags = [(max(work) - mine) / max(worker.seconds, 1e-9) for worker, mine in zip(workers, work, strict=True)]
+            waits = [min(worker.exchanging, lag) for worker, lag in zip(workers, lags, strict=True)]
+            exchanging = [worker.exchanging - wait for worker, wait in zip(workers, waits, strict=True)]
+        else:
+            work = [worker.seconds for worker in workers]
+            waits = [1 - mine / max(self.seconds, 1e-9) for mine in work]
+            exchanging = [worker.exchanging for worker in workers]
+        slowest = workers[work.index(max(work))]
+        found = (
+            Bottleneck("decode", fmean(worker.decoding for worker in workers), _decode_remedy(slowest)),
+            Bottleneck("copy", fmean(worker.copying for worker in workers), _copy_remedy(slowest)),
+            Bottleneck("exchange", fmean(exchanging), "a larger batch_size or window, or fewer workers, is faster"),
+            Bottleneck("slow rank", fmean(waits), self._slow_remedy(slowest), slowest.rank),
+        )
+        return tuple(sorted((b for b in found if b.share >= _NAMED), key=lambda b: -b.share))
+
+    def _slow_remedy(self, worker: WorkerRecord) -> str:
+        if worker.waiting > 0.5:
+            return f"most of its time it waits for data: {_decode_remedy(worker)}"
+        where = f" on {worker.host}" if worker.host else " there"
+        other = "an asynchronous algorithm such as 'aeasgd' does not wait for it" if self.mode == "sync" else ""
+        return f"end other programs{where}, or train without this rank" + (f"; {other}" if other else "")
+
     def line(self) -> str:
         """Return the summary of the run in one line."""
         text = (
@@ -211,8 +285,22 @@ class RunRecord:
             text += ", most of it waiting for data" if worker.waiting > 0.5 else ""
         if len(self.workers) > 1 and self.startup > 4 * self.seconds:
             text += "; with so little to train, one process (model.fit) is faster: most of the time was start-up"
-        elif len(self.workers) > 1 and self.exchanging > 0.5:
-            text += "; more than half of it exchanging: a larger batch_size or window, or fewer workers, is faster"
-        elif self.waiting > 0.3:
-            text += "; choros.prefetch reads the next batches while a step runs"
+        else:
+            limits = {"decode": _DATA, "copy": _DATA, "exchange": _EXCHANGE}
+            for bottleneck in self.bottlenecks():
+                if bottleneck.share > limits.get(bottleneck.cause, 1.0):
+                    text += f"; {bottleneck.share:.0%} of it for {bottleneck.cause}: {bottleneck.remedy}"
+                    break
         return text
+
+
+def _decode_remedy(worker: WorkerRecord) -> str:
+    if not worker.ahead:
+        return "choros.prefetch reads the next batches while a step runs"
+    return "choros.files(decode=...) decodes each row once for all workers; free cores (threads=) help the reader"
+
+
+def _copy_remedy(worker: WorkerRecord) -> str:
+    if not worker.ahead:
+        return "choros.prefetch copies the next batches while a step runs"
+    return "data of 32 bits or fewer are not converted; give prefetch a larger depth"

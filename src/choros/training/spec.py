@@ -188,6 +188,9 @@ class WorkerStats:
     lost_epoch: int = -1  # the epoch and the step at which this rank's numbers were first not finite; -1: none
     lost_step: int = -1
     calling: float = 0.0  # seconds in which only this rank waited for callbacks
+    reading: float = 0.0  # seconds of reading and decoding batches, in the thread of ``prefetch`` if there is one
+    copying: float = 0.0  # seconds of converting batches and copying them to the device, likewise
+    ahead: int = 0  # number of batches that ``prefetch`` prepares before their steps
     host: str = ""  # must be last: the only field that is not a number
 
     def json(self) -> dict[str, Any]:

@@ -67,6 +67,12 @@ class MirroredReplica:
         return self.lead.model
 
     @property
+    def packing(self) -> float:
+        """Seconds in which steps of the first device converted batches and copied them to it."""
+        seconds: float = self.lead.packing
+        return seconds
+
+    @property
     def averaged(self) -> Sequence[int]:
         """Indices of metric variables that do not add over ranks."""
         places: Sequence[int] = self.lead.averaged

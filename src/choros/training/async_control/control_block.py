@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 
 import numpy as np
 
@@ -19,14 +20,14 @@ from choros.comm.shm.futex import fence
 from choros.comm.shm.group_header import holder
 from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError
-from choros.training.spec import TrainerControl
+from choros.training.spec import TrainerControl, WorkerStats
 from choros.types import Array
 
 # Before the heartbeats: version, stop, learning rate, bytes of the epoch log, last epoch, end requested, exit code + 1,
 # opened epoch, halt, whether there is a rate
 _HEAD = 16
 _LAST = 2  # mark of the rank that ended an epoch last; the mark of the others is 1
-_NOW = 16  # values before a rank's metric state: epoch, batch, iterations of the optimizer, counts
+_NOW = 1 + len(fields(WorkerStats))  # before a rank's metric state: epoch, batch, optimizer's iterations, counts
 DONE = float(1 << 52)  # halt number of a rank that makes no more exchanges
 
 

@@ -17,7 +17,7 @@ from choros.algorithms import Algorithm
 from choros.backends import Replica
 from choros.backends.optimizers import learning_rates, model_variables, optimizer_variables
 from choros.comm.group import Group
-from choros.data import Source, feed
+from choros.data import FeedTimes, Source, feed
 from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Slots
 from choros.training.async_control.control_block import ControlBlock
@@ -108,10 +108,13 @@ class WorkerContext:
         self.leaving = self.dropped = False
         job.follow_datasets(epoch, source=self.source)
         since = time.perf_counter()
+        times, read, copied = FeedTimes(), tally.reading, tally.copying
+        tally.ahead = self.source.ahead
         batches = feed(
             self.source,
             self.replica.ready,
             self.first(epoch),
+            times,
             rank=rank,
             size=size,
             together=together,
@@ -123,8 +126,9 @@ class WorkerContext:
         )
         for batch in batches:
             fresh = batch.rows not in self._shapes
-            begun, exchanged = time.perf_counter(), tally.exchanging
+            begun, exchanged, packing = time.perf_counter(), tally.exchanging, self.replica.packing
             tally.waiting += begun - since
+            tally.reading = read + times.reading
             self.open = batch.rows
             yield batch
             self.open = None
@@ -138,6 +142,9 @@ class WorkerContext:
                 tally.first_rows += batch.rows
                 tally.exchanging = exchanged
                 self._compiling += time.perf_counter() - begun
+            else:
+                copied += self.replica.packing - packing
+            tally.copying = copied + times.copying
             self.control_block.beat(self.rank)
             if self.leaving:
                 return
