@@ -65,6 +65,13 @@ def test_mnist_tfrecord_mgpu(mnist):
     assert float(re.search(r"accuracy ([\d.]+) on 256 images", said)[1]) > 0.5
 
 
+def test_concatenated_outputs():
+    """The example ends with an error where a gradient is not as its words say."""
+    said = run(EXAMPLES / "concatenated_outputs.py", backend="torch")
+    equal = dict(re.findall(r"^(.*): largest difference [\d.e-]+, (equal|not equal)$", said, re.MULTILINE))
+    assert list(equal.values()) == ["equal"] * 3 + ["not equal"] * 2, said
+
+
 @pytest.mark.long
 def test_cifar10_cnn_distrib_slurm():
     """Who commits when is chance: with batches of 64 it was 0.67 to 1.0, of 32 it is 0.84 to 1.0."""
