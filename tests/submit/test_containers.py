@@ -63,25 +63,41 @@ def test_the_recipe_of_apptainer_has_known_parts_and_its_shell_is_shell():
         assert target == f"/opt/choros/{source}"
 
 
+def arguments(name):
+    """The build arguments of a recipe and their defaults."""
+    pattern = r"^ARG (\w+)=(.*)$" if name == "Dockerfile" else r"^    ([A-Z]+)=(\S+)$"
+    return dict(re.findall(pattern, (RECIPES / name).read_text(), re.MULTILINE))
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "choros.def"])
 def test_what_they_take_is_there_and_what_they_install_is_what_was_tested(name):
-    text = (RECIPES / name).read_text()
+    text, defaults = (RECIPES / name).read_text(), arguments(name)
     copied = re.findall(r"^(?:COPY|   ) ([\w./ ]+) /opt/", text, re.MULTILINE)
     assert copied
     assert all((ROOT / path).exists() for words in copied for path in words.split())
-    extras = re.search(r"/opt/choros\[([\w,-]+)\]", text)[1].split(",")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(extras) <= project["optional-dependencies"].keys()
+    extras = re.search(r"/opt/choros\[([^\]]+)\]", text)[1].split(",")
+    assert extras[0] in ("${BACKEND}", "{{ BACKEND }}")
+    backends = {defaults["BACKEND"], *re.findall(r"(?<=BACKEND=)[a-z-]+", text)}
+    assert {"jax", "torch", "jax-cuda"} <= backends
+    assert backends | set(extras[1:]) <= project["optional-dependencies"].keys()
     install = next(line.strip() for line in text.splitlines() if "pip install" in line)
     assert "--constraint /opt/choros/constraints.txt" in install
     assert "==" not in install  # versions are said in one place
-    python = re.search(r"^(?:FROM|From:) python:(\d+\.\d+)-slim$", text, re.MULTILINE)[1]
+    python = re.fullmatch(r"python:(\d+\.\d+)-slim", defaults["BASECONTAINER"])[1]
     assert project["requires-python"] == f">={python}"
 
 
-def test_both_are_the_same_image():
-    bases = [
-        re.search(r"^(?:FROM|From:) (.*)$", (RECIPES / name).read_text(), re.M)[1]
-        for name in ("Dockerfile", "choros.def")
-    ]
-    assert bases[0] == bases[1]
+def test_both_have_the_same_arguments():
+    assert arguments("Dockerfile") == arguments("choros.def")
+    assert "FROM ${BASECONTAINER}\n" in (RECIPES / "Dockerfile").read_text()
+    assert sections((RECIPES / "choros.def").read_text())[0]["From"] == "{{ BASECONTAINER }}"
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow", "jax-cuda", "tensorflow-cuda"])
+def test_the_environment_names_the_backend_of_keras(backend):
+    """An extra of CUDA is the same backend of Keras."""
+    text = sections((RECIPES / "choros.def").read_text())[1]["environment"].replace("{{ BACKEND }}", backend)
+    done = subprocess.run(["sh", "-c", f"{text}\necho $KERAS_BACKEND"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{backend.removesuffix('-cuda')}\n"
+    assert "KERAS_BACKEND=${BACKEND%-cuda}" in (RECIPES / "Dockerfile").read_text()
