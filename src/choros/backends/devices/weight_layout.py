@@ -76,7 +76,9 @@ def check_layout(layout: dict[str, Any], model: keras.Model) -> None:
     for pattern, axes in layout["rules"]:
         matched = [variable for variable in model.variables if _matches(layout, pattern, variable.path)]
         if not matched and not any(_matches(layout, pattern, path) for path in outputs):
-            part = any(re.search(pattern, path) for path in [*outputs, *(variable.path for variable in model.variables)])
+            part = any(
+                re.search(pattern, path) for path in [*outputs, *(variable.path for variable in model.variables)]
+            )
             raise InvalidInputError(
                 f"The layout's pattern {pattern!r} matches no variable of {model.name!r}: they are "
                 f"{', '.join(variable.path for variable in model.variables[:8])} ..."
