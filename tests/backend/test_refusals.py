@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+import choros
 from choros.backends import make_replica
 from choros.backends.loss_exactness import check_exact
 from choros.errors import InexactLossError, InvalidInputError
@@ -120,3 +121,64 @@ def test_divisors_that_do_not_agree_are_refused(lab, make, message):
 def test_an_uncompiled_model_is_refused(lab):
     with pytest.raises(InvalidInputError, match=r"model\.compile"):
         make_replica(lab.dense())
+
+
+class ClippedGradients(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x, training=False):
+        return self.dense(x)
+
+    def clip(self, gradients):
+        norm = keras.ops.sqrt(sum(keras.ops.sum(keras.ops.square(gradient)) for gradient in gradients))
+        return [gradient * keras.ops.minimum(1.0, 0.01 / norm) for gradient in gradients]
+
+    def train_step(self, *step):
+        return getattr(self, f"step_on_{keras.backend.backend()}")(*step)
+
+    def step_on_torch(self, data):
+        import torch
+
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        self.zero_grad()
+        loss = self.compute_loss(x, y, self(x, training=True), weight)
+        loss.backward()
+        gradients = self.clip([variable.value.grad for variable in self.trainable_weights])
+        with torch.no_grad():
+            self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+    def step_on_tensorflow(self, data):
+        import tensorflow as tf
+
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), weight)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(self.clip(gradients), self.trainable_weights, strict=True))
+        return {"loss": loss}
+
+    def step_on_jax(self, state, data):
+        import jax
+
+        trained, others, slots, metrics = state
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+
+        def loss_of(trained):
+            predicted, changed = self.stateless_call(trained, others, x, training=True)
+            return self.compute_loss(x, y, predicted, weight), changed
+
+        (loss, changed), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        trained, slots = self.optimizer.stateless_apply(slots, self.clip(gradients), trained)
+        return {"loss": loss}, (trained, changed, slots, metrics)
+
+
+def test_a_step_that_clips_gradients_is_refused_in_words_of_gradients():
+    model = ClippedGradients()
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 3)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+    with pytest.raises(InexactLossError, match=r"clipping.*clipnorm"):
+        choros.Trainer(model, "allreduce", workers=2).fit(x, y, batch_size=16, verbose=0)

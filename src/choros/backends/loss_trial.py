@@ -98,7 +98,8 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
         with muted() as adding:
             alone = any(difference(model, *each, attempt.sums) is not None for each in gradients(afresh=True))
         if alone or not adding:
-            raise refusal(source(model), off, "return a mean over rows")
+            custom_step = not of_keras(type(model).train_step)
+            raise step_refusal(model, off) if custom_step else refusal(source(model), off, "return a mean over rows")
         names = ", ".join(sorted(adding))
         first, _ = halves[int(np.argmax(apart))]
         single = attempt(cut(sample, first), afresh=True)
@@ -234,6 +235,27 @@ def refusal(where: str, off: float, remedy: str) -> InexactLossError:
         f"from the gradient of one process. Do one of these: {remedy}; declare what it divides by, as a method "
         "divisor(y_true, y_pred, sample_weight) of a compiled loss or loss_divisor(x, y, y_pred, sample_weight) of the "
         "model (loss_divisor = None for a sum over rows); or use another algorithm, such as LocalSGD."
+    )
+
+
+def step_refusal(model: keras.Model, off: float) -> InexactLossError:
+    """Return the error for a ``train_step`` whose gradients do not add up.
+
+    The loss may be a mean over rows: clipping and SAM change the gradients of each worker, and the mean of clipped
+    gradients is not the clipped mean.
+
+    Args:
+        model: the compiled model.
+        off: the difference relative to the gradient.
+    """
+    return InexactLossError(
+        f"The gradients of {type(model).__name__}.train_step of model {model.name!r} do not add up over parts of a "
+        f"batch: those of all workers together would be off by {off:.1%} from the gradient of one process. Either its "
+        "loss is not a mean over the rows of a batch: return one, or declare what it divides by, as a method "
+        "loss_divisor(x, y, y_pred, sample_weight) of the model (loss_divisor = None for a sum over rows). Or it "
+        "changes the gradients before it applies them (clipping, sharpness-aware steps, noise): leave clipping to the "
+        "optimizer (clipnorm, global_clipnorm or clipvalue), which clips the gradient of all workers. Or use another "
+        "algorithm, such as LocalSGD, in which each worker makes whole steps."
     )
 
 
