@@ -677,3 +677,18 @@ def test_classes_that_are_defined_again_are_the_new_ones_and_a_model_is_an_argum
 
 if __name__ == "__main__":
     main()
+
+
+def test_kept_workers_import_what_the_caller_can_import_by_now(tmp_path, monkeypatch):
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    with choros.WorkerPool(1) as pool:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        choros.Trainer(model, workers=1, pool=pool).fit(x, y, batch_size=8, verbose=0)
+        (tmp_path / "added_later.py").write_text("def absolute(y, p):\n    return abs(y - p)\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        import added_later
+
+        model.compile("sgd", added_later.absolute)
+        history = choros.Trainer(model, workers=1, pool=pool).fit(x, y, batch_size=8, verbose=0)
+    assert np.isfinite(history.history["loss"][0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -151,8 +152,29 @@ def python_variables() -> dict[str, str]:
         >>> python_variables()["PYTHONUNBUFFERED"]
         '1'
     """
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path if os.pathsep not in entry)
-    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    return {"PYTHONPATH": os.pathsep.join(module_path()), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+
+def module_path() -> list[str]:
+    """Return ``sys.path`` for another process: with the working directory by its name.
+
+    Example:
+        >>> "" in module_path()
+        False
+    """
+    return [entry or os.getcwd() for entry in sys.path if os.pathsep not in entry]
+
+
+def set_module_path(path: Sequence[str]) -> None:
+    """Search modules as another process does: first its ``module_path``, then entries that only this process has.
+
+    Args:
+        path: the other process's ``module_path``. It may have grown since this process started.
+    """
+    merged = [*path, *(entry for entry in sys.path if entry not in set(path))]
+    if merged != sys.path:
+        sys.path[:] = merged
+        importlib.invalidate_caches()
 
 
 def _name(number: int) -> str:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from choros.errors import ChorosError, InvalidInputError, PeerLostError
+from choros.launch.process.child_process import set_module_path
 from choros.launch.process.failure_report import raised
 from choros.launch.process.frame import Frame, Message
 from choros.launch.process.hidden_packages import lean_keras_import
@@ -80,6 +81,7 @@ def find(name: str) -> Callable[..., Any]:
 def _call(link: WorkerConnection, frame: Frame) -> Message | None:
     """Run one call; return the ``failed`` event if it raised, else None."""
     message, blobs, fds = frame
+    set_module_path(message.pop("module_path"))
     try:
         find(str(message.get("call")))(link, message, blobs, fds)
     except ShutdownRequested:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
-from choros.launch.process.child_process import Child, ExitStatus, python_variables
+from choros.launch.process.child_process import Child, ExitStatus, module_path, python_variables
 from choros.launch.process.failure_report import failure, is_echo
 from choros.launch.process.frame import Message
 from choros.launch.process.output_pump import OutputPump
@@ -116,7 +116,8 @@ class Pool:
 
         Args:
             rank: the worker.
-            message: dict of JSON types; ``{"call": "package.module:function", ...}`` is a call.
+            message: dict of JSON types; ``{"call": "package.module:function", ...}`` is a call. The worker then
+                searches modules where this process does: a kept worker may have started with a shorter ``sys.path``.
             blobs: contiguous buffers; not copied.
             fds: file descriptors; the worker gets duplicates.
 
@@ -127,6 +128,8 @@ class Pool:
         """
         if rank in self._ended or not self._finalizer.alive:
             raise PeerLostError(f"worker {rank} of {self.size} has ended, so nothing can be sent to it")
+        if "call" in message:
+            message = {**message, "module_path": module_path()}
         with contextlib.suppress(PeerLostError):
             self._crew.wires[rank].send(message, blobs, fds)
 
