@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import jax
+    import tensorflow as tf
+    import torch
+
 Array = np.ndarray[Any, Any]
+Tensor: TypeAlias = "Array | jax.Array | torch.Tensor | tf.Tensor | tf.IndexedSlices"  # of the backend, or numpy's
 # An array of numpy or another library, or lists, tuples and dicts of array trees, or None. Python cannot express that.
 ArrayTree = Any
 _MB = 1 << 20
@@ -39,7 +45,7 @@ class Batch:
     packed: Any = None
 
 
-def aligned(count: int, dtype: Any) -> Array:
+def aligned(count: int, dtype: np.typing.DTypeLike) -> Array:
     """Return a vector of zeros at an address that is a multiple of 64, so that XLA can read it without a copy.
 
     Example:
@@ -78,7 +84,7 @@ def same_bits(a: Array, b: Array) -> bool:
     )
 
 
-def dtype_of(name: Any) -> np.dtype[Any]:
+def dtype_of(name: object) -> np.dtype[Any]:
     """Return the numpy dtype of a name from an untrusted source, also one of ``ml_dtypes``.
 
     Args:
