@@ -137,7 +137,7 @@ def as_arrays(structure: ArrayTree, name: str = "x") -> ArrayTree:
                 )
         return {key: as_arrays(value, f"{name}[{key!r}]") for key, value in structure.items()}
     if isinstance(structure, list | tuple):
-        first: Any = structure
+        first: object = structure
         while isinstance(first, list | tuple) and first:
             first = first[0]
         if isinstance(first, int | float | str | bytes):

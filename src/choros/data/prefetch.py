@@ -36,7 +36,7 @@ class Prefetch:
         self.data, self.depth, self.augment = data, depth, augment
 
 
-def prefetch(source: Any, depth: int = 2, augment: Augment | None = None) -> Prefetch:
+def prefetch(source: object, depth: int = 2, augment: Augment | None = None) -> Prefetch:
     """Read the next batches in a thread of each worker while it computes: decoding, slicing and augmentation.
 
     This helps if batches take long to read and a core is free. Example: with ``Trainer(workers=1, threads=1)`` on a
@@ -184,7 +184,7 @@ def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
     ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def put(last: bool, value: Any) -> None:
+    def put(last: bool, value: object) -> None:
         while not stopped.is_set():
             try:
                 ready.put((last, value), timeout=0.1)

@@ -237,7 +237,7 @@ def _build(spec: Any, arrays: Sequence[Array]) -> Any:
     return built if kind == "list" else tuple(built)
 
 
-def _code(code: Any, blobs: list[bytes]) -> int | None:
+def _code(code: object, blobs: list[bytes]) -> int | None:
     """Append an object as a blob of cloudpickle, and return its index; return None for None."""
     if code is None:
         return None

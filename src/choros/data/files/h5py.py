@@ -78,7 +78,7 @@ def _sets(file: Any, rows: int | None) -> dict[str, Any]:
     """Return the data sets with this number of rows, by their paths; None for any number."""
     datasets: dict[str, Any] = {}
 
-    def add_dataset(name: str, part: Any) -> None:
+    def add_dataset(name: str, part: object) -> None:
         if isinstance(part, h5py.Dataset) and part.ndim and rows in (None, len(part)):
             datasets[name] = part
 
