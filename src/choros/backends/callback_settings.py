@@ -130,12 +130,12 @@ def _values(variables: dict[str, Any]) -> Values:
     return {name: np.asarray(keras.ops.convert_to_numpy(variable)).tolist() for name, variable in variables.items()}
 
 
-def _differ(before: Any, now: Any) -> bool:
+def _differ(before: object, now: object) -> bool:
     """Return whether two values differ. Two values of NaN are equal."""
     return not (before == now or (before != before and now != now))
 
 
-def _numbers(each: Any) -> Iterator[tuple[str, Any]]:
+def _numbers(each: object) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(each).items()):
         if name[:1] == "_" or name in _KEPT:
             continue
@@ -144,7 +144,7 @@ def _numbers(each: Any) -> Iterator[tuple[str, Any]]:
             yield name, plain
 
 
-def _plain(value: Any, depth: int = 3) -> Any:
+def _plain(value: object, depth: int = 3) -> Any:
     """Return a number, or lists, dicts and arrays of numbers, as a copy in JSON types; ``_OTHER`` for other values."""
     if type(value) in _NUMBERS:
         return value
@@ -164,7 +164,7 @@ def _plain(value: Any, depth: int = 3) -> Any:
     return _OTHER if any(item is _OTHER for item in parts) else parts
 
 
-def _as_before(before: Any, value: Any) -> Any:
+def _as_before(before: object, value: object) -> Any:
     """Convert a value from JSON to the type of the value that it replaces."""
     if isinstance(before, np.ndarray):
         return np.asarray(value, before.dtype)
@@ -217,7 +217,7 @@ def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Valu
     return functions_by_name, numbers
 
 
-def _parts(each: Any) -> Iterator[tuple[str, Any]]:
+def _parts(each: object) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each item of a container, function, loss or user-defined object."""
     if isinstance(each, (dict, list, tuple)):
         return children(each) if len(each) <= _LONGEST else iter(())
@@ -227,13 +227,13 @@ def _parts(each: Any) -> Iterator[tuple[str, Any]]:
     return children(each) if searched else iter(())
 
 
-def _of_the_user(each: Any) -> bool:
+def _of_the_user(each: object) -> bool:
     """Return whether an object has a user-defined class and is no layer, optimizer, metric, callback or module."""
     skipped = (keras.Layer, keras.Optimizer, keras.Metric, keras.callbacks.Callback, types.ModuleType, type)
     return not isinstance(each, skipped) and hasattr(each, "__dict__") and not _of_a_library(type(each))
 
 
-def _of_a_library(kind: Any) -> bool:
+def _of_a_library(kind: object) -> bool:
     """Return whether a class or a function belongs to a library."""
     libraries = ("builtins", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "choros")
     return str(kind.__module__).partition(".")[0] in libraries

@@ -87,7 +87,7 @@ def build_model(model: keras.Model, sample: Batch) -> None:
     build_held(model, data)
 
 
-def _labels(model: keras.Model, y: Any) -> str:
+def _labels(model: keras.Model, y: object) -> str:
     """Describe labels that do not fit a categorical or sparse categorical loss; "" if all labels fit."""
     for loss, target in pairs(model.loss, y):
         name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
@@ -107,7 +107,7 @@ def _labels(model: keras.Model, y: Any) -> str:
     return ""
 
 
-def pairs(losses: Any, targets: Any) -> list[tuple[Any, Any]]:
+def pairs(losses: object, targets: object) -> list[tuple[Any, Any]]:
     """Return each loss of a compiled model with the target of its output.
 
     Args:
@@ -182,7 +182,7 @@ def assign_average(model: keras.Model, average: Array, finalize: bool = False) -
                 variable.assign(value)
 
 
-def _flat(variables: list[Any], dtype: Any) -> Array:
+def _flat(variables: list[Any], dtype: np.typing.DTypeLike) -> Array:
     slices = slices_of(variables)
     vector = np.empty(slices[-1].stop if slices else 0, dtype)
     gather([np.asarray(keras.ops.convert_to_numpy(v)) for v in variables], slices, vector)

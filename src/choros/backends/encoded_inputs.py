@@ -11,7 +11,7 @@ import numpy as np
 from choros.data.encoded_rows import is_encoded, is_ragged
 
 
-def as_keras_input(leaf: Any) -> Any:
+def as_keras_input(leaf: object) -> Any:
     """Return text and ragged rows as a tensor of TensorFlow; any other leaf of a batch as it is.
 
     Args:
@@ -22,7 +22,7 @@ def as_keras_input(leaf: Any) -> Any:
     return importlib.import_module("choros.backends.tensorflow").to_tensor(leaf)
 
 
-def symbol(leaf: Any, rows: int) -> Any:
+def symbol(leaf: object, rows: int) -> Any:
     """Return a ``KerasTensor`` for ``rows`` rows of an input."""
     tensor = as_keras_input(leaf)
     dtype = keras.backend.standardize_dtype(tensor.dtype)

@@ -39,7 +39,7 @@ class Capture:
         self._index = {id(v): i for i, v in enumerate(trainable)}
         self._hook = wrap(self._take)
         self._where = where
-        self._here: Any = None
+        self._here: object = None
         self._taken: list[Any] | None = None
         self._refusal: InexactLossError | None = None
         self._before: list[Any] = []

@@ -9,7 +9,7 @@ took twenty times as long as the step in a measurement.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -116,12 +116,12 @@ class JaxReplica(BaseReplica):
     def _compiles(self) -> bool:
         return bool(self.model.jit_compile and not self.model.run_eagerly)
 
-    def _on_batches(self, step: Any, donate: Any, out: Any) -> Any:
+    def _on_batches(self, step: Callable[..., Any], donate: Sequence[int], out: Any) -> Callable[..., Any]:
         if self.spread is None or not self._compiles:
             return self._keeping_frozen(step, donate)
         return self.spread.step(step, donate, out)
 
-    def _keeping_frozen(self, step: Any, donate: Any) -> Any:
+    def _keeping_frozen(self, step: Callable[..., Any], donate: Sequence[int]) -> Callable[..., Any]:
         """Compile a step whose second argument holds the non-trainable variables.
 
         Frozen variables are neither donated nor returned. They may be in memory that processes share. XLA would copy
@@ -131,14 +131,14 @@ class JaxReplica(BaseReplica):
         if not frozen or not self._compiles:
             return self._jit(step, donate, None)
 
-        def call_with_frozen(fixed: list[Any], trained: Any, others: list[Any], *more: Any) -> Any:
+        def call_with_frozen(fixed: list[Any], trained: list[jax.Array], others: list[Any], *more: Any) -> Any:
             rest, places = iter(others), dict(zip(frozen, fixed, strict=True))
             values = [places[i] if i in places else next(rest) for i in range(len(others) + len(fixed))]
             return _unchanged(fixed, step(trained, values, *more))
 
         compiled = jax.jit(call_with_frozen, donate_argnums=[place + 1 for place in donate])
 
-        def call(trained: Any, others: list[Any], *more: Any) -> Any:
+        def call(trained: list[jax.Array], others: list[Any], *more: Any) -> Any:
             fixed = [others[i] for i in frozen]
             rest = [value for i, value in enumerate(others) if i not in frozen]
             result = compiled(fixed, trained, rest, *more)
@@ -147,12 +147,13 @@ class JaxReplica(BaseReplica):
 
         return call
 
-    def _jit(self, function: Any, donate: Any, out: Any, **more: Any) -> Any:
+    def _jit(self, function: Callable[..., Any], donate: Sequence[int], out: Any, **more: Any) -> Callable[..., Any]:
         if not self._compiles:
             return function
         if self.spread is not None and out is not None:
             more["out_shardings"] = out
-        return jax.jit(function, donate_argnums=donate, **more)
+        compiled: Callable[..., Any] = jax.jit(function, donate_argnums=donate, **more)
+        return compiled
 
     # One batch.
 
@@ -207,7 +208,7 @@ class JaxReplica(BaseReplica):
         """Return the values that a step sets; see ``BaseReplica``. One compiled program takes all shifts."""
         if self._leaves is None:
 
-            def step(shifts: Any, state: Any, data: Any) -> Any:
+            def step(shifts: Any, state: tuple[Any, ...], data: tuple[Any, ...]) -> Any:
                 refuse_other_optimizers(self.model)
                 with _kept_gradients(self.model.optimizer, shifts):
                     logs, (trained, others, _, metrics) = self.model.train_step(state, data)
@@ -225,7 +226,9 @@ class JaxReplica(BaseReplica):
         """
         calls: list[int] = []
 
-        def step(state: Any, data: Any, trained: Any, slots: Any) -> Any:
+        def step(
+            state: tuple[Any, ...], data: tuple[Any, ...], trained: list[jax.Array], slots: list[jax.Array]
+        ) -> Any:
             with _kept_gradients(self.model.optimizer, becomes=(trained, slots)) as captured:
                 logs, (trained, others, slots, metrics) = self.model.train_step(state, data)
             calls.append(len(captured))
@@ -254,7 +257,14 @@ class JaxReplica(BaseReplica):
                 return str(name)
         return ""
 
-    def _trace_gradients(self, trained: Any, others: Any, slots: Any, metrics: Any, data: Any) -> Any:
+    def _trace_gradients(
+        self,
+        trained: list[jax.Array],
+        others: list[jax.Array],
+        slots: list[jax.Array],
+        metrics: list[jax.Array],
+        data: tuple[Any, ...],
+    ) -> tuple[Any, ...]:
         refuse_other_optimizers(self.model)
         optimizer = self.model.optimizer
         with self.weigher as weigher, _kept_gradients(optimizer) as captured:
@@ -269,7 +279,7 @@ class JaxReplica(BaseReplica):
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return captured[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
-    def _trace_kept(self, *given: Any) -> Any:
+    def _trace_kept(self, *given: Any) -> tuple[Any, ...]:
         """Trace the gradients, and append the metric variables to the figures, so that the host reads one array."""
         gradients, figures, others, metrics, logs = self._trace_gradients(*given)
         if self._floats:
@@ -282,7 +292,9 @@ class JaxReplica(BaseReplica):
         self._state[2], self._state[0] = slots, trained
         jax.block_until_ready(trained)  # XLA may read the caller's memory until the update is complete
 
-    def _trace_update(self, slots: Any, trained: Any, flat: Any, divisor: Any) -> Any:
+    def _trace_update(
+        self, slots: list[jax.Array], trained: list[jax.Array], flat: jax.Array, divisor: jax.Array
+    ) -> tuple[Any, ...]:
         trained, slots = self.model.optimizer.stateless_apply(slots, self._divided(flat, divisor), trained)
         return slots, trained  # the order of the donated arguments, so that XLA updates each buffer in place
 
@@ -292,14 +304,21 @@ class JaxReplica(BaseReplica):
         jax.block_until_ready(self._state[0])  # XLA may read the caller's memory until the update is complete
 
     def _trace_repeat(
-        self, trained: Any, others: Any, slots: Any, metrics: Any, flat: Any, divisor: Any, data: Any
-    ) -> Any:
+        self,
+        trained: list[jax.Array],
+        others: list[jax.Array],
+        slots: list[jax.Array],
+        metrics: list[jax.Array],
+        flat: jax.Array,
+        divisor: jax.Array,
+        data: tuple[Any, ...],
+    ) -> tuple[Any, ...]:
         with _kept_gradients(self.model.optimizer, gives=self._divided(flat, divisor)):
             state = (trained, others, slots, self._without_loss(metrics))
             logs, (trained, others, slots, seen) = self.model.train_step(state, data)
         return (trained, others, slots, self._keep_loss(seen, metrics)), self._custom(logs)
 
-    def _divided(self, flat: Any, divisor: Any) -> list[Any]:
+    def _divided(self, flat: jax.Array, divisor: jax.Array) -> list[Any]:
         """Divide the flat gradient and split it into arrays of the variables' shapes."""
         return [(flat[s] / divisor).reshape(v.shape) for s, v in zip(self.slices, self.trainable, strict=True)]
 
@@ -310,7 +329,9 @@ class JaxReplica(BaseReplica):
         loss, weight, n = np.asarray(figures).tolist()
         return LossSample(loss, weight), n
 
-    def _trace_test(self, trained: Any, others: Any, metrics: Any, data: Any) -> Any:
+    def _trace_test(
+        self, trained: list[jax.Array], others: list[jax.Array], metrics: list[jax.Array], data: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         with self.weigher as weigher:
             logs, (_, others, seen) = self.model.test_step((trained, others, self._without_loss(metrics)), data)
             n = weigher.divisor(_rows(data), data, strict=False)
@@ -365,10 +386,10 @@ class JaxReplica(BaseReplica):
             self._x, self._state[0] = self._shift(self._x, self._state[0], vector)
         jax.block_until_ready(self._state[0])  # XLA may read the caller's memory until the copy is complete
 
-    def _trace_put(self, old: list[Any], flat: Any) -> list[Any]:
+    def _trace_put(self, old: list[Any], flat: jax.Array) -> list[Any]:
         return [jnp.array(flat[s].reshape(v.shape), v.dtype) for s, v in zip(self.slices, old, strict=True)]
 
-    def _trace_shift(self, x: list[Any], ahead: list[Any], flat: Any) -> tuple[list[Any], list[Any]]:
+    def _trace_shift(self, x: list[Any], ahead: list[Any], flat: jax.Array) -> tuple[list[Any], list[Any]]:
         new = self._trace_put(x, flat)
         return new, [to + (y - old) for to, y, old in zip(new, ahead, x, strict=True)]
 
@@ -428,7 +449,7 @@ class JaxReplica(BaseReplica):
             variable.assign(value if self.spread is None else np.asarray(value))
 
 
-def copied(array: Array) -> Any:
+def copied(array: Array) -> jax.Array:
     """Return a JAX array in memory that XLA allocated. The given memory is no longer read after the return.
 
     A step can update this memory in place if it is donated. ``jax.device_put`` would use the given memory, also with
@@ -437,7 +458,7 @@ def copied(array: Array) -> Any:
     return jax.block_until_ready(jnp.array(array, copy=True))
 
 
-def shared(array: Array) -> Any:
+def shared(array: Array) -> jax.Array:
     """Return a JAX array that uses the memory of the given one, if this is aligned to 64 bytes."""
     return jax.device_put(array)
 
@@ -464,7 +485,7 @@ def _unchanged(inputs: list[Any], outputs: Any) -> Any:
     return jax.tree_util.tree_map(lambda leaf: places.get(id(leaf), leaf), outputs)
 
 
-def _leap(stepped: list[Any], x: list[Any], momentum: Any) -> tuple[list[Any], list[Any]]:
+def _leap(stepped: list[Any], x: list[Any], momentum: jax.Array) -> tuple[list[Any], list[Any]]:
     return stepped, [s + momentum * (s - old) for s, old in zip(stepped, x, strict=True)]
 
 
@@ -497,7 +518,9 @@ def _kept_gradients(
     }  # set by ``hvd.DistributedOptimizer``
     counter = next(i for i, variable in enumerate(optimizer.variables) if variable is step_counter(optimizer))
 
-    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+    def stateless_apply(
+        optimizer_variables: list[jax.Array], grads: list[jax.Array], trainable_variables: list[jax.Array]
+    ) -> tuple[Any, Any]:
         captured.append(list(grads))
         if gives is not None:
             updated: tuple[Any, Any] = plain(optimizer_variables, gives, trainable_variables)

@@ -183,6 +183,6 @@ def _parts(sample: Batch, rows: Array) -> list[Any]:
     return [keras.tree.map_structure(lambda a: None if a is None else _tensor(a[rows]), part) for part in parts]
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(array: object) -> Any:
     """Return an array as ``fit`` passes it. On PyTorch, Keras' ``test_on_batch`` does not convert to tensors."""
     return keras.ops.convert_to_tensor(array) if keras.backend.backend() == "torch" else as_keras_input(array)

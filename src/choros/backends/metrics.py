@@ -272,7 +272,7 @@ def flattened(logs: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _loss_metric(model: keras.Model) -> Any:
+def _loss_metric(model: keras.Model) -> keras.Metric:
     """Return the running mean that Keras logs as ``loss``: the first ``Mean`` with that name, or None."""
     means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
     return next(means, None)

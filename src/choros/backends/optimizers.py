@@ -38,7 +38,7 @@ def held_optimizers(model: keras.Model) -> dict[str, Any]:
     return {place: optimizer for place, optimizer in optimizers.items() if id(optimizer) not in inner}
 
 
-def _optimizers(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _optimizers(value: object, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, keras.optimizers.Optimizer):
         if id(value) not in seen:
             seen.add(id(value))
@@ -80,7 +80,7 @@ def learning_rates(model: keras.Model) -> list[Any]:
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
-def build_held(model: keras.Model, data: Any) -> None:
+def build_held(model: keras.Model, data: object) -> None:
     """Build the held optimizers that are not built yet, for the variables that a ``train_step`` passes to them.
 
     The step runs once on the data, with optimizers that do not update. Other changes of the step are undone. On JAX
@@ -145,7 +145,7 @@ def _building(optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
 
 
 @contextmanager
-def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+def _replaced(thing: object, name: str, value: object) -> Iterator[None]:
     """Temporarily replace an attribute in the ``__dict__`` of an object."""
     attributes = vars(thing)
     before = [attributes[name]] if name in attributes else []

@@ -56,14 +56,14 @@ def known(loss: Any) -> bool:
     return home.split(".")[0] == "keras" and name_of(loss) not in TRIED
 
 
-def name_of(loss: Any) -> str:
+def name_of(loss: object) -> str:
     """Return the name of the loss's class, or of the function that Keras has wrapped in it."""
     function = getattr(loss, "fn", None)
     wrapped = type(loss).__name__ == "LossFunctionWrapper" and function is not None
     return str(getattr(function, "__name__", "")) if wrapped else type(loss).__name__
 
 
-def title(loss: Any) -> str:
+def title(loss: object) -> str:
     """Return the name of a loss for messages; for a lambda, add its file and line.
 
     Example:
@@ -77,7 +77,7 @@ def title(loss: Any) -> str:
     return f"{name!r} (the lambda in {os.path.basename(code.co_filename)}, line {code.co_firstlineno})"
 
 
-def flat(outputs: Any) -> bool:
+def flat(outputs: object) -> bool:
     """Return whether an output of a model has the shape (rows,). Its last axis is then the axis of the rows.
 
     Args:
@@ -92,7 +92,7 @@ def flat_outputs(model: keras.Model) -> bool | None:
     return flat(outputs) if outputs else None
 
 
-def of_keras(part: Any) -> bool:
+def of_keras(part: object) -> bool:
     """Return whether a class or function belongs to Keras; True for None."""
     return part is None or str(getattr(part, "__module__", "")).partition(".")[0] == "keras"
 
@@ -107,7 +107,7 @@ def _operations(model: keras.Model) -> list[Any]:
     return [layer for layer in layers if layer is not model] + nested
 
 
-def _plain_operation(operation: Any) -> bool:
+def _plain_operation(operation: object) -> bool:
     if not isinstance(operation, keras.Layer) or isinstance(operation, keras.layers.Lambda):
         return False
     if not of_keras(type(operation)) or not of_keras(type(operation).call):
@@ -132,6 +132,6 @@ def _crosses_rows(layer: keras.Layer) -> bool:
     return 0 in axes or any(axis < -1 for axis in axes)  # a layer inside another layer: its input rank is unknown
 
 
-def _contracts_rows(equation: Any) -> bool:
+def _contracts_rows(equation: object) -> bool:
     """Return whether the first input axis of an ``EinsumDense`` is not its first output axis."""
     return isinstance(equation, str) and equation[:1] != equation.partition("->")[2].strip()[:1]

@@ -74,7 +74,7 @@ class TensorFlowReplica(BaseReplica):
         start = -room.ctypes.data % ALIGNMENT
         self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
 
-    def _compiled(self, step: Callable[..., Any], xla: bool) -> Any:
+    def _compiled(self, step: Callable[..., Any], xla: bool) -> tf.types.experimental.PolymorphicFunction:
         if self.model.run_eagerly:
             return step
         return tf.function(step, autograph=False, reduce_retracing=True, jit_compile=xla)
@@ -132,7 +132,7 @@ class TensorFlowReplica(BaseReplica):
         assert self._capture is not None  # noqa: S101 - for the type checker
         made: list[int] = []  # number of operations in the graph when the step passed its gradients
 
-        def step(data: Any) -> None:
+        def step(data: tuple[Any, ...]) -> None:
             with capture:
                 self.model.train_step(data)
 
@@ -155,7 +155,7 @@ class TensorFlowReplica(BaseReplica):
                     return str(names[tensor.name])
         return ""
 
-    def _trace_gradients(self, data: tuple[Any, ...], share: Any) -> Any:
+    def _trace_gradients(self, data: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
         assert self._capture is not None  # noqa: S101 - for the type checker
         with self._capture as capture, self.weigher, self._part_of(share), self._own_loss() as loss:
             logs = self.model.train_step(data)
@@ -164,7 +164,7 @@ class TensorFlowReplica(BaseReplica):
             n = tf.cast(self.weigher.divisor(ROWS, data), tf.float32)
             return grads, loss(), n, logs
 
-    def _trace_revocable(self, data: tuple[Any, ...], share: Any) -> Any:
+    def _trace_revocable(self, data: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
         """Trace the gradients, the values of changed variables before the step, and of metric variables after it.
 
         All are in one program, since a read of one variable outside of it takes as long as a small layer.
@@ -204,7 +204,7 @@ class TensorFlowReplica(BaseReplica):
             self._absent, self._ready, self._again = absent, False, None
             self._update = self._compiled(self._trace_update, self._by_xla)
 
-    def _trace_update(self, flat: Any, divisor: Any) -> None:
+    def _trace_update(self, flat: tf.Tensor, divisor: tf.Tensor) -> None:
         self.model.optimizer.apply(self._divided(flat, divisor), self.trainable)
 
     def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
@@ -214,7 +214,7 @@ class TensorFlowReplica(BaseReplica):
         inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
         self._logs = self._custom(self._again(data, _scalar(self._share), *inputs))
 
-    def _trace_repeat(self, data: tuple[Any, ...], share: Any, flat: Any, divisor: Any) -> Any:
+    def _trace_repeat(self, data: tuple[Any, ...], share: tf.Tensor, flat: tf.Tensor, divisor: tf.Tensor) -> Any:
         assert self._capture is not None  # noqa: S101 - for the type checker
         self._capture.gives = self._divided(flat, divisor)
         try:
@@ -223,7 +223,7 @@ class TensorFlowReplica(BaseReplica):
         finally:
             self._capture.gives = None
 
-    def _divided(self, flat: Any, divisor: Any) -> list[Any]:
+    def _divided(self, flat: tf.Tensor, divisor: tf.Tensor) -> list[Any]:
         """Divide the flat gradient and split it into tensors of the variables' shapes and dtypes."""
         parts = tf.split(flat, [int(np.prod(v.shape, dtype=np.int64)) for v in self.trainable])
         grads = [
@@ -231,7 +231,7 @@ class TensorFlowReplica(BaseReplica):
         ]
         return [None if i in self._absent else grad for i, grad in enumerate(grads)]
 
-    def _borrow(self, vector: Array) -> Any:
+    def _borrow(self, vector: Array) -> tf.Tensor:
         """Return the vector as a tensor, without a copy if its memory is aligned and on the host."""
         if not self._on_host:
             return tf.convert_to_tensor(vector)
@@ -251,7 +251,7 @@ class TensorFlowReplica(BaseReplica):
         divisor = float(n)
         return LossSample(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
 
-    def _trace_test(self, data: tuple[Any, ...], share: Any) -> Any:
+    def _trace_test(self, data: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
         with self.weigher, self._part_of(share), self._own_loss() as loss:
             logs = self.model.test_step(data)
             return loss(), tf.cast(self.weigher.divisor(ROWS, data, strict=False), tf.float32), logs
@@ -272,7 +272,7 @@ class TensorFlowReplica(BaseReplica):
         for variable in state:
             variable.assign(tf.zeros_like(variable))
 
-        def loss() -> Any:
+        def loss() -> tf.Tensor:
             total, count = (variable.read_value() for variable in state)
             return tf.cast([tf.where(count == 0, tf.cast(UNUSED, total.dtype), total / count), count], tf.float32)
 
@@ -281,7 +281,7 @@ class TensorFlowReplica(BaseReplica):
             variable.assign(value)
 
     @contextmanager
-    def _part_of(self, share: Any) -> Iterator[None]:
+    def _part_of(self, share: tf.Tensor) -> Iterator[None]:
         """Multiply what a step adds to the losses of outputs by this rank's share of the rows.
 
         Keras counts the loss of each output once for a batch if the number of rows is unknown in the trace. With the
@@ -329,7 +329,7 @@ class TensorFlowReplica(BaseReplica):
         else:
             self._leap(np.asarray(momentum, self.dtype))
 
-    def _trace_leap(self, momentum: Any) -> None:
+    def _trace_leap(self, momentum: tf.Tensor) -> None:
         for variable, x in zip(self.trainable, self._points or [], strict=True):
             stepped = variable.value.read_value()
             ahead = stepped + tf.cast(momentum, stepped.dtype) * (stepped - x)
@@ -381,7 +381,7 @@ class _Batched:
     The traces are called directly: the lookup in ``tf.function`` costs about 0.1 ms for each step.
     """
 
-    def __init__(self, function: Any, *, eager: bool) -> None:
+    def __init__(self, function: tf.types.experimental.PolymorphicFunction, *, eager: bool) -> None:
         self._function = function
         self._eager = eager
         self._traces: dict[Any, Any] = {}
@@ -405,11 +405,11 @@ class _Batched:
 
 
 @functools.lru_cache(maxsize=256)
-def _scalar(value: float, dtype: str = "float32") -> Any:
+def _scalar(value: float, dtype: str = "float32") -> tf.Tensor:
     return tf.constant(value, dtype)
 
 
-def to_tensor(leaf: Any) -> Any:
+def to_tensor(leaf: object) -> tf.Tensor:
     """Return a leaf of a batch as a tensor. None and a leaf of a batch that was made ready stay as they are."""
     if not isinstance(leaf, np.ndarray):
         return leaf
@@ -433,12 +433,12 @@ def _any_rows(leaf: Any) -> Any:
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
 
-def copied(array: Array) -> Any:
+def copied(array: Array) -> tf.Tensor:
     """Return a tensor that holds a copy of an array. A variable can use its memory, without a second copy."""
     return shared(aligned_copy(array))
 
 
-def shared(array: Array) -> Any:
+def shared(array: Array) -> tf.Tensor:
     """Return a tensor that uses the memory of an array, which must be aligned to 64 bytes."""
     try:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -451,7 +451,7 @@ def read(variable: keras.Variable) -> Array:
     return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
-def _dense(gradient: Any, variable: keras.Variable) -> Any:
+def _dense(gradient: tf.Tensor | tf.IndexedSlices, variable: keras.Variable) -> tf.Tensor:
     """Convert the sparse gradient of an embedding to a dense matrix, which the ranks can sum."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
@@ -474,7 +474,7 @@ def weights_detector(model: keras.Model) -> Callable[[Any], bool]:
     values = {id(variable.value) for variable in model_variables(model)}
     kinds = (tf.Module, tf.train.Checkpoint, tf.types.experimental.GenericFunction)
 
-    def detect(candidate: Any) -> bool:
+    def detect(candidate: object) -> bool:
         return id(candidate) in values or (isinstance(candidate, kinds) and not isinstance(candidate, tf.Variable))
 
     return detect

@@ -59,7 +59,7 @@ class TorchReplica(BaseReplica):
         self._cast = [value for value in values if value.dtype != self._flat.dtype or value.device.type != "cpu"]
         self._shares_memory = keras.ops.convert_to_tensor(np.zeros(1, np.float32)).device.type == "cpu"
 
-    def _leaf(self, array: Any) -> Any:
+    def _leaf(self, array: Any) -> torch.Tensor:
         """Return a tensor that uses the array's memory, or a copy if the array is read-only or has negative strides."""
         if not isinstance(array, np.ndarray):
             return array
@@ -298,11 +298,11 @@ class _Watch:
         def note(variable: keras.Variable) -> None:
             watch.used = watch.used or str(variable.path)
 
-        def value(variable: keras.Variable) -> Any:
+        def value(variable: keras.Variable) -> torch.Tensor:
             note(variable)
             return kind.value.fget(variable)
 
-        def assign(variable: keras.Variable, value: Any) -> Any:
+        def assign(variable: keras.Variable, value: torch.Tensor) -> torch.Tensor:
             note(variable)
             return kind.assign(variable, value)
 
@@ -332,12 +332,12 @@ class _Loss:
                 tensor.copy_(before)
 
 
-def copied(array: Array) -> Any:
+def copied(array: Array) -> torch.Tensor:
     """Return a tensor that holds a copy of an array. ``keras.ops.convert_to_tensor`` would copy a second time."""
     return shared(aligned_copy(array))
 
 
-def shared(array: Array) -> Any:
+def shared(array: Array) -> torch.Tensor:
     """Return a tensor that uses the memory of an array."""
     try:
         return torch.from_numpy(array)
@@ -345,7 +345,7 @@ def shared(array: Array) -> Any:
         return keras.ops.convert_to_tensor(array)
 
 
-def read(tensor: Any) -> Array:
+def read(tensor: torch.Tensor) -> Array:
     """Return the tensor as a numpy array: a view of its memory if it is on the CPU and has no 16-bit float dtype.
 
     Tensors of float16 and bfloat16 are converted to float32.
@@ -357,7 +357,7 @@ def read(tensor: Any) -> Array:
     return array
 
 
-def write(tensor: Any, array: Any) -> None:
+def write(tensor: torch.Tensor, array: Any) -> None:
     """Copy an array's values into the memory of a tensor."""
     if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
         np.copyto(tensor.detach().numpy(), array, casting="unsafe")
@@ -376,7 +376,7 @@ def weights_detector(model: keras.Model) -> Callable[[Any], bool]:
     """Return a predicate that is True for PyTorch objects that may give access to the model's weights."""
     memory = {variable.value.untyped_storage().data_ptr() for variable in model_variables(model)}
 
-    def detect(candidate: Any) -> bool:
+    def detect(candidate: object) -> bool:
         if isinstance(candidate, torch.Tensor):
             return candidate.layout is not torch.strided or candidate.untyped_storage().data_ptr() in memory
         return isinstance(candidate, (torch.nn.Module, torch.optim.Optimizer))

@@ -129,7 +129,7 @@ def place_of(model: keras.Model) -> str | None:
     return place
 
 
-def device_of(value: Any) -> str:
+def device_of(value: object) -> str:
     """Return the name of the device that has a backend's tensor, or of the first one."""
     name: str = _backend().device_of(value)
     return name

@@ -88,7 +88,7 @@ class MeshSharding:
             out: shardings of the results; None to let XLA choose.
         """
 
-        def cut(rows: int, data: Any, *state: Any) -> Any:
+        def cut(rows: int, data: object, *state: Any) -> Any:
             return function(*state, jax.tree_util.tree_map(lambda array: array[:rows], data))
 
         compiled = jax.jit(cut, static_argnums=0, donate_argnums=[number + 2 for number in donate], out_shardings=out)
