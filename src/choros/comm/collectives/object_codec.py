@@ -87,7 +87,7 @@ def _blob(data: bytes, blobs: list[bytes]) -> dict[str, int]:
     return {"begin": begin, "bytes": len(data)}
 
 
-def _from_json(node: Any, data: memoryview) -> Any:
+def _from_json(node: object, data: memoryview) -> Any:
     if isinstance(node, list):
         return [_from_json(item, data) for item in node]
     if not isinstance(node, dict):

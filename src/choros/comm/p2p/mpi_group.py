@@ -96,7 +96,7 @@ class MpiGroup(MessageGroup):
         group.gather(b"hello")  # [b'hello', b'hello']
     """
 
-    def __init__(self, comm: Any = None, timeout: float = 300.0, *, spin: float | None = None) -> None:
+    def __init__(self, comm: object = None, timeout: float = 300.0, *, spin: float | None = None) -> None:
         messages = MpiMessages(comm, timeout)
         if comm is None and messages.size > 1:
             mpi_runtime.abort_on_exception(mpi_runtime.start(timeout))

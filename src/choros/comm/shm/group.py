@@ -191,7 +191,7 @@ class SharedGroup:
     def _slot_offset(self, rank: int) -> int:
         return _header_bytes(self.size) + rank * self.slot_bytes
 
-    def _plan(self, count: int, dtype: Any) -> _Plan:
+    def _plan(self, count: int, dtype: np.typing.DTypeLike) -> _Plan:
         plan = self._plans.get((count, dtype))
         if plan is None:
             value_dtype = numeric(dtype)
@@ -253,11 +253,13 @@ class SharedGroup:
         """Leave, then wait until all other ranks have left or died, for at most ``limit`` seconds."""
         self._header.leave_after_peers(limit)
 
-    def slot(self, count: int, dtype: Any) -> Array:
+    def slot(self, count: int, dtype: np.typing.DTypeLike) -> Array:
         """Return this rank's buffer of ``count`` values in the segment; always the same memory, without a copy."""
         return self._plan(count, dtype).slot
 
-    def sum_slots(self, count: int, dtype: Any, combine_hosts: Callable[[Array], None] | None = None) -> Array:
+    def sum_slots(
+        self, count: int, dtype: np.typing.DTypeLike, combine_hosts: Callable[[Array], None] | None = None
+    ) -> Array:
         """Sum all slots; return a read-only view of the result, bit-equal on every rank, valid until the next call.
 
         Args:

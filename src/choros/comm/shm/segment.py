@@ -190,7 +190,7 @@ class Segment:
             os.close(own_fd)
             raise
 
-    def array(self, dtype: Any, count: int, offset: int = 0) -> Array:
+    def array(self, dtype: np.typing.DTypeLike, count: int, offset: int = 0) -> Array:
         """Return ``count`` values at ``offset`` bytes, without a copy.
 
         Args:
