@@ -55,11 +55,11 @@ class _Tape:
         return self.values[key]
 
 
-def _binary(function: Any) -> Callable[[_Vector, Any], _Vector]:
+def _binary(function: object) -> Callable[[_Vector, Any], _Vector]:
     return lambda self, other: self.tape.apply(function, self, other)
 
 
-def _reflected(function: Any) -> Callable[[_Vector, Any], _Vector]:
+def _reflected(function: object) -> Callable[[_Vector, Any], _Vector]:
     return lambda self, other: self.tape.apply(function, other, self)
 
 
@@ -69,7 +69,7 @@ class _Vector:
     __array_ufunc__ = None
 
     def __init__(
-        self, tape: _Tape, function: Any = None, sources: tuple[_Vector, ...] = (), value: float = 0.0
+        self, tape: _Tape, function: object = None, sources: tuple[_Vector, ...] = (), value: float = 0.0
     ) -> None:
         self.tape, self.function, self.sources, self.value = tape, function, sources, value
 
@@ -86,7 +86,7 @@ class _Vector:
     def __neg__(self) -> _Vector:
         return self.tape.apply(np.negative, self)
 
-    def __pow__(self, power: Any) -> _Vector:
+    def __pow__(self, power: object) -> _Vector:
         if type(power) in (int, float) and power in _POWER_FUNCTIONS:
             return self.tape.apply(_POWER_FUNCTIONS[power], self)
         return self.tape.apply(np.power, self, power)
