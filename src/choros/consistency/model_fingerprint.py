@@ -128,7 +128,7 @@ def _given(part: object) -> dict[str, Any]:
     return {}
 
 
-def named(part: Any) -> Json:
+def named(part: object) -> Json:
     """Return a loss, a metric or a structure of them as plain JSON that a reader recognises."""
     if part is None or isinstance(part, str | bool | int | float):
         return part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class NonFiniteDetector:
         """Look at what this rank goes on with after a meeting."""
         self.over = self.over or not _finite(local)
 
-    def loss(self, loss: Any, epoch: int) -> None:
+    def loss(self, loss: object, epoch: int) -> None:
         """Check the loss of an epoch without an earlier report."""
         if isinstance(loss, float) and not math.isfinite(loss) and self.tally().lost_epoch < 0:
             self.tell("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
