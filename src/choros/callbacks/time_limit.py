@@ -162,7 +162,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         if Place.here().rank == 0:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _told(self, number: int, frame: Any) -> None:
+    def _told(self, number: int, frame: object) -> None:
         self.asked = True
 
     def _due(self) -> bool:
