@@ -32,7 +32,7 @@ def create(name: str) -> int:
     return fd
 
 
-def write_call(fd: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def write_call(fd: int, func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Write the call for the ranks: functions and classes of ``__main__`` by value, those of modules by name.
 
     Args:
@@ -70,7 +70,7 @@ def read_call(fd: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return call
 
 
-def write_value(fd: int, rank: int, value: Any) -> None:
+def write_value(fd: int, rank: int, value: object) -> None:
     """Write the value that a rank returned.
 
     Args:
@@ -136,10 +136,10 @@ def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
         ) from error
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _name(func: Any) -> str:
+def _name(func: object) -> str:
     return str(getattr(func, "__qualname__", None) or _type(func))

@@ -24,7 +24,7 @@ logger = logging.getLogger(LAUNCHER)
 
 
 def run(
-    func: Any,
+    func: object,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,

@@ -43,7 +43,7 @@ def main() -> int:
     def stop(*_: Any) -> None:
         threading.Thread(target=_close, args=(agent.stdin,), daemon=True).start()
 
-    def warn(number: int, _: Any) -> None:
+    def warn(number: int, _: object) -> None:
         with suppress(OSError, ValueError):  # the agent has ended, or its stdin is closed
             os.write(agent.stdin.fileno(), b"%d\n" % number)  # type: ignore[union-attr]
 
