@@ -53,7 +53,13 @@ class CallbackRunner:
     """
 
     def __init__(
-        self, model: keras.Model, callbacks: Any, verbose: int, epochs: int, steps: int | None, first: int = 0
+        self,
+        model: keras.Model,
+        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
+        verbose: int,
+        epochs: int,
+        steps: int | None,
+        first: int = 0,
     ) -> None:
         import keras
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from choros.data import StreamSource, make_source, make_validation
 from choros.data import validation as checks
 from choros.training.validation import check_epochs, check_numbers, check_rest, go_on
 
 if TYPE_CHECKING:
+    import os
+
+    import keras
+
     from choros.data import Source
+    from choros.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,8 @@ class FitArguments:
     y: Any
     batch_size: int
     epochs: int
-    verbose: Any
-    callbacks: Any
+    verbose: Literal["auto", 0, 1, 2] | bool
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None
     validation_split: float
     validation_data: Any
     shuffle: bool | str
@@ -37,7 +42,7 @@ class FitArguments:
     validation_freq: int | list[int]
     seed: int | None
     initial_batch: int
-    checkpoint: Any
+    checkpoint: Checkpoint | str | os.PathLike[str] | None
     resume: bool
 
     def checked(self, synchronous: bool) -> FitArguments:

@@ -63,9 +63,9 @@ class LazyWeights:
     def __init__(self, model: keras.Model, touch: Callable[[], None]) -> None:
         self.model, self.touch = model, touch
         self._armed = self._inside = self.passing = self.rate_used = self.stays = False
-        self.rate: Any = None
-        self._rate_value: Any = None  # the backend's array that was read last
-        self._rate_array: Any = None  # its copy on the host
+        self.rate: object = None
+        self._rate_value: object = None  # the backend's array that was read last
+        self._rate_array: object = None  # its copy on the host
         self._classes: dict[type, type] = {}
         self._objects: list[Any] = []
         self._own: list[type] = []  # the class of each object
@@ -170,7 +170,7 @@ class LazyWeights:
             lazy.rate_used = True
             set_plainly(self, name, value)
 
-        def __array__(self: Any, dtype: Any = None) -> Array:
+        def __array__(self: Any, dtype: np.typing.DTypeLike | None = None) -> Array:
             lazy.rate_used = True
             value = vars(self)["_value"]
             if value is not lazy._rate_value:
@@ -207,14 +207,14 @@ class LazyWeights:
             lazy.spring()
             return getattr(self, name)
 
-        def __setattr__(self: Any, name: str, value: Any) -> None:
+        def __setattr__(self: object, name: str, value: object) -> None:
             if name == "stop_training":
                 object.__getattribute__(self, "__dict__")[name] = value
                 return
             lazy.spring()
             setattr(self, name, value)
 
-        def __delattr__(self: Any, name: str) -> None:
+        def __delattr__(self: object, name: str) -> None:
             lazy.spring()
             delattr(self, name)
 
@@ -237,7 +237,7 @@ class LazyWeights:
     def _forward(self, own: type, name: str) -> Callable[..., Any]:
         """Return a special method that fetches the weights and then calls the original one."""
 
-        def method(this: Any, *args: Any, **how: Any) -> Any:
+        def method(this: object, *args: Any, **how: Any) -> Any:
             if not self.passing:
                 self.spring()
             return getattr(own, name)(this, *args, **how)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def check_launcher(
     return count  # type: ignore[return-value]
 
 
-def check_reach(launcher: Any) -> None:
+def check_reach(launcher: object) -> None:
     """Refuse a stream with a launcher: this process reads it, and the workers run elsewhere."""
     if launcher is not None:
         raise InvalidInputError(
@@ -277,7 +278,12 @@ def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
         )
 
 
-def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | None) -> tuple[int, int]:
+def go_on(
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
+    initial_epoch: int,
+    initial_batch: int,
+    seed: int | None,
+) -> tuple[int, int]:
     """Return the epoch and the batch at which to begin: those that a ``BeforeTimeLimit`` saved, else the given ones.
 
     Without a seed the order of rows differs from that of the last turn, so the saved epoch starts from its first batch.
@@ -289,19 +295,21 @@ def go_on(callbacks: Any, initial_epoch: int, initial_batch: int, seed: int | No
     return initial_epoch, initial_batch
 
 
-def limits_of(callbacks: Any) -> list[Any]:
+def limits_of(callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None) -> list[Any]:
     """Return the callbacks that know where training resumes, such as ``choros.callbacks.BeforeTimeLimit``."""
     return [callback for callback in listed(callbacks) if hasattr(callback, "point") and hasattr(callback, "restore")]
 
 
-def listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None) -> list[Any]:
     """Return the ``callbacks`` argument of ``fit`` as a list. It may be one, several, a ``CallbackList`` or None."""
     items = getattr(callbacks, "callbacks", callbacks)
     items = items if isinstance(items, (list, tuple)) else [items]
     return [callback for callback in items if callback is not None]
 
 
-def check_average(model: keras.Model, callbacks: Any, alone: bool) -> bool:
+def check_average(
+    model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None, alone: bool
+) -> bool:
     """Return whether to validate at the moving averages of the weights (``SwapEMAWeights``).
 
     Args:
@@ -337,7 +345,9 @@ def check_average(model: keras.Model, callbacks: Any, alone: bool) -> bool:
     return swaps
 
 
-def check_member_callbacks(callbacks: Any, apart: bool) -> None:
+def check_member_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None, apart: bool
+) -> None:
     """Refuse callbacks that cannot save the state of all members of an Ensemble.
 
     Args:
@@ -386,7 +396,12 @@ def check_held(model: keras.Model, replicas: int) -> None:
             )
 
 
-def restore_backup(callbacks: Any, model: keras.Model, initial_epoch: int, checkpoint: Any) -> int:
+def restore_backup(
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
+    model: keras.Model,
+    initial_epoch: int,
+    checkpoint: object,
+) -> int:
     """Restore the state of a ``BackupAndRestore`` before the model is sent to the workers; return the first epoch.
 
     Keras restores it when training begins. The callback then restores it again, which changes nothing.
@@ -417,7 +432,7 @@ def restore_backup(callbacks: Any, model: keras.Model, initial_epoch: int, check
     return initial_epoch
 
 
-def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
+def check_restarts(restarts: object, place: Place, launcher: object) -> int:
     """Return the number of restarts as an int; refuse values and launchers with which restarts cannot work."""
     if isinstance(restarts, bool) or not isinstance(restarts, (int, np.integer)) or restarts < 0:
         raise InvalidInputError(f"restarts={restarts!r}: give a whole number, 0 or more.")
@@ -432,7 +447,7 @@ def check_restarts(restarts: Any, place: Place, launcher: Any) -> int:
 
 
 def check_checkpoint(
-    given: Any, resume: Any, restarts: int, source: Source, mode: str | None, each: list[int], launcher: Any
+    given: object, resume: object, restarts: int, source: Source, mode: str | None, each: list[int], launcher: object
 ) -> Any:
     """Return the ``Checkpoint``, or None; refuse runs whose state cannot be saved."""
     checkpoint = checkpoint_of(given)
@@ -467,7 +482,7 @@ def check_rest(initial_batch: int, steps: int | None) -> None:
 def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: Any) -> None:
     """Refuse invalid values of ``seed``, ``verbose`` and the settings of validation."""
 
-    def whole(value: Any, least: int) -> bool:
+    def whole(value: object, least: int) -> bool:
         return bool(not isinstance(value, bool) and isinstance(value, (int, np.integer)) and value >= least)
 
     if seed is not None and not whole(seed, 0):

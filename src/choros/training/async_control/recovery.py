@@ -15,6 +15,7 @@ from choros.training.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from choros.backends.replica import Replica
+    from choros.comm.group import ParameterServer
 
 
 def leave(run: WorkerContext, place: tuple[int, int]) -> None:
@@ -81,6 +82,6 @@ def begin_average(replica: Replica) -> None:
         replica.set_average(weights)
 
 
-def state_of(center: Any) -> Any:
+def state_of(center: ParameterServer) -> Any:
     """Return the module that exports and imports a center's state, on one host or divided among hosts."""
     return snapshot if isinstance(center, SharedMemoryParameterServer) else sharded_snapshot

@@ -18,6 +18,7 @@ from choros.training.checkpoint.snapshot import Part, Snapshot, to_blobs
 from choros.training.spec import TrainerControl
 
 if TYPE_CHECKING:
+    from choros.comm.group import ParameterServer
     from choros.training.callback_runner import CallbackRunner
     from choros.training.checkpoint.manager import CheckpointManager
     from choros.training.spec import FitConfig
@@ -37,7 +38,12 @@ class AsyncCheckpointer:
     """
 
     def __init__(
-        self, center: Any, control_block: Any, saver: CheckpointManager, job: FitConfig, conductor: CallbackRunner
+        self,
+        center: ParameterServer,
+        control_block: Any,
+        saver: CheckpointManager,
+        job: FitConfig,
+        conductor: CallbackRunner,
     ) -> None:
         self.center, self.control_block, self.saver, self.job, self.conductor = (
             center,

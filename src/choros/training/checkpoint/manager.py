@@ -116,7 +116,7 @@ class CheckpointManager:
         if lead:
             logger.info(text)
 
-    def check(self, then: dict[str, Any], path: Any) -> None:
+    def check(self, then: dict[str, Any], path: object) -> None:
         """Refuse a checkpoint of another training.
 
         Raises:

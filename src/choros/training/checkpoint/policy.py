@@ -133,7 +133,7 @@ def stop_time() -> float:
     return seconds
 
 
-def rule_of(every: Any) -> dict[str, Any]:
+def rule_of(every: object) -> dict[str, Any]:
     """Return the schedule of checkpoints as JSON values.
 
     Example:
@@ -149,7 +149,7 @@ def rule_of(every: Any) -> dict[str, Any]:
     raise InvalidInputError(f"every={every!r}: give 'epoch', a number of global batches, or a datetime.timedelta.")
 
 
-def checkpoint_of(given: Any) -> Checkpoint | None:
+def checkpoint_of(given: object) -> Checkpoint | None:
     """Return a ``Checkpoint`` of the argument of ``fit(checkpoint=)``: a ``Checkpoint``, a directory, or None."""
     if given is None or isinstance(given, Checkpoint):
         return given

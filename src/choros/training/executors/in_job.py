@@ -54,6 +54,8 @@ from choros.types import Array
 if TYPE_CHECKING:
     import keras
 
+    from choros.comm.group import ParameterServer
+
 
 logger = logging.getLogger(__name__)
 
@@ -389,7 +391,7 @@ def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
     return base, job
 
 
-def _keep_states(reporter: InJobCallbackChannel, center: Any) -> None:
+def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> None:
     """Set up checkpoints of the center by rank 0, and load the latest one if there is one. Collective."""
     context, saver = reporter.run, reporter.saver
     between = not isinstance(center, SharedMemoryParameterServer)

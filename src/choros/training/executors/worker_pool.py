@@ -209,7 +209,7 @@ def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
     return usable_gpus(backend, {name: value for name, value in os.environ.items() if name not in hidden})
 
 
-def check_workers(workers: Any) -> int:
+def check_workers(workers: object) -> int:
     """Return ``workers``; refuse values that are not whole numbers of 1 or more."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise InvalidInputError(f"workers={workers!r}: give a whole number of workers, 1 or more.")

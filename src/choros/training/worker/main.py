@@ -183,7 +183,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         run_rank(request, rank, connect, train_rank, devices=devices, layout=layout, state=state, again=is_restart)
 
 
-def serve(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
+def serve(link: object, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
     """Train one rank of a job by ``run``, then free its model if it is large.
 
     A model is part of reference cycles. Without a garbage collection, which takes 30 ms, the models of several jobs

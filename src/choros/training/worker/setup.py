@@ -22,6 +22,7 @@ from choros.types import Array, Batch
 if TYPE_CHECKING:
     import keras
 
+
 _VALUE = 8  # bytes of the widest value of a vector
 _LEAST = 1 << 16  # least bytes of a slot, so that metrics and messages fit even with a tiny model
 
