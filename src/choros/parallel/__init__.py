@@ -46,7 +46,7 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
     model_class: Any = ModelMGPU,
     *,
     devices: Devices | None = None,
-) -> Any:
+) -> keras.Model:
     """Return the model over several devices; for fewer than two devices, the serial model itself.
 
     Args:
@@ -83,7 +83,7 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
 
 def multi_gpu_model(  # noqa: D417 - two arguments share one entry
     model: keras.Model, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
-) -> Any:
+) -> keras.Model:
     """Return the model over several devices, under the name of a function of older versions of Keras.
 
     Args:
@@ -127,7 +127,7 @@ def print_mgpu_modelsummary(mgpu_model: Any) -> None:
 
 
 def print_placement(  # noqa: D417 - two arguments share one entry
-    mgpu_model: Any, x: Any, y: Any = None
+    mgpu_model: object, x: object, y: object = None
 ) -> None:
     """Print the device of each variable, and of each device's rows of a batch. Nothing is trained.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from choros.types import Batch
 
 if TYPE_CHECKING:
     import keras
+
+    from choros.training.history import History
 
 _OWN = ("serial", "devices", "enqueue", "_executor")  # attributes of this object; all others belong to the serial model
 _ORDER: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": False}
@@ -106,8 +108,8 @@ class ModelMGPU:
         self.serial.compile(*args, **kwargs)
 
     def fit(  # noqa: D417 - arguments of the Trainer share one entry
-        self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, x: object = None, y: object = None, batch_size: int | None = None, *args: Any, **kwargs: Any
+    ) -> History:
         """Train, as ``keras.Model.fit``.
 
         Args:
@@ -128,15 +130,15 @@ class ModelMGPU:
 
     def evaluate(
         self,
-        x: Any,
-        y: Any = None,
+        x: object,
+        y: object = None,
         batch_size: int | None = None,
-        verbose: Any = 0,
-        sample_weight: Any = None,
+        verbose: int | str = 0,
+        sample_weight: object = None,
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
         return_dict: bool = False,
-    ) -> Any:
+    ) -> float | list[float] | dict[str, float]:
         """Evaluate, as ``keras.Model.evaluate``: loss and metrics equal those of one device.
 
         Returns:
@@ -166,7 +168,12 @@ class ModelMGPU:
         return _returned(logs, return_dict)
 
     def predict(
-        self, x: Any, batch_size: int | None = None, verbose: Any = 0, steps: int | None = None, callbacks: Any = None
+        self,
+        x: object,
+        batch_size: int | None = None,
+        verbose: int | str = 0,
+        steps: int | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
     ) -> Any:
         """Predict, as ``keras.Model.predict``; the devices' outputs are concatenated.
 
@@ -189,8 +196,13 @@ class ModelMGPU:
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *pieces)
 
     def train_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
-    ) -> Any:
+        self,
+        x: object,
+        y: object = None,
+        sample_weight: object = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ) -> float | list[float] | dict[str, float]:
         """Make one step on one batch; return logs as ``keras.Model.train_on_batch`` does."""
         batch = _whole(make_source(x, y, sample_weight, class_weight))
         replica = self._in_process().ready(batch)
@@ -200,15 +212,17 @@ class ModelMGPU:
         replica.sync()
         return _returned(logs, return_dict)
 
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+    def test_on_batch(
+        self, x: object, y: object = None, sample_weight: object = None, return_dict: bool = False
+    ) -> float | list[float] | dict[str, float]:
         """Evaluate one batch; return logs as ``keras.Model.test_on_batch`` does."""
         return self.evaluate(x, y, len(_first(x)), sample_weight=sample_weight, return_dict=return_dict)
 
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: object) -> Any:
         """Predict one batch."""
         return self.predict(x, len(_first(x)))
 
-    def placement(self, x: Any, y: Any = None, sample_weight: Any = None) -> Placement:  # noqa: D417 - one entry
+    def placement(self, x: object, y: object = None, sample_weight: object = None) -> Placement:  # noqa: D417 - one entry
         """Return the devices of each variable and of each share of a batch's rows, as they are. Nothing is trained.
 
         Args:
@@ -255,13 +269,13 @@ def _whole(source: Any) -> Batch:
     return batch
 
 
-def _first(x: Any) -> Any:
+def _first(x: object) -> Any:
     import keras
 
     return keras.tree.flatten(x)[0]
 
 
-def _returned(logs: dict[str, Any], as_dict: bool) -> Any:
+def _returned(logs: dict[str, Any], as_dict: bool) -> float | list[float] | dict[str, float]:
     if as_dict:
         return dict(sorted(logs.items()))
     values = list(logs.values())
