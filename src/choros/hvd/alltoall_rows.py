@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +18,15 @@ from choros.types import Array
 
 if TYPE_CHECKING:
     from choros.hvd.context import ProcessSet
+    from choros.types import Tensor
 
 
 @reports_failure
 def alltoall(
-    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet | int | None = None
+    value: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | int | None = None,
 ) -> Any:
     """Send ``splits[r]`` rows to each rank r; differentiable, also inside ``jax.jit`` and ``tf.function``.
 
@@ -53,14 +58,14 @@ def alltoall(
     return function(calls, value, splits, name)
 
 
-def _eager(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
+def _eager(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] | None, name: str | None) -> Any:
     parts, back = (None, None) if splits is None else arrive(splits, "splits")
     received: list[Array] = []
     rows = _send(calls, value, [parts], received, lambda given: given, name)
     return rows if back is None else (rows, back(received[0]))
 
 
-def _in_graph(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
+def _in_graph(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] | None, name: str | None) -> Any:
     """Send in a TensorFlow graph: the splits are a tensor too, exchanged by an ``alltoall`` before the rows."""
     parts: list[Any] = [None]
     counts = None
@@ -77,7 +82,7 @@ def _in_graph(calls: Collectives, value: Any, splits: Any, name: str | None) -> 
     return rows if counts is None else (rows, counts)
 
 
-def _traced(calls: Collectives, value: Any, splits: Any, name: str | None) -> Any:
+def _traced(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] | None, name: str | None) -> Any:
     """Send inside ``jax.jit``: the ranks exchange their row counts while all trace, because shapes are fixed then."""
     even_splits = [value.shape[0] // calls.size if value.ndim else 0] * calls.size
     if splits is not None:
@@ -94,12 +99,12 @@ def _traced(calls: Collectives, value: Any, splits: Any, name: str | None) -> An
 
 def _send(
     calls: Collectives,
-    value: Any,
+    value: Tensor,
     splits: list[Any],
     received: list[Array],
     shape: Shape,
     name: str | None,
-) -> Any:
+) -> Tensor:
     """Send the rows by ``splits[0]``, read at the time of sending; put the counts from each rank into ``received``."""
 
     def host(x: Array) -> Array:
@@ -107,7 +112,7 @@ def _send(
         received[:] = [counts]
         return rows
 
-    def gradient(grad: Any) -> Any:
+    def gradient(grad: Tensor) -> Tensor:
         def sent_back(x: Array) -> Array:
             return calls.alltoall(x, received[0], name=grad_name(name))[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +18,11 @@ _WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.ca
 _DECIDE = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
-def guarded(callbacks: Any, last: Any, calls: Collectives) -> Any:
+def guarded(
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
+    last: object,
+    calls: Collectives,
+) -> Any:
     """Return the callbacks of this rank's ``fit``.
 
     ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 only. ``BackupAndRestore`` also runs on rank 0 only; the state
@@ -138,5 +142,5 @@ def mean_logs(logs: dict[str, Any], calls: Collectives, name: str) -> dict[str, 
     }
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return not isinstance(value, str | bool | None) and getattr(value, "ndim", 0) == 0

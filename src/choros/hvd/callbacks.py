@@ -161,7 +161,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         monitor: str = "val_loss",
         verbose: int = 0,
         mode: str = "auto",
-        save_freq: Any = "epoch",
+        save_freq: object = "epoch",
         save_weights_only: bool = False,
         filepath: str | None = None,
     ) -> None:
@@ -169,7 +169,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         super().__init__(name, monitor, verbose, True, save_weights_only, mode, save_freq)
         self._named = filepath is not None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name == "filepath":
             self._named = True
@@ -180,7 +180,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             raise ValueError("BestModelCheckpoint has no path: give filepath='best.keras'.")
         super().on_train_begin(logs)
 
-    def _save_model(self, epoch: int, batch: Any, logs: dict[str, Any] | None) -> None:
+    def _save_model(self, epoch: int, batch: object, logs: dict[str, Any] | None) -> None:
         if rank() == 0:
             super()._save_model(epoch, batch, logs)
 

@@ -25,6 +25,7 @@ from choros.types import Array
 
 if TYPE_CHECKING:
     from choros.hvd.context import ProcessSet
+    from choros.types import Tensor
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
@@ -77,7 +78,7 @@ def operation(op: Any = None, average: Any = None) -> Op:
 
 @reports_failure
 def allreduce(
-    value: Any,
+    value: Tensor,
     name: str | None = None,
     average: bool | None = None,
     prescale_factor: float = 1.0,
@@ -87,7 +88,7 @@ def allreduce(
     process_set: ProcessSet | int | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-) -> Any:
+) -> Tensor:
     """Return the reduction of all ranks' values, in the library and type of ``value``.
 
     An integer sum that does not fit the dtype wraps around. An average of integers is summed in 64 bits and truncated
@@ -126,11 +127,12 @@ def allreduce(
             )
         name = name or "sparse"
         factor = prescale_factor * postscale_factor / (calls.size if kind == AVERAGE else 1)
-        rows, back = arrive(value.values, name)
-        where, back_where = arrive(value.indices, name)
+        sparse: Any = value
+        rows, back = arrive(sparse.values, name)
+        where, back_where = arrive(sparse.indices, name)
         gathered = calls.allgather(np.asarray(rows * rows.dtype.type(factor)), name=f"{name}.values")
         return type(value)(
-            back(gathered), back_where(calls.allgather(where, name=f"{name}.indices")), value.dense_shape
+            back(gathered), back_where(calls.allgather(where, name=f"{name}.indices")), sparse.dense_shape
         )
 
     def host(x: Array) -> Array:
@@ -138,7 +140,7 @@ def allreduce(
         out = calls.allreduce(small, kind, name=name, prescale=prescale_factor, postscale=postscale_factor)
         return compression.decompress(out, context)
 
-    def gradient(grad: Any) -> Any:
+    def gradient(grad: Tensor) -> Tensor:
         if kind not in (AVERAGE, SUM):
             raise InvalidInputError(f"allreduce by {kind.name.capitalize()} has no gradient here: take Average or Sum.")
         factors = prescale_factor, postscale_factor
@@ -158,7 +160,7 @@ def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any
 
 
 @reports_failure
-def allgather(value: Any, name: str | None = None, process_set: ProcessSet | int | None = None) -> Any:
+def allgather(value: Tensor, name: str | None = None, process_set: ProcessSet | int | None = None) -> Tensor:
     """Return all ranks' rows in rank order; the first dimension may differ between ranks, and may be 0.
 
     Inside ``jax.jit`` shapes are fixed, so the ranks exchange their row counts while they trace. A rank must then have
@@ -188,7 +190,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet | int
             return (None, *given[1:])
         return (sum(calls.allgather_object(given[0], name=f"rows of {name}")), *given[1:])  # while all ranks trace
 
-    def gradient(grad: Any) -> Any:
+    def gradient(grad: Tensor) -> Tensor:
         def summed(x: Array) -> Array:
             return calls.allreduce(x, SUM, name=grad_name(name))[local_rows[0]].copy()
 
@@ -208,7 +210,9 @@ def grouped_allgather(
 
 
 @reports_failure
-def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet | int | None = None) -> Any:
+def broadcast(
+    value: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | int | None = None
+) -> Tensor:
     """Return the root's value.
 
     Args:
@@ -223,7 +227,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
     """
     calls = collectives(process_set)
 
-    def gradient(grad: Any) -> Any:
+    def gradient(grad: Tensor) -> Tensor:
         def at_root(x: Array) -> Array:
             total = calls.allreduce(x, SUM, name=grad_name(name))
             return total if calls.ranks[calls.rank] == root_rank else np.zeros_like(total)
@@ -265,13 +269,13 @@ def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) 
 
 @reports_failure
 def reducescatter(
-    value: Any,
+    value: Tensor,
     name: str | None = None,
     op: Op | None = None,
     process_set: ProcessSet | int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Any:
+) -> Tensor:
     """Return this rank's rows of the reduction; if rows do not divide evenly, the first ranks get one more.
 
     Args:
@@ -292,7 +296,7 @@ def reducescatter(
     def host(x: Array) -> Array:
         return calls.reducescatter(x, kind, name=name, prescale=prescale_factor, postscale=postscale_factor)
 
-    def gradient(grad: Any) -> Any:
+    def gradient(grad: Tensor) -> Tensor:
         if kind not in (AVERAGE, SUM):
             raise InvalidInputError(
                 f"reducescatter by {kind.name.capitalize()} has no gradient here: take Average or Sum."
@@ -322,7 +326,7 @@ def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how:
 
 @reports_failure
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | int | None = None
+    obj: object, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | int | None = None
 ) -> Any:
     """Return the root's object: numbers, text, bytes, lists, tuples, sets, dicts and arrays, without pickle.
 
@@ -333,7 +337,7 @@ def broadcast_object(
 
 
 @reports_failure
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | int | None = None) -> list[Any]:
+def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet | int | None = None) -> list[Any]:
     """Return a list of all ranks' objects in rank order; see ``broadcast_object`` for types and errors."""
     return collectives(process_set).allgather_object(obj, name=name)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -19,6 +19,9 @@ from choros.hvd.gradient_reduction import GradientBuffer, ReductionConfig
 from choros.hvd.host_ops import call_back
 from choros.hvd.tensor_conversion import arrive, is_symbolic
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from choros.types import Tensor
 
 
 class EagerGradientReducer:
@@ -119,7 +122,7 @@ def attach(optimizer: keras.optimizers.Optimizer, how: ReductionConfig) -> None:
         waiting = list(optimizer_variables)
         waiting[place] = waiting[place] + 1
 
-        def chosen(new: Any, old: Any) -> Any:
+        def chosen(new: object, old: object) -> Any:
             return keras.ops.where(due, new, old)
 
         return list(map(chosen, trained, trainable_variables)), list(map(chosen, slots, waiting))
@@ -136,11 +139,11 @@ def _count(optimizer: keras.optimizers.Optimizer) -> Any:
     return _nothing(None)
 
 
-def _nothing(_: Any) -> Any:
+def _nothing(_: object) -> Any:
     return keras.ops.zeros(())
 
 
-def _dense(gradient: Any) -> Any:
+def _dense(gradient: Tensor) -> Tensor:
     if all(hasattr(gradient, part) for part in ("values", "indices", "dense_shape")):
         return sys.modules["tensorflow"].convert_to_tensor(gradient)
     return gradient

@@ -81,7 +81,7 @@ class ObjectState:
         **values: objects of the types that ``hvd.broadcast_object`` takes. Each becomes an attribute.
     """
 
-    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
+    def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
         self._names = list(values)
         self._saved: dict[str, Any] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -149,7 +149,7 @@ class KerasState(ObjectState):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
-        backend: Any = None,
+        backend: object = None,
         **values: Any,
     ) -> None:
         if not isinstance(model, keras.Model):

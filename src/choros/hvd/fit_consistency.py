@@ -35,7 +35,7 @@ def compare(model: keras.Model, call: dict[str, Any], calls: Collectives) -> Non
     built = all(layer.built for layer in model._flatten_layers())
     local_facts = {**facts_of_model(model), "batches": batches(call), "built": built, "host": platform.node()}
 
-    def gather(told: Any) -> list[Any]:
+    def gather(told: object) -> list[Any]:
         return calls.allgather_object(told, name="what fit was given")
 
     all_facts = gather(local_facts)

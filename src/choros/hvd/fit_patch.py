@@ -67,11 +67,11 @@ def _make_train_function(plain: Any) -> Any:
     return make_train_function
 
 
-def _fit(plain: Any) -> Any:
+def _fit(plain: Any) -> keras.callbacks.History:
     names = list(inspect.signature(plain).parameters)
 
     @functools.wraps(plain)
-    def fit(self: Any, *args: Any, **given: Any) -> Any:
+    def fit(self: Any, *args: Any, **given: Any) -> keras.callbacks.History:
         how: ReductionConfig | None = reduction_of(getattr(self, "optimizer", None))
         if how is None or collectives(how.process_set).size == 1:
             return plain(self, *args, **given)

@@ -132,7 +132,12 @@ class GradientBuffer:
     """
 
     def __init__(
-        self, how: ReductionConfig, slices: Sequence[slice], local: Sequence[bool], name: str, dtype: Any
+        self,
+        how: ReductionConfig,
+        slices: Sequence[slice],
+        local: Sequence[bool],
+        name: str,
+        dtype: np.typing.DTypeLike,
     ) -> None:
         self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
         self.size = slices[-1].stop if slices else 0

@@ -146,7 +146,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             write_line(f"\nEpoch {epoch + 1}: the warmup of the learning rate ends at {rate:g}.")
 
 
-def _inner(optimizer: keras.optimizers.Optimizer) -> Any:
+def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer inside a loss-scaling one."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 

@@ -17,12 +17,12 @@ from choros.hvd.optimizer import DistributedOptimizer
 
 
 def load_model(
-    filepath: Any,
+    filepath: object,
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: Compressor = Compression.none,
     legacy_opts: bool = False,
-) -> Any:
+) -> keras.Model:
     """Return a saved model with its optimizer distributed; the optimizer keeps its slots and its learning rate.
 
     Args:
@@ -42,7 +42,7 @@ def load_model(
     return model
 
 
-def _with_slots(optimizer: keras.optimizers.Optimizer, model: keras.Model, path: str) -> Any:
+def _with_slots(optimizer: keras.optimizers.Optimizer, model: keras.Model, path: str) -> keras.optimizers.Optimizer:
     """Return a copy of an optimizer with the slots of the HDF5 file: Keras 3.15 builds it without variables."""
     import h5py  # type: ignore[import-untyped]
 
@@ -60,7 +60,7 @@ def _with_slots(optimizer: keras.optimizers.Optimizer, model: keras.Model, path:
 
 
 def shard(  # noqa: D417 - x, y and sample_weight share one entry
-    x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, **how: Any
+    x: object, y: object = None, sample_weight: object = None, *, batch_size: int = 32, **how: Any
 ) -> rank_shard.Shard:
     """Return this rank's rows of whole data, as a data set for ``fit``; each row is in one batch of one rank.
 

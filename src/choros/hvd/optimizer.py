@@ -30,12 +30,12 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0,
     op: Op = AVERAGE,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet | int | None = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> keras.optimizers.Optimizer:
     """Make an optimizer reduce its gradients over all ranks before it applies them; return the same object.
 
     Class, configuration, learning rate and slots of the optimizer stay, so a saved model loads in plain Keras. ``fit``
@@ -109,8 +109,12 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer, *, local_layers: Any = None, scale_local_gradients: bool = True, **how: Any
-) -> Any:
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    local_layers: object = None,
+    scale_local_gradients: bool = True,
+    **how: Any,
+) -> keras.optimizers.Optimizer:
     """Make an optimizer as ``DistributedOptimizer`` does, but do not reduce the gradients of some layers.
 
     Args:
@@ -132,7 +136,7 @@ def PartialDistributedOptimizer(
     return made
 
 
-def _check_groups(num_groups: int, groups: Any) -> None:
+def _check_groups(num_groups: int, groups: object) -> None:
     for option, value in (("num_groups", num_groups), ("groups", groups)):
         lists = isinstance(value, list | tuple) and all(isinstance(group, list | tuple) for group in value)
         if value and not lists and not (isinstance(value, int) and value > 0):

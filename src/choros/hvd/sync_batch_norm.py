@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
@@ -13,6 +13,9 @@ from choros.comm.collectives import SUM
 from choros.consistency.model_fingerprint import alike
 from choros.hvd.collectives import allreduce
 from choros.hvd.context import is_initialized, rank, size
+
+if TYPE_CHECKING:
+    from choros.types import Tensor
 
 _by_rows = [False]  # whether the ranks' gradients will be weighted by their rows
 
@@ -49,7 +52,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if keras.backend.backend() == "tensorflow":
             self.supports_jit = False  # XLA cannot call back to the host there
 
-    def _moments(self, inputs: Any, mask: Any) -> Any:
+    def _moments(self, inputs: object, mask: object) -> Any:
         mean, variance = super()._moments(inputs, mask)
         if not is_initialized() or size() == 1:
             return mean, variance
@@ -78,7 +81,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         return mean_all, spread
 
 
-def _pulled(x: Any, by: Any) -> Any:
+def _pulled(x: object, by: object) -> Tensor:
     """Return the same values, with the gradient multiplied by ``by``."""
     still = ops.stop_gradient(x)
     return still + by * (x - still)

@@ -69,7 +69,7 @@ def DistributedGradientTape(
     return reducing(gradtape, reduce, how.local)
 
 
-def PartialDistributedGradientTape(gradtape: Any, *, local_layers: Any = None, **how: Any) -> Any:
+def PartialDistributedGradientTape(gradtape: object, *, local_layers: object = None, **how: Any) -> Any:
     """Return a ``DistributedGradientTape`` that does not reduce the gradients of ``local_layers``, one or a list."""
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, list | tuple) else [layers]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.errors import InvalidInputError
 from choros.types import Array, aligned, dtype_of
+
+if TYPE_CHECKING:
+    from choros.types import Tensor
 
 Back = Callable[[Array], Any]
 _SMALL = 1 << 16  # bytes
@@ -66,7 +69,7 @@ def is_symbolic(value: Any) -> bool:
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
-def _to_tensorflow(out: Array) -> Any:
+def _to_tensorflow(out: Array) -> Tensor:
     """Return a tensor with these values on the host; a small one is made by DLPack, which costs half."""
     tensorflow = sys.modules["tensorflow"]
     if out.nbytes > _SMALL or out.dtype.kind not in "iuf":

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.errors import InvalidInputError
 from choros.hvd.tensor_conversion import arrive, is_symbolic
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from choros.types import Tensor
 
 Host = Callable[[Array], Array]
 Gradient = Callable[[Any], Any]
 Shape = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
-def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str | None = None) -> Any:
+def operate(value: Tensor, host: Host, gradient: Gradient, shape: Shape, name: str | None = None) -> Tensor:
     """Return ``host(value)`` in the library of ``value``.
 
     Args:
@@ -32,7 +35,7 @@ def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str 
     if type(value).__module__.partition(".")[0] == "keras" and hasattr(value, "value"):
         value = value.value
 
-    def forward(tensor: Any) -> Any:
+    def forward(tensor: Tensor) -> Tensor:
         array, back = arrive(tensor, name)
         return back(host(array))
 
@@ -52,7 +55,7 @@ def operate(value: Any, host: Host, gradient: Gradient, shape: Shape, name: str 
     return forward(value)
 
 
-def no_second(_: Any) -> Any:
+def no_second(_: object) -> Any:
     """Raise in place of the gradient of a gradient, which does not exist.
 
     Raises:

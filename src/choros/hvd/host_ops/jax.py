@@ -13,10 +13,10 @@ from jax.experimental import io_callback
 from choros.types import Array
 
 
-def operate(value: Any, host: Callable[[Array], Array], gradient: Callable[[Any], Any], shape: Any) -> Any:
+def operate(value: jax.Array, host: Callable[[Array], Array], gradient: Callable[[Any], Any], shape: Any) -> jax.Array:
     """Return ``host(value)`` for a traced value; see ``choros.hvd.host_ops.operate``."""
 
-    def forward(tensor: Any) -> Any:
+    def forward(tensor: jax.Array) -> jax.Array:
         result_type = jax.ShapeDtypeStruct(shape(tuple(tensor.shape)), tensor.dtype)
         return io_callback(_marked(lambda array: host(np.asarray(array))), result_type, tensor, ordered=True)
 
@@ -45,7 +45,7 @@ _within = threading.local()
 
 
 def _marked(host: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: Any) -> jax.Array:
         _within.call = True
         try:
             return host(*arrays)

@@ -15,15 +15,15 @@ from choros.types import Array
 
 
 def operate(
-    value: Any,
+    value: tf.Tensor,
     forward: Callable[[Any], Any],
     host: Callable[[Array], Array],
     gradient: Callable[[Any], Any],
     shape: Any,
-) -> Any:
+) -> tf.Tensor:
     """Return ``host(value)``, by ``forward`` if eager, else by a graph node; see ``choros.hvd.host_ops.operate``."""
 
-    def either(tensor: Any) -> Any:
+    def either(tensor: tf.Tensor) -> tf.Tensor:
         if not is_symbolic(tensor):
             return forward(tensor)
         out = tf.numpy_function(host, [tensor], tensor.dtype)
@@ -36,7 +36,7 @@ def operate(
     return tf.custom_gradient(lambda tensor: (either(tensor), gradient))(tensor)
 
 
-def _recorded(tensor: Any) -> bool:
+def _recorded(tensor: tf.Tensor) -> bool:
     """Return whether a gradient may be requested: in a graph, or if a tape may record.
 
     Recording costs as much as a small collective. Only a private function of TensorFlow reports tapes; if it is
@@ -98,7 +98,7 @@ def untuned_pipelines() -> Iterator[None]:
             adapter.get_tf_dataset = plain
 
 
-def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]], local: list[Any]) -> Any:
+def reducing(gradtape: object, reduce: Callable[[list[Any], list[Any]], list[Any]], local: list[Any]) -> Any:
     """Return a tape that reduces the gradients of ``gradtape``.
 
     Args:
@@ -113,11 +113,11 @@ def reducing(gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]],
         def __init__(self) -> None:
             self.__dict__ = gradtape.__dict__
 
-        def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **how: Any) -> Any:
+        def gradient(self, target: object, sources: object, output_gradients: object = None, **how: Any) -> Any:
             gradients = keras.tree.flatten(super().gradient(target, sources, output_gradients, **how))
             return keras.tree.pack_sequence_as(sources, reduce(gradients, keras.tree.flatten(sources)))
 
-        def register_local_source(self, source: Any) -> None:
+        def register_local_source(self, source: object) -> None:
             """Exclude a variable's gradients from the reduction."""
             local.append(source)
 

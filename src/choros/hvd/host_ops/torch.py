@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 
-def operate(value: Any, forward: Callable[[Any], Any], gradient: Callable[[Any], Any]) -> Any:
+def operate(value: torch.Tensor, forward: Callable[[Any], Any], gradient: Callable[[Any], Any]) -> torch.Tensor:
     """Return ``forward(value)``, differentiable if ``value`` requires grad; see ``choros.hvd.host_ops.operate``."""
     if not (torch.is_grad_enabled() and value.requires_grad):
         return outside(forward)(value)
 
     class Operation(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, tensor: Any) -> Any:
+        def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
             return forward(tensor)
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: object, *grads: Any) -> torch.Tensor:
             return gradient(grads[0])
 
     return outside(Operation.apply)(value)
