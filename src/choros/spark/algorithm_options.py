@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
 from choros.errors import InvalidInputError
 
+if TYPE_CHECKING:
+    from choros.algorithms.base import Algorithm
 
-def by_name(algorithm: Any, **options: Any) -> Any:
+
+def by_name(algorithm: Any, **options: Any) -> Algorithm:
     """Return an algorithm with the given hyper-parameters.
 
     Args:

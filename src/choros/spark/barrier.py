@@ -88,7 +88,7 @@ def run(
     *,
     columns: Columns,
     partitioned: bool = False,
-    profile: Any = None,
+    profile: object = None,
     timeout: float = 1800.0,
 ) -> list[bytes]:
     """Run a function in a barrier stage with one task for each worker, each with a share of the rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
@@ -30,7 +31,7 @@ _copying = threading.Lock()  # CrossValidator fits in several threads, and Keras
 _OPTIONS = ("window", "alpha", "rho", "momentum")
 
 
-def _plain(algorithm: Any) -> Any:
+def _plain(algorithm: object) -> Any:
     """Return a form for JSON, so that grids of algorithms can be saved."""
     of_ours = isinstance(algorithm, (type, algorithms.Algorithm))
     return algorithms.to_config(by_name(algorithm)) if of_ours else algorithm
@@ -80,7 +81,12 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
     timeout = param("timeout", "seconds without a step after which a worker is hung", TypeConverters.toFloat, above=0)
 
     def __init__(
-        self, model: keras.Model | None = None, *, callbacks: Any = None, profile: Any = None, **params: Any
+        self,
+        model: keras.Model | None = None,
+        *,
+        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None = None,
+        profile: object = None,
+        **params: Any,
     ) -> None:
         super().__init__()
         self.keras_model, self.callbacks, self.profile = model, callbacks, profile
@@ -173,7 +179,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
         return made
 
 
-def copied(model: keras.Model, rate: float | None = None) -> Any:
+def copied(model: keras.Model, rate: float | None = None) -> keras.Model:
     """Return a copy of a compiled model.
 
     Args:
@@ -223,7 +229,7 @@ def weighed(dataset: DataFrame, label: Any, weight: Any, weights: Any) -> tuple[
     return dataset.withColumn("choros_class_weight", product), "choros_class_weight"
 
 
-def mean_of(models: list[Any]) -> Any:
+def mean_of(models: list[Any]) -> keras.Model:
     """Return one model whose outputs are the means of the outputs of several models.
 
     Args:

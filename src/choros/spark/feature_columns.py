@@ -18,7 +18,7 @@ from choros.errors import InvalidDataError, InvalidInputError
 from choros.spark.task_slots import setting
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 MARK = "choros_v"  # a boolean column: true for rows of validation
 _WHOLE = {"byte": "int", "short": "int", "integer": "int", "int": "int", "long": "bigint", "bigint": "bigint"}
@@ -146,7 +146,7 @@ class _Maker:
             return "list", column if kind.simpleString() == wanted else column.cast(wanted)
         return "number", column.cast(self.number(kind, name, what))
 
-    def together(self, columns: tuple[str, ...], what: str) -> Any:
+    def together(self, columns: tuple[str, ...], what: str) -> Column:
         """Return an expression that concatenates several columns of numbers, vectors and arrays."""
         kinds = {name: self.frame.schema[name].dataType for name in columns}
         inside = {n: k.elementType if isinstance(k, T.ArrayType) else k for n, k in kinds.items()}
@@ -167,7 +167,7 @@ class _Maker:
             parts.append(F.array(*run))
         return parts[0] if len(parts) == 1 else F.concat(*parts)
 
-    def vector(self, column: Any) -> Any:
+    def vector(self, column: Column) -> Column:
         """Return an expression that converts a sparse or dense vector to an array; null stays null."""
         from pyspark.ml.functions import vector_to_array
 
@@ -267,7 +267,7 @@ def normalise(
     return made, Columns(maker.leaves, x, y, weights, mark is not None)
 
 
-def _holed(column: Any, kind: Any) -> Any:
+def _holed(column: Column, kind: Any) -> Column:
     """Return an expression that is true if an array contains a null; None if its type excludes nulls."""
     if not isinstance(kind, T.ArrayType):
         return None
@@ -275,14 +275,14 @@ def _holed(column: Any, kind: Any) -> Any:
     if not (kind.containsNull or deeper):
         return None
 
-    def hole(one: Any) -> Any:
+    def hole(one: Column) -> Column:
         inside = _holed(one, kind.elementType)
         return one.isNull() if inside is None else one.isNull() | inside
 
     return F.exists(column, hole)
 
 
-def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Any:
+def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Column:
     if not validation:
         return None
     if isinstance(validation, str):
@@ -317,7 +317,7 @@ def letters(frame: DataFrame) -> Callable[[str], str]:
     return str if minds else str.lower
 
 
-def is_map(thing: Any) -> bool:
+def is_map(thing: object) -> bool:
     """Return whether an object is a mapping."""
     return isinstance(thing, Mapping)
 
@@ -332,11 +332,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def is_vector(kind: Any) -> bool:
+def is_vector(kind: object) -> bool:
     """Return whether a type is a vector of Spark ML or MLlib."""
     return type(kind).__name__ == "VectorUDT"
 
 
-def is_image(kind: Any) -> bool:
+def is_image(kind: object) -> bool:
     """Return whether a type is that of ``spark.read.format("image")``."""
     return isinstance(kind, T.StructType) and {"height", "width", "nChannels", "data"} <= set(kind.names)

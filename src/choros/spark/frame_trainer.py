@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame, SparkSession
 
+    from choros.algorithms.base import Algorithm
+
 _FIRST = 32  # rows that the driver reads
 
 
@@ -63,7 +65,7 @@ class Frame:
     def check(self) -> None:
         """Do nothing: the rows cannot have changed."""
 
-    def with_class_weight(self, class_weight: Any) -> Any:
+    def with_class_weight(self, class_weight: object) -> Any:
         """Refuse class weights: a frame has a column of weights.
 
         Raises:
@@ -119,11 +121,11 @@ def train(  # noqa: D417 - those of Trainer are named together
     *,
     model: keras.Model,
     columns: Columns,
-    algorithm: Any = "allreduce",
+    algorithm: Algorithm | type[Algorithm] | str = "allreduce",
     workers: int | str = "auto",
     mode: Literal["sync", "async"] | None = None,
     max_restarts: int = 0,
-    profile: Any = None,
+    profile: object = None,
     partitioned: bool = False,
     network: str | None = None,
     timeout: float = 300.0,

@@ -13,10 +13,13 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.errors import InvalidInputError
 from choros.spark.pack_environment import UNPACKED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SCRIPT = """#!/usr/bin/env bash
 words=()
@@ -67,7 +70,7 @@ def ensure_java() -> str:
     return str(path)
 
 
-def session(master: str = "local[2]", name: str = "choros", archive: str = "", **settings: Any) -> Any:
+def session(master: str = "local[2]", name: str = "choros", archive: str = "", **settings: Any) -> SparkSession:
     """Return the running Spark session, or start one on this machine or on a cluster.
 
     The session finds a Java, executors use the path of this Python, and Spark checks for free slots every second. A

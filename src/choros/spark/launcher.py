@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from choros.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from choros.launch.specs import LaunchPreferences
     from choros.training.executors.executor import FitResult
     from choros.training.spec import FitRequest
@@ -47,13 +49,13 @@ class Spark:
                 f"Spark({where!r}): give a SparkSession, or a URL such as 'spark://head:7077' or 'sc://head'."
             )
         self.where, self.max_restarts, self.profile, self.settings = where, max_restarts, profile, settings
-        self._session: Any = None if where is None or isinstance(where, str) else where
+        self._session: object = None if where is None or isinstance(where, str) else where
 
     def __repr__(self) -> str:
         return f"Spark({self.where!r})" if isinstance(self.where, str) else "Spark()"
 
     @property
-    def session(self) -> Any:
+    def session(self) -> SparkSession:
         """The SparkSession, started at the first access.
 
         Raises:

@@ -111,7 +111,7 @@ def written(model: keras.Model) -> bytes:
         return file.read_bytes()
 
 
-def read_keras(data: bytes) -> Any:
+def read_keras(data: bytes) -> keras.Model:
     """Return the model of a ``.keras`` file.
 
     Raises:

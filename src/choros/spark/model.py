@@ -58,7 +58,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         self.setParams(**params)
 
     @property
-    def keras_model(self) -> Any:
+    def keras_model(self) -> keras.Model:
         """The Keras model."""
         if self._model is None:
             raise InvalidInputError("This KerasModel has no model: give one, KerasModel(model), or load a saved one.")
@@ -89,7 +89,7 @@ class KerasModel(Model, ColumnParams, MLReadable, MLWritable):  # type: ignore[m
         packed: tuple[PackedModel, list[Array]] = self._written["bytes"]
         return packed
 
-    def _transform(self, dataset: DataFrame) -> Any:
+    def _transform(self, dataset: DataFrame) -> DataFrame:
         check_frame(dataset)
         model = self.keras_model
         features = features_of(model, self.value("featuresCol"))
@@ -141,7 +141,7 @@ _ARROW_UDF = hasattr(F, "arrow_udf")  # since Spark 4.1
 _MADE = "choros_made"
 
 
-def _by_columns(wide: Any, order: PredictTask, added: list[Any]) -> Any:
+def _by_columns(wide: DataFrame, order: PredictTask, added: list[Any]) -> DataFrame:
     """Send only the columns that the model reads to Python; all other columns stay in the JVM."""
     from choros.spark.pyarrow import hinted
 
@@ -153,7 +153,7 @@ def _by_columns(wide: Any, order: PredictTask, added: list[Any]) -> Any:
     return output.drop(*leaves, _MADE)  # drop instead of select, as names of the kept columns may be ambiguous
 
 
-def _by_rows(wide: Any, order: PredictTask, added: list[Any], fields: list[Any]) -> Any:
+def _by_rows(wide: DataFrame, order: PredictTask, added: list[Any], fields: list[Any]) -> DataFrame:
     """Send whole rows to Python and back, with temporary unique names."""
     names = [f"choros_kept{number}" for number in range(len(fields))]
     fields_kept = [

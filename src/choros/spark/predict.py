@@ -137,7 +137,7 @@ def load(order: PredictTask) -> tuple[Any, set[int]]:
     return loaded
 
 
-def values(model: keras.Model, x: Any, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
+def values(model: keras.Model, x: object, arrays: dict[str, Array], rows: int, size: int) -> list[Array]:
     """Return a model's outputs for some rows, computed in batches of one size. The last batch is padded with zeros.
 
     Args:

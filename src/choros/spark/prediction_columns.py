@@ -131,7 +131,7 @@ def classed(columns: Columns, model: keras.Model) -> Columns:
     return replace(columns, leaves=leaves)
 
 
-def _takes_numbers(loss: Any) -> bool:
+def _takes_numbers(loss: object) -> bool:
     import keras
 
     name, of_keras = "sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy
@@ -139,7 +139,7 @@ def _takes_numbers(loss: Any) -> bool:
     return known or loss == name or loss is keras.losses.sparse_categorical_crossentropy
 
 
-def features_of(model: keras.Model, features: Any) -> Any:
+def features_of(model: keras.Model, features: object) -> Any:
     """Return the features in the structure of the model's inputs: a list becomes a dict if the inputs are a dict."""
     structure = getattr(model, "_inputs_struct", None)
     inputs = inputs_of(model)
@@ -154,7 +154,7 @@ def features_of(model: keras.Model, features: Any) -> Any:
 
 
 def describe(
-    model: keras.Model, task: str, prediction: Any, probability: Any, raw: Any, outputs: Named | None = None
+    model: keras.Model, task: str, prediction: object, probability: object, raw: object, outputs: Named | None = None
 ) -> list[Output]:
     """Return a description of each output of a model.
 
@@ -183,7 +183,7 @@ def describe(
     return made
 
 
-def _kind(model: keras.Model, number: int, task: str, loss: Any, shape: tuple[int | None, ...], units: int) -> str:
+def _kind(model: keras.Model, number: int, task: str, loss: object, shape: tuple[int | None, ...], units: int) -> str:
     if task == "auto":
         loss_name = str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss or "")
         activation = _activation(model, number)
@@ -215,7 +215,7 @@ def _loss(model: keras.Model, number: int, name: str) -> Any:
     return loss
 
 
-def _column(asked: Any, name: str, several: int) -> str:
+def _column(asked: object, name: str, several: int) -> str:
     if isinstance(asked, dict):
         return str(asked.get(name, ""))
     return f"{asked}_{name}" if asked and several > 1 else str(asked or "")

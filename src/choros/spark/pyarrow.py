@@ -22,11 +22,11 @@ _BYTES_OF_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"  # exists since S
 _LARGEST = 2**31 - 1  # most bytes of a column with 32-bit offsets
 
 
-def to_array(column: Any, leaf: ColumnSpec) -> Array:
+def to_array(column: pa.Array, leaf: ColumnSpec) -> Array:
     """Return the rows of one column of a batch.
 
     Args:
-        column: pyarrow.Array, a column of a frame of ``normalise``.
+        column: pa.Array, a column of a frame of ``normalise``.
         leaf: its description.
 
     Returns:
@@ -58,7 +58,7 @@ def to_array(column: Any, leaf: ColumnSpec) -> Array:
     return _shaped(images, leaf)
 
 
-def _refuse_nulls(column: Any, leaf: ColumnSpec) -> None:
+def _refuse_nulls(column: pa.Array, leaf: ColumnSpec) -> None:
     if column.null_count:
         raise InvalidDataError(
             f"There are nulls in {leaf.description}: leave such rows out with nulls='drop' or dropna, or fill them "
@@ -89,7 +89,7 @@ def _length(lengths: Array, leaf: ColumnSpec) -> int:
     return most
 
 
-def _bytes(column: Any, leaf: ColumnSpec) -> Array:
+def _bytes(column: pa.Array, leaf: ColumnSpec) -> Array:
     large = pa.types.is_large_binary(column.type)
     _, offsets, data = column.buffers()
     rows = len(column)
@@ -99,7 +99,7 @@ def _bytes(column: Any, leaf: ColumnSpec) -> Array:
     return flat.reshape(rows, size)
 
 
-def _images(column: Any, leaf: ColumnSpec) -> Array:
+def _images(column: pa.Array, leaf: ColumnSpec) -> Array:
     parts = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
     sizes = [_length(parts[name].to_numpy(), leaf) for name in ("height", "width", "nChannels")]
     values = _bytes(parts["data"], leaf)
@@ -141,7 +141,7 @@ def struct_of(columns: Sequence[tuple[str, Any]]) -> Any:
     return pa.StructArray.from_arrays([_column(values) for _, values in columns], [name for name, _ in columns])
 
 
-def _column(values: Any) -> Any:
+def _column(values: object) -> Any:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     values = np.asarray(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from choros.errors import InvalidInputError
 
@@ -16,7 +16,7 @@ _AGAIN = 60.0  # seconds to wait for replacements of lost executors
 _seen: dict[str, int] = {}  # the largest number of slots of each application
 
 
-def is_connect(thing: Any) -> bool:
+def is_connect(thing: object) -> bool:
     """Return whether a session or a frame belongs to Spark Connect.
 
     Example:

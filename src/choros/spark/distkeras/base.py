@@ -7,6 +7,7 @@ which an algorithm may diverge only give a warning, so that old notebooks run.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
@@ -21,6 +22,8 @@ from choros.types import Array
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame, SparkSession
+
+    from choros.algorithms.base import Algorithm
 
 RATES = {
     "sgd": 0.01,
@@ -50,25 +53,25 @@ class Trainer:
     def __init__(
         self,
         keras_model: keras.Model,
-        loss: Any,
-        worker_optimizer: Any,
-        metrics: Any = None,
-        loss_weights: Any = None,
+        loss: str | keras.Loss | Callable[..., Any],
+        worker_optimizer: str | keras.optimizers.Optimizer,
+        metrics: Sequence[str | keras.Metric] | None = None,
+        loss_weights: list[float] | dict[str, float] | None = None,
     ) -> None:
         if isinstance(metrics, (str, int)) and not isinstance(metrics, bool):
             raise InvalidInputError(f"metrics={metrics!r}: name the arguments behind the loss, as in batch_size=64.")
         self.master_model, self.loss, self.worker_optimizer = keras_model, loss, worker_optimizer
         self.metrics = ["accuracy"] if metrics is None else metrics
         self.loss_weights = loss_weights
-        self.features_column: Any = "features"
-        self.label_column: Any = "label"
+        self.features_column: str | list[str] = "features"
+        self.label_column: str | list[str] = "label"
         self.num_workers, self.batch_size, self.num_epoch = 1, 32, 1
         self.history: Any = None
         self._records: list[dict[str, Any]] = []
         self._began = self._ended = 0.0
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The Choros algorithm of this trainer."""
         return algorithms.Single()
 
@@ -133,7 +136,7 @@ class Trainer:
             return available
         return requested
 
-    def _compiled(self) -> Any:
+    def _compiled(self) -> keras.Model:
         import keras
 
         keras_model = self.master_model
@@ -220,17 +223,17 @@ class DistributedTrainer(Trainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: Any,
-        loss: Any,
-        metrics: Any = None,
+        worker_optimizer: str | keras.optimizers.Optimizer,
+        loss: str | keras.Loss | Callable[..., Any],
+        metrics: Sequence[str | keras.Metric] | None = None,
         num_workers: int = 2,
         batch_size: int = 32,
-        features_col: Any = "features",
-        label_col: Any = "label",
+        features_col: str | list[str] = "features",
+        label_col: str | list[str] = "label",
         num_epoch: int = 1,
         *more: Any,
         master_port: int = 5000,
-        loss_weights: Any = None,
+        loss_weights: list[float] | dict[str, float] | None = None,
         **given: Any,
     ) -> None:
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
@@ -280,11 +283,11 @@ class DistributedTrainer(Trainer):
         """Return the batch size of each worker."""
         return self.batch_size
 
-    def get_features_column(self) -> Any:
+    def get_features_column(self) -> str | list[str]:
         """Return the columns of features."""
         return self.features_column
 
-    def get_label_column(self) -> Any:
+    def get_label_column(self) -> str | list[str]:
         """Return the column of labels."""
         return self.label_column
 

@@ -12,21 +12,21 @@ from choros.errors import InvalidDataError
 from choros.spark.feature_columns import is_vector, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
-def legacy(frame: DataFrame) -> Any:
+def legacy(frame: DataFrame) -> Column:
     """Make ``toDF()`` without names return the frame itself, as old notebooks call it on RDDs; return the frame."""
     named = frame.toDF
 
-    def toDF(*names: Any) -> Any:
+    def toDF(*names: Any) -> DataFrame:
         return named(*names) if names else frame
 
     frame.toDF = toDF
     return frame
 
 
-def column(frame: DataFrame, name: str) -> Any:
+def column(frame: DataFrame, name: str) -> Column:
     """Return a column.
 
     Raises:
@@ -37,7 +37,7 @@ def column(frame: DataFrame, name: str) -> Any:
     return F.col(quoted(name))
 
 
-def array(frame: DataFrame, name: str) -> Any:
+def array(frame: DataFrame, name: str) -> Column:
     """Return a column of vectors or arrays as arrays of doubles.
 
     Raises:

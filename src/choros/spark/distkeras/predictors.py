@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from choros.spark.distkeras.frames import legacy
 from choros.spark.model import KerasModel
@@ -25,7 +25,7 @@ class Predictor(ABC):
         self.model = keras_model
 
     @abstractmethod
-    def predict(self, dataframe: DataFrame) -> Any:
+    def predict(self, dataframe: DataFrame) -> DataFrame:
         """Return the frame with predictions."""
 
 
@@ -44,7 +44,7 @@ class ModelPredictor(Predictor):
         super().__init__(keras_model)
         self.features_column, self.output_column = features_col, output_col
 
-    def predict(self, dataframe: DataFrame) -> Any:
+    def predict(self, dataframe: DataFrame) -> DataFrame:
         """Return the frame with predictions; ``toDF()`` without names returns the frame itself."""
         first = [name for name, _ in outputs_of(self.model) or [("", ())]][:1]
         stage = KerasModel(

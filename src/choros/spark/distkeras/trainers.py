@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
@@ -10,6 +11,8 @@ from choros.spark.distkeras.base import DistributedTrainer, Trainer
 
 if TYPE_CHECKING:
     import keras
+
+    from choros.algorithms.base import Algorithm
 
 __all__ = [
     "ADAG",
@@ -45,14 +48,14 @@ class SingleTrainer(Trainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: Any,
-        loss: Any,
-        metrics: Any = None,
-        features_col: Any = "features",
-        label_col: Any = "label",
+        worker_optimizer: str | keras.optimizers.Optimizer,
+        loss: str | keras.Loss | Callable[..., Any],
+        metrics: Sequence[str | keras.Metric] | None = None,
+        features_col: str | list[str] = "features",
+        label_col: str | list[str] = "label",
         num_epoch: int = 1,
         batch_size: int = 32,
-        loss_weights: Any = None,
+        loss_weights: list[float] | dict[str, float] | None = None,
     ) -> None:
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
         self.features_column, self.label_column = features_col, label_col
@@ -71,15 +74,15 @@ class AveragingTrainer(SingleTrainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: Any,
-        loss: Any,
-        metrics: Any = None,
-        features_col: Any = "features",
-        label_col: Any = "label",
+        worker_optimizer: str | keras.optimizers.Optimizer,
+        loss: str | keras.Loss | Callable[..., Any],
+        metrics: Sequence[str | keras.Metric] | None = None,
+        features_col: str | list[str] = "features",
+        label_col: str | list[str] = "label",
         num_epoch: int = 1,
         batch_size: int = 32,
         num_workers: int = 2,
-        loss_weights: Any = None,
+        loss_weights: list[float] | dict[str, float] | None = None,
     ) -> None:
         super().__init__(
             keras_model, worker_optimizer, loss, metrics, features_col, label_col, num_epoch, batch_size, loss_weights
@@ -87,7 +90,7 @@ class AveragingTrainer(SingleTrainer):
         self.num_workers = num_workers
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm Averaging, which averages after each epoch."""
         return algorithms.Averaging()
 
@@ -105,14 +108,14 @@ class EnsembleTrainer(SingleTrainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: Any,
-        loss: Any,
-        metrics: Any = None,
-        features_col: Any = "features",
-        label_col: Any = "label",
+        worker_optimizer: str | keras.optimizers.Optimizer,
+        loss: str | keras.Loss | Callable[..., Any],
+        metrics: Sequence[str | keras.Metric] | None = None,
+        features_col: str | list[str] = "features",
+        label_col: str | list[str] = "label",
         batch_size: int = 32,
         num_ensembles: int = 2,
-        loss_weights: Any = None,
+        loss_weights: list[float] | dict[str, float] | None = None,
         num_epoch: int = 1,
     ) -> None:
         super().__init__(
@@ -121,7 +124,7 @@ class EnsembleTrainer(SingleTrainer):
         self.num_workers = num_ensembles
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm Ensemble, whose members train on disjoint shards."""
         return algorithms.Ensemble()
 
@@ -151,7 +154,7 @@ class EASGD(SynchronizedDistributedTrainer):
     own = (("rho", 5.0), ("learning_rate", 0.01))
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The rule of the mean with an exchange in every step."""
         return MeanEASGD(window=1, alpha=self.rho * self.learning_rate)
 
@@ -165,7 +168,7 @@ class AEASGD(AsynchronousDistributedTrainer):
     own: tuple[tuple[str, Any], ...] = (("communication_window", 32), ("rho", 5.0), ("learning_rate", 0.1))
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm AEASGD of Choros."""
         return algorithms.AEASGD(window=self.communication_window, alpha=self.rho * self.learning_rate)
 
@@ -185,7 +188,7 @@ class EAMSGD(AEASGD):
     own = (*AEASGD.own, ("momentum", 0.9))
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm EAMSGD of Choros."""
         force = self.rho * self.learning_rate
         return algorithms.EAMSGD(window=self.communication_window, alpha=force, momentum=self.momentum)
@@ -203,7 +206,7 @@ class DOWNPOUR(AsynchronousDistributedTrainer):
     own = (("communication_window", 5),)
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm DOWNPOUR of Choros."""
         return algorithms.DOWNPOUR(window=self.communication_window)
 
@@ -217,7 +220,7 @@ class ADAG(AsynchronousDistributedTrainer):
     own = (("communication_window", 12),)
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm AGN of Choros."""
         return algorithms.AGN(window=self.communication_window)
 
@@ -228,7 +231,7 @@ class DynSGD(AsynchronousDistributedTrainer):
     own = (("communication_window", 5),)
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm DynSGD of Choros."""
         return algorithms.DynSGD(window=self.communication_window)
 
@@ -242,6 +245,6 @@ class Experimental(AsynchronousDistributedTrainer):
     own = (("communication_window", 5), ("learning_rate", 1.0))
 
     @property
-    def algorithm(self) -> Any:
+    def algorithm(self) -> Algorithm:
         """The algorithm ADAG of Choros."""
         return algorithms.ADAG(window=self.communication_window)

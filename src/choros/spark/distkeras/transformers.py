@@ -15,18 +15,18 @@ from choros.spark.distkeras.frames import array, column, legacy
 from choros.spark.feature_columns import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 class Transformer(ABC):
     """The base class of transformers, which add columns to a DataFrame."""
 
-    def transform(self, dataframe: DataFrame) -> Any:
+    def transform(self, dataframe: DataFrame) -> DataFrame:
         """Return the frame with new columns; ``toDF()`` without names returns the frame itself."""
         return legacy(self._transform(dataframe))
 
     @abstractmethod
-    def _transform(self, frame: DataFrame) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         """Return the frame with the new columns."""
 
 
@@ -59,8 +59,8 @@ class MinMaxTransformer(Transformer):
         self.scale = (n_max - n_min) / (o_max - o_min)
         self.input_column, self.output_column, self.is_vector = input_col, output_col, is_vector
 
-    def _transform(self, frame: DataFrame) -> Any:
-        def moved(value: Any) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
+        def moved(value: Any) -> Column:
             return (value - self.o_max) * self.scale + self.n_max
 
         if not self.is_vector:
@@ -77,10 +77,10 @@ class BinaryLabelTransformer(Transformer):
         label: the label for [1, 0].
     """
 
-    def __init__(self, input_column: str, output_column: str, label: Any) -> None:
+    def __init__(self, input_column: str, output_column: str, label: object) -> None:
         self.input_column, self.output_column, self.label = input_column, output_column, label
 
-    def _transform(self, frame: DataFrame) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         is_it = column(frame, self.input_column) == F.lit(self.label)
         weight, other = (F.array(F.lit(float(a)), F.lit(float(1 - a))) for a in (1, 0))
         return frame.withColumn(self.output_column, array_to_vector(F.when(is_it, weight).otherwise(other)))
@@ -97,7 +97,7 @@ class StandardTransformer(Transformer):
     def __init__(self, columns: Sequence[str], suffix: str = "_normalized") -> None:
         self.columns, self.suffix = list(columns), suffix
 
-    def _transform(self, frame: DataFrame) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         aggregates = [
             aggregate for c in self.columns for aggregate in (F.avg(column(frame, c)), F.stddev_pop(column(frame, c)))
         ]
@@ -119,7 +119,7 @@ class DenseTransformer(Transformer):
     def __init__(self, input_col: str, output_col: str) -> None:
         self.input_column, self.output_column = input_col, output_col
 
-    def _transform(self, frame: DataFrame) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         return frame.withColumn(self.output_column, array_to_vector(array(frame, self.input_column)))
 
 
@@ -139,7 +139,7 @@ class ReshapeTransformer(Transformer):
             raise InvalidInputError(f"shape={tuple(shape)}: give whole numbers, 1 or more.")
         self.input_column, self.output_column, self.shape = input_col, output_col, [int(size) for size in shape]
 
-    def _transform(self, frame: DataFrame) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         values, count = array(frame, self.input_column), prod(self.shape)
         wrong = F.raise_error(F.format_string(f"A row of %d values cannot have the shape {self.shape}", F.size(values)))
         return frame.withColumn(
@@ -147,7 +147,7 @@ class ReshapeTransformer(Transformer):
         )
 
 
-def nested(values: Any, shape: Sequence[int]) -> Any:
+def nested(values: object, shape: Sequence[int]) -> Any:
     """Return an expression for a flat array as nested arrays."""
     if len(shape) == 1:
         return values
@@ -169,7 +169,7 @@ class OneHotTransformer(Transformer):
     def __init__(self, output_dim: int, input_col: str, output_col: str) -> None:
         self.input_column, self.output_column, self.output_dim = input_col, output_col, int(output_dim)
 
-    def _transform(self, frame: DataFrame) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         number = column(frame, self.input_column).cast("int")
         wrong = F.raise_error(F.format_string(f"The label %d is none of 0 to {self.output_dim - 1}", number))
         made = F.transform(
@@ -220,7 +220,7 @@ class LabelIndexTransformer(Transformer):
         self.output_columns = ["prediction_index", "predicted_index"] if output_col is None else [output_col]
         self.default_index, self.activation_threshold = default_index, float(activation_threshold)
 
-    def _transform(self, frame: DataFrame) -> Any:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         values = array(frame, self.input_column)
         above = F.transform(values, lambda one: one >= self.activation_threshold)
         # called by name, as array_position of pyspark 3.5 does not accept a column as the value to find

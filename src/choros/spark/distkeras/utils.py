@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def shuffle(dataset: DataFrame, seed: int | None = None) -> Any:
+def shuffle(dataset: DataFrame, seed: int | None = None) -> DataFrame:
     """Return the frame with its rows in a random order.
 
     Args:
@@ -25,7 +25,7 @@ def shuffle(dataset: DataFrame, seed: int | None = None) -> Any:
     return legacy(dataset.orderBy(F.rand() if seed is None else F.rand(seed)))
 
 
-def precache(df: Any, num_workers: int) -> Any:
+def precache(df: Any, num_workers: int) -> DataFrame:
     """Return the frame with one partition for each worker, cached on the cluster.
 
     Args:
