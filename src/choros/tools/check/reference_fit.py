@@ -76,7 +76,7 @@ def global_batches(
     return epochs
 
 
-def _tuples(part: Any) -> Any:
+def _tuples(part: object) -> Any:
     """Convert lists to tuples: on TensorFlow a PyDataset must not yield lists."""
     if isinstance(part, dict):
         return {name: _tuples(value) for name, value in part.items()}

@@ -200,7 +200,7 @@ class Runs:
 
 
 def few_rows(
-    x: Any, y: Any, sample_weight: Any, batch_size: int | None, rows: int | None
+    x: object, y: object, sample_weight: object, batch_size: int | None, rows: int | None
 ) -> tuple[int, tuple[Any, Any, Any]]:
     """Return the batch size, and a selection of ``rows`` rows, spread evenly.
 

@@ -55,7 +55,7 @@ def measure(group: Group, available_memory: int, engines: dict[str, Group]) -> M
     return measures
 
 
-def tell(group: Group, what: Any) -> list[Any]:
+def tell(group: Group, what: object) -> list[Any]:
     """All-gather a value in JSON types; return the values of all ranks by rank.
 
     Example:

@@ -259,7 +259,7 @@ def _number(value: Any) -> float:
     return math.nan if value is None else value
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
