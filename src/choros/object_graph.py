@@ -12,7 +12,7 @@ from typing import Any
 _LONGEST = 10_000  # number of items of a container that are read
 
 
-def children(thing: Any) -> Iterator[tuple[str, Any]]:
+def children(thing: object) -> Iterator[tuple[str, Any]]:
     """Yield the objects that an object references, each with its path in Python syntax.
 
     A function references its closure, its defaults, and the globals that it and the functions within it use.

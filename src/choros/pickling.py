@@ -56,7 +56,7 @@ _VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # 
 _loading = threading.local()
 
 
-def dump(thing: Any, file: Any) -> None:
+def dump(thing: object, file: object) -> None:
     """Write any object into a file, with the values of its variables.
 
     Args:
@@ -72,14 +72,14 @@ def dump(thing: Any, file: Any) -> None:
     ModelPickler(file, None).dump_all(thing)
 
 
-def dumps(thing: Any) -> bytes:
+def dumps(thing: object) -> bytes:
     """Return an object as bytes; see ``dump``."""
     buffer = io.BytesIO()
     dump(thing, buffer)
     return buffer.getvalue()
 
 
-def dump_with_arrays(thing: Any, known: Sequence[Any] = (), limit: int | None = None) -> tuple[bytes, list[Array]]:
+def dump_with_arrays(thing: object, known: Sequence[Any] = (), limit: int | None = None) -> tuple[bytes, list[Array]]:
     """Return an object as a pickle without values of variables, and the values that the reader does not have.
 
     Args:
@@ -176,7 +176,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.arrays: list[Array] = []
         self.parameter = getattr(getattr(sys.modules.get("torch"), "nn", None), "Parameter", ())
 
-    def dump_all(self, thing: Any) -> None:
+    def dump_all(self, thing: object) -> None:
         """Write an object, then the attributes of all Keras objects that can be reached from it."""
         with _modules_by_value() as self.by_value:
             self.dump(thing)
@@ -184,7 +184,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 part = self.queue.popleft()
                 self.dump((part, self.state_of(part)))
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, thing: object) -> Any:
         """Return how an object is written; see ``pickle.Pickler.reducer_override``."""
         kind = type(thing)
         if isinstance(thing, self.variable):
@@ -351,7 +351,7 @@ def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
     (plain.extend if plain is list else plain.update)(container, values)
 
 
-def new_cache(function: Any, parameters: dict[str, Any]) -> Any:
+def new_cache(function: object, parameters: dict[str, Any]) -> Any:
     """Return a function with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
@@ -444,7 +444,7 @@ def _is_importable(name: str) -> bool:
 # -- what cannot be written
 
 
-def culprit(root: Any, name: str, size: int | None = None) -> tuple[str, Any, Exception | int | None]:
+def culprit(root: object, name: str, size: int | None = None) -> tuple[str, Any, Exception | int | None]:
     """Find the innermost part of an object that cannot be pickled, or that is large.
 
     Args:
@@ -471,7 +471,7 @@ def _is_reason(cost: Exception | int, size: int | None) -> bool:
     return isinstance(cost, Exception) if size is None else isinstance(cost, int) and cost > size
 
 
-def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializableError:
+def refusal(what: str, root: object, name: str, error: Exception) -> NotSerializableError:
     """Return the error for an object that cannot be pickled; it names the part that is the cause.
 
     Args:
@@ -492,18 +492,18 @@ def refusal(what: str, root: Any, name: str, error: Exception) -> NotSerializabl
 class _Probe(ModelPickler):
     """Pickler that measures an object, without some parts and without values of variables."""
 
-    def __init__(self, file: Any, apart: set[int]) -> None:
+    def __init__(self, file: object, apart: set[int]) -> None:
         super().__init__(file)
         self.apart = apart
 
-    def persistent_id(self, thing: Any) -> Any:
+    def persistent_id(self, thing: object) -> Any:
         return 0 if id(thing) in self.apart else None
 
     def value_of(self, variable: keras.Variable) -> tuple[Any, ...]:
         return False, 0, (), ""  # values do not count
 
 
-def _cost(thing: Any, apart: set[int]) -> Exception | int:
+def _cost(thing: object, apart: set[int]) -> Exception | int:
     buffer = io.BytesIO()
     try:
         _Probe(buffer, apart).dump_all(thing)
@@ -512,7 +512,7 @@ def _cost(thing: Any, apart: set[int]) -> Exception | int:
     return buffer.tell()
 
 
-def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+def _parts(thing: object) -> Iterator[tuple[str, Any]]:
     """Yield the parts of an object with their paths: first layers, then public attributes, then private ones."""
     layers = getattr(thing, "layers", None)
     if isinstance(layers, list):

@@ -65,6 +65,11 @@ from choros.training.worker.setup import several_models
 if TYPE_CHECKING:
     import keras
 
+    from choros.algorithms.base import Algorithm
+    from choros.launch.specs import Launcher
+    from choros.training.checkpoint import Checkpoint
+    from choros.training.history import History
+
 
 class Trainer:
     """Train a compiled Keras model with several workers, on this machine or where a launcher starts them.
@@ -126,7 +131,7 @@ class Trainer:
     def __init__(
         self,
         model: keras.Model,
-        algorithm: Any = "allreduce",
+        algorithm: Algorithm | type[Algorithm] | str = "allreduce",
         workers: int | None = None,
         *,
         mode: Literal["sync", "async"] | None = None,
@@ -137,7 +142,7 @@ class Trainer:
         devices_per_worker: int | Sequence[int] | None = None,
         layout: keras.distribution.LayoutMap | None = None,
         echo: bool = True,
-        launcher: Any = None,
+        launcher: Launcher | str | None = None,
         network: str | None = None,
         timeout: float = 300.0,
         first_timeout: float = 1800.0,
@@ -189,17 +194,17 @@ class Trainer:
 
     def fit(  # noqa: D417 - Keras' arguments share one entry
         self,
-        x: Any,
-        y: Any = None,
+        x: object,
+        y: object = None,
         batch_size: int | None = 32,
         epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
+        verbose: Literal["auto", 0, 1, 2] | bool = "auto",
+        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
+        validation_data: object = None,
         shuffle: bool | str = True,
         class_weight: dict[int, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: object = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
@@ -207,9 +212,9 @@ class Trainer:
         validation_freq: int | list[int] = 1,
         seed: int | None = None,
         initial_batch: int = 0,
-        checkpoint: Any = None,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         resume: bool = False,
-    ) -> Any:
+    ) -> History:
         """Train, as ``model.fit`` does.
 
         Args:
@@ -254,7 +259,7 @@ class Trainer:
         check_distribution()
         request = self._request(arguments, begun)
         result = self._executor.run(request)
-        history = request.conductor.history
+        history: History = request.conductor.history
         history.run, self.models = result.record, result.models
         if history.epoch:
             request.job.follow_datasets(history.epoch[-1] + 1, source=request.source, validation=request.validation)
@@ -374,9 +379,10 @@ class Trainer:
         rate = float(to_host([self.model.optimizer.learning_rate])[0])
         return self.algorithm.bound(self.workers, rate, strict=self.strict), after_update
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> float | list[float] | dict[str, float]:
         """Evaluate the trained model in this process: ``model.evaluate``."""
-        return self.model.evaluate(*args, **kwargs)
+        result: float | list[float] | dict[str, float] = self.model.evaluate(*args, **kwargs)
+        return result
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict in this process: ``model.predict``. For an Ensemble, return the mean of the members' predictions."""
@@ -400,7 +406,7 @@ class Trainer:
         self.close()
 
 
-def _algorithm(algorithm: Any) -> Any:
+def _algorithm(algorithm: Algorithm | type[Algorithm] | str) -> Algorithm:
     """Return the ``algorithm`` argument of ``Trainer`` as an object.
 
     Raises:
@@ -415,7 +421,11 @@ def _algorithm(algorithm: Any) -> Any:
 
 
 def _count_workers(
-    algorithm: Any, workers: int | None, pool: WorkerPool | None, devices: str, per_worker: int | Sequence[int]
+    algorithm: Algorithm,
+    workers: int | None,
+    pool: WorkerPool | None,
+    devices: str,
+    per_worker: int | Sequence[int],
 ) -> int:
     """Return the number of workers.
 
