@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -24,6 +24,9 @@ from choros.backends.optimizers import model_variables
 from choros.data.batch_format import cut
 from choros.data.sharding import share
 from choros.types import Array, Batch, aligned
+
+if TYPE_CHECKING:
+    pass
 
 
 def _of_all(name: str) -> Any:
@@ -62,7 +65,7 @@ class MirroredReplica:
         return self.threads.first(lambda: function(part))
 
     @property
-    def model(self) -> Any:
+    def model(self) -> keras.Model:
         """The model of the first device."""
         return self.lead.model
 
