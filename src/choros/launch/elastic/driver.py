@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from choros.errors import InvalidInputError
 from choros.launch.elastic.control_server import ControlServer
@@ -35,6 +35,9 @@ from choros.launch.local_job import LaunchOptions
 from choros.launch.process.child_process import ExitStatus
 from choros.launch.process.rank_output import Output
 from choros.launch.process.rank_supervisor import JobResult, RankSupervisor, fate
+
+if TYPE_CHECKING:
+    from choros.cluster.host_slots import Slots
 
 _PING = 1.0  # seconds between two pings of a process
 _LEAVE = 30.0  # seconds that a process may take to end after the message that it has no place
@@ -203,7 +206,7 @@ class Driver(RankSupervisor):
     def _staying(self) -> list[Member]:
         return [member for member in self.members.values() if member.state != LEAVING]
 
-    def _start(self, slots: Any, now: float) -> None:
+    def _start(self, slots: Slots, now: float) -> None:
         gone = surplus(slots, self._staying())
         staying = [member for member in self._staying() if member not in gone]
         for host in vacancies(slots, staying, self.black.barred(), self.terms.most):
@@ -274,7 +277,7 @@ class Driver(RankSupervisor):
             member.rank = -1
             self._break(reason)
 
-    def _go_on(self, slots: Any, among: list[Member], now: float) -> None:
+    def _go_on(self, slots: Slots, among: list[Member], now: float) -> None:
         """Form a new generation if all its processes wait; announce changes to a running generation."""
         among = [member for member in among if member.state != LEAVING]
         leaving = [] if self.finishing else [m for m in surplus(slots, self._staying()) if m.rank >= 0]
@@ -289,7 +292,7 @@ class Driver(RankSupervisor):
         if not waits_for_first and not any(member.state == IN for member in among):
             self._form(slots, among, leaving, new, now)
 
-    def _form(self, slots: Any, among: list[Member], leaving: list[Member], new: list[Member], now: float) -> None:
+    def _form(self, slots: Slots, among: list[Member], leaving: list[Member], new: list[Member], now: float) -> None:
         """Begin a new generation if there are enough processes.
 
         Args:
@@ -342,7 +345,7 @@ class Driver(RankSupervisor):
             more = f" and {len(members) - 16} more" if len(members) > 16 else ""
             self.output.say(f"choros run: generation {self.generation}, size {len(members)} ({among}{more})")
 
-    def _wait_for_more(self, slots: Any, count: int, least: int, now: float) -> None:
+    def _wait_for_more(self, slots: Slots, count: int, least: int, now: float) -> None:
         """Wait for more processes; end the job if too few can start, or after ``--elastic-timeout``."""
         self._short = self._short or now
         waited = now - self._short
