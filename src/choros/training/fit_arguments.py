@@ -32,7 +32,7 @@ class FitArguments:
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None
     validation_split: float
     validation_data: Any
-    shuffle: bool | str
+    shuffle: bool | Literal["batch"]
     class_weight: dict[int, float] | None
     sample_weight: Any
     initial_epoch: int

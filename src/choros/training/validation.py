@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -266,7 +266,7 @@ def check_devices(each: list[int], asked: Any, layout: keras.distribution.Layout
     return describe(layout, each[0])
 
 
-def check_epochs(epochs: Any, initial_epoch: Any, initial_batch: Any) -> None:
+def check_epochs(epochs: int, initial_epoch: int, initial_batch: int) -> None:
     """Refuse values that are not whole numbers of 0 or more, and ``epochs`` that leave nothing to train."""
     counts = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
     for name, value in counts.items():
@@ -479,7 +479,9 @@ def check_rest(initial_batch: int, steps: int | None) -> None:
         )
 
 
-def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: Any) -> None:
+def check_numbers(
+    seed: int | None, verbose: int | str, steps: int | None, batch_size: int | None, freq: int | Collection[int]
+) -> None:
     """Refuse invalid values of ``seed``, ``verbose`` and the settings of validation."""
 
     def whole(value: object, least: int) -> bool:
@@ -494,8 +496,8 @@ def check_numbers(seed: Any, verbose: Any, steps: Any, batch_size: Any, freq: An
     for name, value in (("validation_steps", steps), ("validation_batch_size", batch_size)):
         if value is not None and not whole(value, 1):
             raise InvalidInputError(f"{name}={value!r}: give a whole number, 1 or more, or None.")
-    several = isinstance(freq, (list, tuple, set, frozenset))
-    if not (all(whole(value, 1) for value in freq) if several else whole(freq, 1)):
+    values = freq if isinstance(freq, (list, tuple, set, frozenset)) else [freq]
+    if not all(whole(value, 1) for value in values):
         raise InvalidInputError(
             f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1)."
         )

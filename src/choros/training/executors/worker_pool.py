@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from choros.cluster.hardware import physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
@@ -51,7 +51,7 @@ class WorkerPool:
         backend: str | None = None,
         threads: int | None = None,
         bind: bool = True,
-        devices: str = "auto",
+        devices: Literal["auto", "cpu", "gpu", "shared"] = "auto",
         devices_per_worker: int | Sequence[int] = 1,
         echo: bool = True,
     ) -> None:
