@@ -11,6 +11,7 @@ import inspect
 import logging
 import platform
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,7 +54,7 @@ def install() -> None:
     keras.Model.fit = _fit(keras.Model.fit)
 
 
-def _make_train_function(plain: Any) -> Any:
+def _make_train_function(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def make_train_function(self: Any, force: bool = False) -> Any:
         how: ReductionConfig | None = reduction_of(self.optimizer)
@@ -67,7 +68,7 @@ def _make_train_function(plain: Any) -> Any:
     return make_train_function
 
 
-def _fit(plain: Any) -> keras.callbacks.History:
+def _fit(plain: Callable[..., Any]) -> Callable[..., keras.callbacks.History]:
     names = list(inspect.signature(plain).parameters)
 
     @functools.wraps(plain)
