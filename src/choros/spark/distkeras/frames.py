@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def legacy(frame: DataFrame) -> Column:
+def legacy(frame: DataFrame) -> DataFrame:
     """Make ``toDF()`` without names return the frame itself, as old notebooks call it on RDDs; return the frame."""
     named = frame.toDF
 
