@@ -13,10 +13,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from choros.tools.demo.report.results import Report, Result
 from choros.tools.demo.report.table import decimal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 INK = "#1b1f24"
 PALE = "#8a929b"
@@ -58,7 +62,7 @@ def available(report: Report) -> list[Figure]:
     return [figure for figure in FIGURES if measured and (_curves(report) or figure.draw in (draw_f1, draw_time))]
 
 
-def draw_f1(report: Report) -> Any:
+def draw_f1(report: Report) -> Canvas:
     """Draw weighted F1 by algorithm, and the difference from Single in points."""
     results = [r for r in report.ranked() if math.isfinite(r.f1)]
     single = next((r.f1 for r in results if r.algorithm == "Single"), None)
@@ -90,7 +94,7 @@ def draw_f1(report: Report) -> Any:
     return figure
 
 
-def draw_time(report: Report) -> Any:
+def draw_time(report: Report) -> Canvas:
     """Draw the training time by algorithm, without start-up, with the part spent in exchanges."""
     results = sorted((r for r in report.results if math.isfinite(r.seconds)), key=lambda r: r.seconds)
     figure = _figure(9.2, 1.5 + 0.34 * len(results))
@@ -106,7 +110,7 @@ def draw_time(report: Report) -> Any:
     return figure
 
 
-def draw_loss(report: Report) -> Any:
+def draw_loss(report: Report) -> Canvas:
     """Draw training loss against wall time for all algorithms in one plot."""
     curves = _curves(report)
     figure = _figure(9.2, 5.0)
@@ -122,7 +126,7 @@ def draw_loss(report: Report) -> Any:
     return figure
 
 
-def draw_each(report: Report) -> Any:
+def draw_each(report: Report) -> Canvas:
     """Draw training loss against wall time in one panel for each algorithm, with the others in gray."""
     curves = _curves(report)
     columns = len(curves) if len(curves) < 5 else min((5, 4), key=lambda c: -len(curves) % c)
@@ -155,7 +159,7 @@ FIGURES = (
 )
 
 
-def _figure(width: float, height: float) -> Any:
+def _figure(width: float, height: float) -> Canvas:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -166,7 +170,7 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
-def _tidy(axes: Any, grid: str) -> None:
+def _tidy(axes: Axes, grid: Literal["both", "x", "y"]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(PALE)
     axes.tick_params(colors=INK, labelsize=9, length=3, which="both")
@@ -175,7 +179,7 @@ def _tidy(axes: Any, grid: str) -> None:
 
 
 def _bars(
-    axes: Any, results: list[Result], values: list[float], labels: list[str], spreads: list[Any] | None = None
+    axes: Axes, results: list[Result], values: list[float], labels: list[str], spreads: list[Any] | None = None
 ) -> None:
     """Draw horizontal bars from top to bottom, each with a label at its end."""
     places = range(len(results))
@@ -203,7 +207,7 @@ def _bars(
     axes.set_ylim(len(results) - 0.4, -0.6)
 
 
-def _key(figure: Any, results: list[Result], hatched: bool = False) -> None:
+def _key(figure: Canvas, results: list[Result], hatched: bool = False) -> None:
     """Draw a legend of the bars' colors above the axes."""
     from matplotlib.patches import Patch
 
@@ -226,7 +230,7 @@ def _curves(report: Report) -> list[tuple[Result, list[float], list[float]]]:
     return sorted(curves, key=lambda curve: curve[2][-1])
 
 
-def _loss_axes(axes: Any, curves: list[tuple[Result, list[float], list[float]]]) -> None:
+def _loss_axes(axes: Axes, curves: list[tuple[Result, list[float], list[float]]]) -> None:
     _tidy(axes, "both")
     values = [loss for _, _, losses in curves for loss in losses]
     if min(values) > 0 and max(values) > 12 * min(values):
