@@ -166,7 +166,13 @@ class _Other(argparse.Action):
         super().__init__(**{**more, "dest": "others", "default": (), "help": argparse.SUPPRESS})
         self.option = option
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         namespace.others = (*namespace.others, (self.option, option_string))
 
 
@@ -177,7 +183,13 @@ class _OfAprun(argparse.Action):
         super().__init__(**{**more, "dest": "aprun", "default": (), "help": argparse.SUPPRESS})
         self.option = option
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         namespace.aprun = (*namespace.aprun, (self.option, option_string, values or ""))
 
 
