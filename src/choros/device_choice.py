@@ -108,7 +108,7 @@ def gpu_variable() -> str:
     return VARIABLE[gpu_vendor(named_backend()[0]) or NVIDIA]
 
 
-def _kept_on_cpu(backend: str, module: Any) -> bool:
+def _kept_on_cpu(backend: str, module: ModuleType | None) -> bool:
     """Return whether a setting that hides no GPU keeps the backend from using one."""
     if backend == "torch":
         return os.environ.get("KERAS_TORCH_DEVICE", "").startswith(_CPU_DEVICES)
@@ -126,7 +126,7 @@ def _choose(place: Place | None, executed: str = "") -> None:
     for name, choose in _CHOOSE.items():
         module = sys.modules.get(name)
         # A framework that imports choros while it is itself imported has no functions yet.
-        if hasattr(module, "__version__") and (name == executed or not _is_importing(module)):
+        if module is not None and hasattr(module, "__version__") and (name == executed or not _is_importing(module)):
             choose(module, slot)
 
 
@@ -159,7 +159,7 @@ def _slot(place: Place | None) -> int | None:
     return place.local_rank if place.local_size > 1 else None
 
 
-def _choose_in_jax(jax: Any, slot: int) -> None:
+def _choose_in_jax(jax: ModuleType, slot: int) -> None:
     from choros.cluster.hardware.gpu_builds import NVIDIA
     from choros.cluster.hardware.gpus import VARIABLE, usable_gpus
 
@@ -181,7 +181,7 @@ def _choose_in_jax(jax: Any, slot: int) -> None:
         jax.config.update(option, str(number))
 
 
-def _choose_in_torch(torch: Any, slot: int) -> None:
+def _choose_in_torch(torch: ModuleType, slot: int) -> None:
     # This opens the GPU at once, which is useless if PyTorch only reads data. A second call leaves the choice as it is.
     if _done or named_backend()[0] != "torch":
         return
@@ -190,7 +190,7 @@ def _choose_in_torch(torch: Any, slot: int) -> None:
         _done.append(slot)
 
 
-def _choose_in_tensorflow(tensorflow: Any, slot: int) -> None:
+def _choose_in_tensorflow(tensorflow: ModuleType, slot: int) -> None:
     gpus = tensorflow.config.list_physical_devices("GPU")
     if len(gpus) < 2 or list(tensorflow.config.get_visible_devices("GPU")) != list(gpus):
         return
@@ -208,7 +208,7 @@ def _option() -> str:
     return _OPTIONS.get(gpu_vendor("jax"), "")
 
 
-def _shown_to_jax(jax: Any) -> str:
+def _shown_to_jax(jax: ModuleType) -> str:
     option = _option()
     return str(jax.config.read(option)) if option else "all"
 

@@ -138,7 +138,7 @@ class Trainer:
         pool: WorkerPool | None = None,
         threads: int | None = None,
         bind: bool = True,
-        devices: str = "auto",
+        devices: Literal["auto", "cpu", "gpu", "shared"] = "auto",
         devices_per_worker: int | Sequence[int] | None = None,
         layout: keras.distribution.LayoutMap | None = None,
         echo: bool = True,
@@ -202,7 +202,7 @@ class Trainer:
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None = None,
         validation_split: float = 0.0,
         validation_data: object = None,
-        shuffle: bool | str = True,
+        shuffle: bool | Literal["batch"] = True,
         class_weight: dict[int, float] | None = None,
         sample_weight: object = None,
         initial_epoch: int = 0,
@@ -424,7 +424,7 @@ def _count_workers(
     algorithm: Algorithm,
     workers: int | None,
     pool: WorkerPool | None,
-    devices: str,
+    devices: Literal["auto", "cpu", "gpu", "shared"],
     per_worker: int | Sequence[int],
 ) -> int:
     """Return the number of workers.
