@@ -61,13 +61,16 @@ class Replica(Protocol):
     @property
     def lead(self) -> Any:
         """The replica of the first device; the replica itself if all devices share one model."""
+        ...
 
     def on_lead(self, function: Callable[[Batch], Any], batch: Batch) -> Any:
         """Call a function with the batch of ``lead``, in the thread of ``lead``."""
+        ...
 
     @property
     def learning_rate(self) -> float:
         """The present learning rate, also of a schedule or with loss scaling. A schedule ignores a new value."""
+        ...
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None: ...
@@ -81,6 +84,7 @@ class Replica(Protocol):
 
     def ready(self, batch: Batch) -> Batch:
         """Return the batch with its data on the device, ready for a step. Any thread may call this method."""
+        ...
 
     def fold_seeds(self, rank: int, seed: int | None) -> None:
         """Give the random layers of each rank a different seed state.
@@ -118,6 +122,7 @@ class Replica(Protocol):
 
         These are all variables of the model except seed states and large frozen weights.
         """
+        ...
 
     def set_outcome(self, arrays: list[Array]) -> None:
         """Set the values that ``outcome`` returned on another rank. A rank without rows in the step calls this."""
@@ -128,12 +133,15 @@ class Replica(Protocol):
         Set ``revocable`` first, and call this directly before ``gradients``, which may fill the mark. The mark is valid
         until the next ``apply`` or any call that sets values.
         """
+        ...
 
     def state_after_gradients(self) -> Array:
         """Return ``metric_state()``. Directly after ``gradients`` this costs less."""
+        ...
 
     def swap(self, mark: Any) -> Any:
         """Restore the state of a mark; return a mark of the state that it replaces."""
+        ...
 
     def look_ahead(self, momentum: float) -> None:
         """Apply Nesterov momentum after a step (EAMSGD): v <- mu v + u(x + mu v), x <- x + v; on the device.
@@ -157,6 +165,7 @@ class Replica(Protocol):
     @property
     def averages(self) -> bool:
         """True if the optimizer keeps moving averages of the weights (``use_ema``)."""
+        ...
 
     def get_average(self, out: Array) -> None:
         """Copy the moving averages of the trainable variables into ``out`` (``size`` values of ``dtype``)."""
@@ -166,6 +175,7 @@ class Replica(Protocol):
 
     def optimizer_state(self) -> list[Array]:
         """Return copies of the variables of all optimizers of the model, the compiled one's first."""
+        ...
 
     def set_optimizer_state(self, arrays: list[Array]) -> None:
         """Set the values that ``optimizer_state`` returned."""
@@ -176,6 +186,7 @@ class Replica(Protocol):
     @property
     def iterations(self) -> int:
         """The optimizer's step counter, which includes the steps of gradient accumulation; it can be set."""
+        ...
 
     @iterations.setter
     def iterations(self, count: int) -> None: ...
@@ -188,42 +199,51 @@ class Replica(Protocol):
 
         It adds over ranks if the metrics are additive. After the same calls it has the same length on every rank.
         """
+        ...
 
     def set_metric_state(self, state: Array) -> None:
         """Set the metrics from one state or from a sum of states. The losses that ``apply`` counted are kept."""
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
         """Return the scalars that a user-defined step last logged; None if the step logs Keras' metrics."""
+        ...
 
     def metrics(self) -> dict[str, Any]:
         """Return the logs of Keras at this point, as numbers; ``loss`` is exact after ``apply`` or ``evaluate``.
 
         If a user-defined ``train_step`` returns other logs, the values of the last step are returned, as in Keras.
         """
+        ...
 
     def metric_values(self, state: Array) -> list[float]:
         """Return the values of the metric variables in one process, flat, for a sum of metric states."""
+        ...
 
     def peek(self, state: Array) -> dict[str, Any]:
         """Return the result of ``metrics`` for a sum of metric states. The replica's metrics keep their values."""
+        ...
 
     def evaluate(self, batch: Batch) -> None:
         """Run one test step, which updates only the metrics. Call it also without rows, so that states add."""
 
     def predict(self, batch: Batch) -> list[Any]:
         """Return the model's outputs for ``x``, as a list of nested arrays to be concatenated in order."""
+        ...
 
     def snapshot(self) -> list[Array]:
         """Return copies of the variables of the model and its optimizers, first ``model.variables``."""
+        ...
 
     def view(self) -> list[Array]:
         """Return the values of ``snapshot`` without a copy if possible. They are valid until the next change."""
+        ...
 
     def restore(self, arrays: list[Array]) -> None:
         """Set the values that ``snapshot`` returned, and reset the velocity of the momentum to 0."""
 
     def ahead(self) -> list[Array]:
         """Return copies of the trainable variables as the next step reads them: with momentum, the look-ahead point."""
+        ...
 
     def set_ahead(self, arrays: list[Array]) -> None:
         """Set the values that ``ahead`` returned, after ``restore``. With momentum this restores the velocity."""

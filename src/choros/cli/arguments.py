@@ -11,6 +11,7 @@ class SubParsers(Protocol):
 
     def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
         """Add the parser of a command."""
+        ...
 
 
 def count(text: str) -> int:
