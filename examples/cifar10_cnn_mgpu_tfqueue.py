@@ -6,7 +6,7 @@
 
 TensorFlow's queues are gone; ``choros.prefetch`` reads ahead from any data on any backend: in a thread the next batches
 are decoded, changed (--aug) and laid on the device. With --no-queue each batch is read when it is asked for: the last
-line says how much of the time was spent waiting for it. cifar.py says where the pictures come from.
+lines say how much of the time was spent waiting for it, and why. cifar.py says where the pictures come from.
 """
 
 import io
@@ -62,4 +62,6 @@ callbacks = cifar.checkpoints(options)
 history = trainer.fit(data, epochs=options.epochs, validation_data=test, callbacks=callbacks, verbose=2)
 loss = cifar.report(trainer, test)
 cifar.say(f"waiting for data {history.run.waiting:.0%} of the time")
+for bottleneck in history.run.bottlenecks():
+    cifar.say(f"{bottleneck.share:.0%} of the time for {bottleneck.cause}: {bottleneck.remedy}")
 cifar.check(options, loss, 1.2, 2)

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 HIGGS = ROOT.parent / "shared/data/atlas_higgs.csv.gz"
 PLOTS = """
@@ -16,6 +18,7 @@ for number in plt.get_fignums():
 """
 
 
+@pytest.mark.timeout(600)
 def test_every_cell_of_the_notebook_runs(spark_is_there, tmp_path):
     """On the real events where they are there, else on those that it makes up."""
     cells = json.loads((ROOT / "examples/spark_higgs.ipynb").read_text())["cells"]
@@ -26,7 +29,7 @@ def test_every_cell_of_the_notebook_runs(spark_is_there, tmp_path):
     environ |= {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environ |= {"HIGGS": str(HIGGS)} if HIGGS.exists() else {}
     words = [sys.executable, str(script)]
-    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=570)
     assert done.returncode == 0, done.stderr[-4000:]
     scores = {name: float(score) for name, score in re.findall(r"^F1 \((\w+)\): (0\.\d+)$", done.stdout, re.M)}
     times = {

@@ -9,11 +9,11 @@ from choros.training.spec import WorkerStats
 @pytest.mark.parametrize(
     ("facts", "workers", "said"),
     [
-        ({"exchanging": 6.0}, 2, "60% of it for exchange: a larger batch_size or window, or fewer workers, is faster"),
+        ({"exchanging": 6.0}, 2, "60% of training for exchange: a larger batch_size or window, or fewer workers"),
         ({"exchanging": 4.0}, 2, None),
         ({"seconds": 0.1}, 2, "with so little to train, one process (model.fit) is faster"),
         ({"seconds": 0.1}, 1, None),
-        ({"waiting": 4.0}, 1, "40% of it for decode: choros.prefetch reads the next batches while a step runs"),
+        ({"waiting": 4.0}, 1, "40% of training for decode: choros.prefetch reads the next batches while a step runs"),
     ],
 )
 def test_advice(facts, workers, said):

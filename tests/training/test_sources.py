@@ -278,6 +278,8 @@ def test_what_is_read_ahead_and_augmented_trains_as_what_is_given_so(folder, poo
         trainer = choros.Trainer(trained[-1], workers=workers, pool=pools(workers))
         run = trainer.fit(given, steps_per_epoch=6, epochs=2, batch_size=37, seed=1, verbose=0).run
         assert 0 <= run.waiting <= 1
+        assert {worker.ahead for worker in run.workers} == {3}
+        assert all(worker.decoding + worker.copying == pytest.approx(worker.waiting) for worker in run.workers)
     for a, b in zip(*(one.get_weights() for one in trained), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     if kind == "arrays":

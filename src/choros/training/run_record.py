@@ -289,7 +289,7 @@ class RunRecord:
             limits = {"decode": _DATA, "copy": _DATA, "exchange": _EXCHANGE}
             for bottleneck in self.bottlenecks():
                 if bottleneck.share > limits.get(bottleneck.cause, 1.0):
-                    text += f"; {bottleneck.share:.0%} of it for {bottleneck.cause}: {bottleneck.remedy}"
+                    text += f"; {bottleneck.share:.0%} of training for {bottleneck.cause}: {bottleneck.remedy}"
                     break
         return text
 
