@@ -209,7 +209,7 @@ FRIENDS = {
 WORDS = {
     "_": "a separator",
     "_T": "the end of a type's name",
-    "_us": "the end of a name in the timeline (hvd/trace_format.py)",
+    "_us": "the end of a name in the timeline (comm/trace_format.py)",
     "_list": "the end of a name of TFRecord's (data/files/tfrecord.py)",
     "_normalized": "the end of a column's name (spark/distkeras)",
     "_self_": "the begin of names of TensorFlow's tracking (backends/optimizers.py)",

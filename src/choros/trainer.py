@@ -36,6 +36,7 @@ from choros.training.executors.worker_pool import WorkerPool, check_workers, def
 from choros.training.fit_arguments import FitArguments
 from choros.training.model_io.redraw import check_redraw
 from choros.training.model_io.serialization import PackedModel, pack_model
+from choros.training.recording import Recording
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.validation import (
     check_average,
@@ -107,6 +108,15 @@ class Trainer:
             their last saved state: that of the last epoch's end, or of the schedule of a ``Checkpoint``. With an
             asynchronous algorithm on this machine, only the failed worker restarts, from its last exchange. For Spark
             use ``choros.Spark(max_restarts=)``. Defaults to 0: the first failure ends ``fit``.
+        timeline: str or path. A file for ui.perfetto.dev and chrome://tracing (JSON), which each ``fit`` replaces when
+            it ends. It has one lane per worker with its computing, its exchanges, its waits for other workers and for
+            callbacks, and its waits for data. Workers keep their last 1,000,000 events. A ``fit`` that fails writes no
+            file; after a restart the file begins with the restart. Defaults to None.
+        profile: str or path. A directory to which each worker writes the profile of its backend's profiler, as
+            ``rank-0``, ``rank-1`` ...; see ``choros.callbacks.Profile``. On other hosts it is this path there. Defaults
+            to None.
+        profile_batches: (first, last). The steps of a worker that ``profile`` covers, both inclusive, counted from 0
+            over all epochs of a ``fit``. Defaults to (10, 14).
         strict: bool. Whether settings outside an algorithm's stability bound are refused. If False, they warn.
             Defaults to True.
         executor: Executor. Runs each fit, instead of workers of this machine or of ``launcher``; see
@@ -147,6 +157,9 @@ class Trainer:
         timeout: float = 300.0,
         first_timeout: float = 1800.0,
         restarts: int = 0,
+        timeline: str | os.PathLike[str] | None = None,
+        profile: str | os.PathLike[str] | None = None,
+        profile_batches: tuple[int, int] = (10, 14),
         strict: bool = True,
         executor: Executor | None = None,
     ) -> None:
@@ -183,6 +196,12 @@ class Trainer:
         self._local = LocalExecutor(local_pool, self.restarts, owned=pool is None)
         preferences = LaunchPreferences(threads, bind, network or "", echo)
         self._executor: Executor = executor or self._choose_executor(preferences)
+        self._recording = Recording.of(timeline, profile, profile_batches, self._place.rank)
+        if isinstance(self.algorithm, algorithms.Ensemble) and self._executor.remote_members and (timeline or profile):
+            raise InvalidInputError(
+                "timeline= and profile= do not reach the members of an Ensemble on Spark, which train apart: leave "
+                "them out, or train on this machine."
+            )
 
     def _choose_executor(self, preferences: LaunchPreferences) -> Executor:
         """Return the executor for the job of this process, for the launcher, or for local workers."""
@@ -261,6 +280,7 @@ class Trainer:
         result = self._executor.run(request)
         history: History = request.conductor.history
         history.run, self.models = result.record, result.models
+        self._recording.write(result.lanes)
         if history.epoch:
             request.job.follow_datasets(history.epoch[-1] + 1, source=request.source, validation=request.validation)
         if request.verbose:
@@ -311,6 +331,7 @@ class Trainer:
             averaged_metrics=not_additive(self.model, sample) if self._replicas > 1 else [],
             validate_average=averaged,
             repeats=after_update is not None,
+            **self._recording.config(),
         )
         lead = not self._place.rank
         job = saver.begin(job, lambda: facts_of(self.model, source), arguments.resume, self.restarts, lead)

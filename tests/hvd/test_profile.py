@@ -36,7 +36,7 @@ class Note(keras.callbacks.Callback):
         self.other, self.running = other, []
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self.other._stop is not None:
+        if self.other.profiler is not None and self.other.profiler.running:
             self.running.append(batch)
 
 

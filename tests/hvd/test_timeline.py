@@ -11,8 +11,8 @@ import textwrap
 import pytest
 
 import choros.hvd as hvd
+from choros.comm import trace_format
 from choros.errors import InvalidInputError
-from choros.hvd import trace_format
 
 
 def lanes(path):

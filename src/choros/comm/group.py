@@ -21,8 +21,9 @@ if sys.platform == "win32":
     )
 
 
-# Receiver of timings: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait", "reduce"
-# or "data" (the wait for the next batch). Times are in nanoseconds of ``time.monotonic_ns``; bytes are -1 if unknown.
+# Receiver of timings: (kind, name, begin, end, bytes). The kind is "call", "step" (of an optimizer), "wait", "reduce",
+# "data" (the wait for the next batch), "compute" or "exchange". Times are in nanoseconds of ``time.monotonic_ns``;
+# bytes are -1 if unknown.
 Trace = Callable[[tuple[str, str, int, int, int]], object]
 
 
@@ -94,7 +95,13 @@ def kind_of(group: Group) -> str:
 
 @runtime_checkable
 class ParameterServer(Protocol):
-    """The center of asynchronous training, from one worker's view. Clock and staleness are counted under its lock."""
+    """The center of asynchronous training, from one worker's view. Clock and staleness are counted under its lock.
+
+    Attributes:
+        trace: Trace or None. Receives the timing of every wait for the lock, or for another host.
+    """
+
+    trace: Trace | None
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt in one locked pass; update ``local``, ``seen`` and ``others`` in place.

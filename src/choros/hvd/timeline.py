@@ -11,16 +11,14 @@ import os
 import signal
 import sys
 import threading
-import zlib
-from collections import deque
 from contextlib import suppress
 from types import FrameType
 
+from choros.comm import trace_format
+from choros.comm.tracing import EventLog
 from choros.errors import ChorosError, InvalidInputError, RankMismatchError
-from choros.hvd import trace_format
 from choros.hvd.context import collectives, context, rank, size
 
-_MOST = 1_000_000  # events that a rank keeps, about 200 MB
 _now: list[Recording] = []
 _at_exit: list[bool] = []
 
@@ -95,7 +93,7 @@ def stop_timeline() -> None:
     recording = _now[0]
     recording.follow(False)
     try:
-        lanes = calls.allgather_object(zlib.compress(recording.lane().encode(), 1), name="stop of the timeline")
+        lanes = calls.allgather_object(recording.lane(), name="stop of the timeline")
     except (RankMismatchError, InvalidInputError):
         recording.follow(True)
         raise
@@ -106,7 +104,7 @@ def stop_timeline() -> None:
     problem = ""
     if calls.rank == 0:
         try:
-            trace_format.write(recording.path, (zlib.decompress(each).decode() for each in lanes))
+            trace_format.write(recording.path, lanes)
         except OSError as error:
             problem = f"Rank 0 cannot write the timeline to {recording.path}: {error.strerror}."
     problem = calls.broadcast_object(problem, 0, name="file of the timeline")
@@ -138,7 +136,7 @@ class Recording:
     def __init__(self, path: str, mark: bool, zero: int) -> None:
         self.path, self.mark, self.zero, self.rank = path, mark, zero, rank()
         self._process = os.getpid()
-        self._events: deque[trace_format.Event] = deque(maxlen=_MOST)
+        self._events = EventLog()
         stem, suffix = os.path.splitext(path)
         self._part = f"{stem}.rank-{self.rank}{suffix}"
         with suppress(OSError):
@@ -159,9 +157,9 @@ class Recording:
             if one.collectives is not None:
                 one.collectives.group.trace = self._events.append if on else None
 
-    def lane(self) -> str:
-        """Return the recorded events as JSON text; see ``trace_format.lane``."""
-        return trace_format.lane(self.rank, self._events.copy(), self.zero, self.mark, len(self._events) == _MOST)
+    def lane(self) -> bytes:
+        """Return the recorded events as compressed JSON text; see ``trace_format.lane``."""
+        return self._events.lane(self.rank, self.zero, "collectives and reductions", self.mark)
 
     def leave_part(self, why: str) -> None:
         """Write this rank's part beside the file and end the recording. A SIGTERM during this writes the part again."""
@@ -198,11 +196,7 @@ def _place(file_path: str | os.PathLike[str]) -> tuple[str, str]:
     try:
         path = os.path.abspath(os.fsdecode(file_path))
         if rank() == 0:
-            there = os.path.exists(path)
-            with open(path, "a"):
-                pass
-            if not there:
-                os.unlink(path)
+            trace_format.writable_path(path)
     except (OSError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         return str(file_path), f"it cannot write {file_path!r}: {reason}"

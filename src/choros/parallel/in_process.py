@@ -43,7 +43,7 @@ class InProcessExecutor:
         """Run a fit; see ``choros.training.executors.executor.Executor``."""
         self.ready(request.source.sample(sample_rows(self.model, request.job.batch_size)))
         try:
-            return FitResult(in_job.fit(request, 0, self.replica))
+            return in_job.fit(request, 0, self.replica)
         except BaseException:
             self.replica.sync()  # the model gets the weights of the last step, as with Keras' fit
             raise

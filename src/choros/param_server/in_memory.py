@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from choros.algorithms import Algorithm, ExchangeInfo
+from choros.comm.group import Trace
 from choros.param_server.blocks import blocks
 from choros.types import Array
 
@@ -90,6 +91,8 @@ class InMemoryParameterServer:
 
 class InMemoryClient:
     """One worker's handle to a ``InMemoryParameterServer``. It implements ``choros.comm.group.ParameterServer``."""
+
+    trace: Trace | None = None  # the lock is held for so short a time that waits are not reported
 
     def __init__(self, server: InMemoryParameterServer, rank: int) -> None:
         self._server, self._rank = server, rank

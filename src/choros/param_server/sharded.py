@@ -9,11 +9,14 @@ A request may be repeated after the restart of a server: see ``choros.param_serv
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 
 from choros.comm.dtypes import blocks
+from choros.comm.group import Trace
+from choros.comm.tracing import Span
 from choros.errors import ChorosError, InvalidInputError
 from choros.param_server.merge_rule import MergeRule
 from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
@@ -98,6 +101,7 @@ class ShardedParameterServer:
         ]
         self._servers: list[SharedMemoryParameterServer | ShardConnection] = [server for _, server in parts]
         self.position = 0
+        self._trace: Trace | None = None
         if len(parts) > 1 and not rule.elementwise:
             raise InvalidInputError(f"{type(rule).__name__} looks at the whole vector: its center cannot be divided.")
 
@@ -151,6 +155,17 @@ class ShardedParameterServer:
             out[shard.part] = vector
             _shard_statistics(index, others)[:] = mean
 
+    @property
+    def trace(self) -> Trace | None:
+        """The receiver of the timing of every wait for a lock or for another host, or None."""
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._trace = trace
+        for _, _, server in self._local_shards:
+            server.trace = trace
+
     def _receive_all(self) -> list[tuple[int, _RemoteShard, dict[str, Any], list[Array]]]:
         """Return all replies, or raise the first error after all hosts have replied.
 
@@ -159,7 +174,8 @@ class ShardedParameterServer:
         replies, first_error = [], None
         for index, shard in self._remote_shards:
             try:
-                header, arrays = shard.connection.receive()
+                with Span(self._trace, "wait", f"reply of shard {index}") if self._trace else nullcontext():
+                    header, arrays = shard.connection.receive()
             except ChorosError as error:
                 first_error = first_error or error
             else:

@@ -18,6 +18,7 @@ import numpy as np
 
 from choros.algorithms import ExchangeInfo
 from choros.comm.dtypes import blocks, dtype_code, dtype_name, read_only
+from choros.comm.group import Trace
 from choros.comm.shm.futex import SPIN, fence
 from choros.comm.shm.group_header import PARAM_SERVER, abort, open_stamped, stamp
 from choros.comm.shm.robust_lock import RobustLock
@@ -190,6 +191,15 @@ class SharedMemoryParameterServer:
 
     def _header(self) -> Array:
         return self._headers[self._words[fields.COMMIT] % 2]
+
+    @property
+    def trace(self) -> Trace | None:
+        """The receiver of the timing of every wait for the lock, or None."""
+        return self._lock.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._lock.trace = trace
 
     @property
     def clock(self) -> int:

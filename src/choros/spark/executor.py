@@ -122,8 +122,8 @@ class SparkRun:
         except KeyboardInterrupt:
             put(plan.model, line.latest)
             raise
-        record, models = self._result(answers)
-        return FitResult(replace(record, restarts=tuple(restart_policy.done)), models)
+        record, models, lanes = self._result(answers)
+        return FitResult(replace(record, restarts=tuple(restart_policy.done)), models, lanes)
 
     def _rank(self, job: FitConfig, home: dict[str, Any], line: CallbackServer) -> TrainTask:
         plan = self.plan
@@ -179,34 +179,39 @@ class SparkRun:
         assert stage.found is not None  # noqa: S101 - one of the two is there
         return stage.found
 
-    def _result(self, found: list[bytes]) -> tuple[RunRecord, list[Any]]:
-        """Set the model's weights and the history from the results of the tasks; return the record and the members."""
+    def _result(self, found: list[bytes]) -> tuple[RunRecord, list[Any], list[bytes]]:
+        """Set the model's weights and the history from the results of the tasks.
+
+        Returns:
+            The record, the members of an ensemble, and the lanes of a timeline.
+        """
         plan, models = self.plan, list[Any]()
-        array, arrays = results(found[0])
-        conductor, tallies, losses = plan.conductor, array["tallies"], array["losses"]
+        header, arrays = results(found[0])
+        lanes, arrays = [lane.tobytes() for lane in arrays[: header["lanes"]]], arrays[header["lanes"] :]
+        conductor, tallies, losses = plan.conductor, header["tallies"], header["losses"]
         if plan.job.ensemble:
             members = [results(payload) for payload in found]
             scores = [head["score"] for head, _ in members]
             tallies = [{**head["tallies"][0], "rank": rank} for rank, (head, _) in enumerate(members)]
-            array["history"] = members[best_of(scores)][0]["history"]
+            header["history"] = members[best_of(scores)][0]["history"]
             models = unpack_members(plan.model, scores, [weights for _, weights in members])
         else:
             put(plan.model, arrays)
-        if array["history"] is not None:
-            conductor.history.epoch = array["history"]["epoch"]
-            conductor.history.history = array["history"]["history"]
+        if header["history"] is not None:
+            conductor.history.epoch = header["history"]["epoch"]
+            conductor.history.history = header["history"]["history"]
             _tell(conductor)
         else:
             conductor.end()
-        tallied = [WorkerStats(**header) for header in tallies]
-        return RunRecord.of(plan.algorithm, plan.job.mode, tallied, 0.0, losses, array["met"]), models
+        tallied = [WorkerStats(**tally) for tally in tallies]
+        return RunRecord.of(plan.algorithm, plan.job.mode, tallied, 0.0, losses, header["met"]), models, lanes
 
 
 def _tell(conductor: CallbackRunner) -> None:
     """Print the epochs if a progress bar was requested, but the tasks did not reach the driver."""
     import keras
 
-    if not any(isinstance(array, keras.callbacks.ProgbarLogger) for array in conductor.list.callbacks):
+    if not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in conductor.list.callbacks):
         return
     history = conductor.history
     for number, epoch in enumerate(history.epoch):

@@ -98,20 +98,21 @@ class TrainTask:
             conductor = CallbackRunner(model, None, 0, job.epochs, self.steps)
         algorithm = algorithms.from_config(job.algorithm)
         request = FitRequest(model, algorithm, job, source, validation, conductor, self.model, begun)
-        tallies, losses, transport = in_job.run(request, rank)
+        result = in_job.run(request, rank)
         if rank:
             return b""
         header: dict[str, Any] = {
-            "tallies": [tally.json() for tally in tallies],
-            "losses": losses,
-            "met": transport,
+            "tallies": [tally.json() for tally in result.tallies],
+            "losses": result.losses,
+            "met": result.transport,
+            "lanes": len(result.lanes),
             "history": None,
         }
         if isinstance(conductor, CallbackRunner):
             history = conductor.history
             header["history"] = {"epoch": list(history.epoch), "history": history.history}
             header |= {"score": _score(history.history)}
-        arrays = shown(model)
+        arrays = [*(np.frombuffer(lane, np.uint8) for lane in result.lanes), *shown(model)]
         head = json.dumps(header | {"sizes": [array.size for array in arrays]}, default=float).encode()
         return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
 
@@ -134,7 +135,7 @@ class TrainTask:
 
 
 def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
-    """Split the result of a task into the facts and the weights, as arrays of bytes."""
+    """Split the result of a task into the facts, and the lanes of a timeline and the weights, as arrays of bytes."""
     length = int.from_bytes(payload[:4], "little")
     header: dict[str, Any] = json.loads(payload[4 : 4 + length])
     arrays, at = [], 4 + length

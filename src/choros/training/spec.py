@@ -54,6 +54,8 @@ class FitConfig:
     # Under AllReduce, train_step uses updated weights after the update: it runs again with the summed gradients.
     repeats: bool = False
     keep: dict[str, Any] | None = None  # the schedule of checkpoints: "batches", "seconds"; "asks", "signals"
+    timeline: list[Any] | None = None  # the ``trace_format.Clock`` of time 0 if ranks record a timeline
+    profile: dict[str, Any] | None = None  # ranks profile steps: "directory", "first_step", "steps"
     counts_on: bool = False  # the run resumes within one fit: the counts continue too
 
     def json(self) -> dict[str, Any]:

@@ -11,12 +11,14 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Final
 
+from choros.comm.group import Trace
 from choros.comm.shm.futex import SPIN, Waiter
 from choros.comm.shm.group_header import abort_reason, holder
 from choros.comm.shm.segment import Segment
+from choros.comm.tracing import Span
 from choros.errors import CommTimeoutError, PeerLostError
 
 # A record lock may cover a byte beyond the end of the file. The bytes from 0 on belong to the ranks (``GroupHeader``).
@@ -36,6 +38,9 @@ class RobustLock:
         rank: int. Rank that is published while this process holds the lock; -1 for a controller.
         spin: float. Seconds to try without sleeping.
 
+    Attributes:
+        trace: Trace or None. Receives the timing of every wait for the lock.
+
     Example:
         >>> with Segment.create(4096) as segment:
         ...     lock = RobustLock(segment, 40, 41, "rank 0", 0)
@@ -49,6 +54,7 @@ class RobustLock:
         self._words = segment.words
         self._waiter = Waiter(self._words, segment.address, spin)
         self._release_count, self._holder_word = released, held
+        self.trace: Trace | None = None
         self._name, self._rank = f"{name} on {os.uname().nodename}", rank
 
     @contextmanager
@@ -63,11 +69,12 @@ class RobustLock:
         # its threads apart.
         acquired, thread_lock = False, self._segment.lock
         try:
-            if not thread_lock.acquire(timeout=timeout):
-                raise CommTimeoutError(
-                    f"{self._name}: another thread of this process has held the center for {timeout:.1f} s."
-                )
-            self._acquire(timeout, purpose)
+            with Span(self.trace, "wait", "lock of the center") if self.trace else nullcontext():
+                if not thread_lock.acquire(timeout=timeout):
+                    raise CommTimeoutError(
+                        f"{self._name}: another thread of this process has held the center for {timeout:.1f} s."
+                    )
+                self._acquire(timeout, purpose)
             acquired = True
             self._words[self._holder_word] = self._rank + 1
             yield

@@ -17,10 +17,13 @@ class FitResult:
     Attributes:
         record: RunRecord. The work of all ranks.
         models: list of keras.Model. The members of an Ensemble; empty for all other algorithms.
+        lanes: list of bytes. The ranks' lanes of the timeline (``choros.comm.trace_format.lane``); empty if none is
+            recorded, and on ranks of a job other than 0.
     """
 
     record: RunRecord
     models: list[Any] = field(default_factory=list)
+    lanes: list[bytes] = field(default_factory=list)
 
 
 class Executor(Protocol):

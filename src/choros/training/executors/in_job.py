@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from choros.training.async_control.supervisor import AsyncCheckpointer
 from choros.training.callback_runner import CallbackRunner
 from choros.training.checkpoint.manager import CheckpointManager
 from choros.training.checkpoint.snapshot import Part, Snapshot, packed, unpacked
+from choros.training.executors.executor import FitResult
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl, WorkerStats
 from choros.training.worker.comm_setup import CommHandles, meet
@@ -63,7 +64,23 @@ _STALL = 60.0  # seconds of waiting for another rank, after which a rank warns
 _CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
 _LOOK = 0.05  # seconds between two polls by rank 0 of the other ranks' epoch logs
 _REST = 5.0  # seconds without a heartbeat of any rank, after which rank 0 waits in the barrier as the others do
-RankResult = tuple[list[WorkerStats], list[tuple[float, int, float]], str]  # see ``run``
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """The result of a rank of a job.
+
+    Attributes:
+        tallies: list of WorkerStats. The counts of all ranks.
+        losses: list of (seconds of training, epoch, loss). One for each epoch.
+        transport: str. The name of the means of exchange, as in ``RunRecord``.
+        lanes: list of bytes. On rank 0, the lanes of all ranks if a timeline is recorded; else empty.
+    """
+
+    tallies: list[WorkerStats]
+    losses: list[tuple[float, int, float]]
+    transport: str
+    lanes: list[bytes]
 
 
 class InJobCallbackChannel:
@@ -324,7 +341,7 @@ def _patient(group: Group) -> Iterator[None]:
         group.timeout = before
 
 
-def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> RunRecord:
+def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> FitResult:
     """Train as one rank of a job. Every rank ends with the same weights in its model, and returns the run's record.
 
     Args:
@@ -332,16 +349,13 @@ def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> RunRecor
         rank: int.
         replica: a built replica for a job of one rank, which the caller keeps. None builds one.
     """
-    tallies, losses, transport = run(plan, rank, replica)
-    return RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, losses, transport)
+    result = run(plan, rank, replica)
+    record = RunRecord.of(plan.algorithm, plan.job.mode, result.tallies, 0.0, result.losses, result.transport)
+    return FitResult(record, lanes=result.lanes)
 
 
 def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResult:
-    """Train as ``fit`` does.
-
-    Returns:
-        The counts of each rank, (seconds, epoch, loss) of each epoch, and the means of exchange.
-    """
+    """Train as ``fit`` does, and return the results of this rank."""
     saver = plan.saver or CheckpointManager(None)
     base, job = _join(plan, rank)
     state = None
@@ -371,7 +385,8 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
                 train(context)
             _wait_for_the_others(reporter)
         tallies = _end(reporter, plan.model, buffers)
-        return tallies, reporter.losses, "nothing" if job.ensemble else met_in(comm.group, comm.center)
+        transport = "nothing" if job.ensemble else met_in(comm.group, comm.center)
+        return RankResult(tallies, reporter.losses, transport, _gather_lanes(base, context))
 
     devices, request = rank_devices(job, rank), replace(plan, job=job)
     return run_rank(request, rank, connect, train_rank, devices=devices, replica=replica, state=state)
@@ -465,6 +480,11 @@ def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Arra
     if (codes := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
         raise SystemExit(codes)
     return [WorkerStats(**json.loads(text)) for text in base.gather(json.dumps(context.tally.json()).encode())]
+
+
+def _gather_lanes(base: Group, context: WorkerContext) -> list[bytes]:
+    """Return the lanes of all ranks' timelines on rank 0, and an empty list on the others. Collective."""
+    return [lane.tobytes() for text in context.lane() for lane in collect(base, np.frombuffer(text, np.uint8))]
 
 
 class Leaving(SystemExit):

@@ -71,6 +71,7 @@ class LocalRun:
         self.payload, self.workers, self.begun, self.ranks = payload, pool, plan.begun, range(plan.job.workers)
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
+        self.lanes: dict[int, list[bytes]] = {}  # by rank: its lane of the timeline, if it recorded one
         self.losses: dict[int, tuple[float, int, float]] = {}
         self.slots: dict[int, list[Array]] = {}  # by asynchronous rank: its optimizer variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
@@ -129,25 +130,15 @@ class LocalRun:
             self.supervisor = AsyncSupervisor(self, self.center)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
-        self.best = (
-            Best(Best.create(self.weights.nbytes), self.weights.entries, self.control_block) if job.ensemble else None
-        )
+        best = Best.create(self.weights.nbytes) if job.ensemble else None
+        self.best = None if best is None else Best(best, self.weights.entries, self.control_block)
 
     def close(self) -> None:
         """Release the segments."""
         if self.line is not None:
             self.pool.unwatch(self.line.records)
-        parts = (
-            self.feeder,
-            self.center,
-            self.snapshots,
-            self.best,
-            self.line,
-            self.control_block,
-            self.weights,
-            self.data,
-        )
-        for part in (*parts, self.meeting):
+        shared = (self.center, self.snapshots, self.best, self.line, self.control_block, self.weights, self.data)
+        for part in (self.feeder, *shared, self.meeting):
             if part is not None:
                 part.close()
 
@@ -192,14 +183,11 @@ class LocalRun:
             self.fetch()
             if self.averages:
                 assign_average(self.model, mean_of(self.averages), finalize=True)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as error:
             self.kill()
             self.fetch()
-            raise
-        except SystemExit:  # the end was requested
-            self.kill()
-            self.fetch()
-            self.conductor.end()
+            if isinstance(error, SystemExit):  # the end was requested
+                self.conductor.end()
             raise
         except WorkerFailedError:
             if not self.restart_policy.retry:
@@ -213,10 +201,8 @@ class LocalRun:
         finally:
             self.conductor.lazy.disarm()
             self.close()
-        transport = "nothing"
-        if self.job.alone:
-            transport = SharedMemoryParameterServer.kind
-        elif self.job.together and self.job.workers > 1:
+        transport = SharedMemoryParameterServer.kind if self.job.alone else "nothing"
+        if self.job.together and self.job.workers > 1:
             transport = SharedGroup.kind
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, transport)
@@ -244,18 +230,10 @@ class LocalRun:
         }
         ring = self.feeder and self.feeder.ring.segment
         shared = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
-        parts = (
-            self.control_block.segment,
-            self.weights.common,
-            self.weights.frozen,
-            self.data,
-            ring,
-            self.meeting,
-            shared,
-        )
-        segments = [part for part in parts if part]
+        weights = (self.weights.common, self.weights.frozen)
+        segments = (self.control_block.segment, *weights, self.data, ring, self.meeting, shared)
         blobs = [self.payload.model.code, *self.payload.blobs]
-        fds = [segment.fd for segment in segments]
+        fds = [segment.fd for segment in segments if segment]
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
             head, state = dict[str, Any](), list[Any]()
@@ -333,6 +311,7 @@ class LocalRun:
             self.take_optimizer(rank, *from_blobs(message["part"], blobs))
         elif event == "done":
             self.tallies[rank] = WorkerStats(**message["tally"])
+            self.lanes[rank] = [bytes(blobs.pop(0)) for _ in range(message["lanes"])]
             if blobs:
                 self.members[rank] = (message["score"], [np.frombuffer(bytes(blob), np.uint8) for blob in blobs])
 

@@ -55,6 +55,7 @@ class RemoteRun(CallbackServer):
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
         self.restart_policy, self.first_job = RestartPolicy(restarts, plan.job.workers), plan.job
         self.asked = threading.Event()
+        self.lanes: list[bytes] = []
 
     def run(self) -> RunRecord:
         """Train the model, and return the record of the run.
@@ -179,7 +180,8 @@ class RemoteRun(CallbackServer):
             elif event == "done":
                 done[rank] = head
                 if rank == 0:
-                    self.latest = arrays
+                    self.lanes = [lane.tobytes() for lane in arrays[: head["lanes"]]]
+                    self.latest = arrays[head["lanes"] :]
                 back.put(({}, []))
             elif event in ("begin", "batch", "epoch_end"):
                 self.apply_control(head, arrays, back)

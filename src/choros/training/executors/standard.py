@@ -43,7 +43,8 @@ class LocalExecutor:
         request, payload = load_payload(request, here=True)
         try:
             run = LocalRun(request, payload, self.pool, self.restarts)
-            result = FitResult(run.run(), run.gather_members())
+            record = run.run()
+            result = FitResult(record, run.gather_members(), [lane for rank in run.ranks for lane in run.lanes[rank]])
         finally:
             if not self.kept:
                 self.close()
@@ -74,9 +75,10 @@ class RemoteExecutor:
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``Executor``."""
         request, payload = load_payload(request, here=False)
-        record = RemoteRun(request, payload, self.launcher, self.preferences, self.restarts).run()
+        run = RemoteRun(request, payload, self.launcher, self.preferences, self.restarts)
+        record = run.run()
         request.conductor.end()
-        return FitResult(record)
+        return FitResult(record, lanes=run.lanes)
 
     def close(self) -> None:
         """Do nothing: the ranks end with each fit."""
@@ -95,7 +97,7 @@ class InJobExecutor:
 
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``Executor``. Collective: every rank must call it."""
-        return FitResult(in_job.fit(request, self.rank))
+        return in_job.fit(request, self.rank)
 
     def close(self) -> None:
         """Do nothing: no process was started."""

@@ -63,7 +63,8 @@ class Reducing:
         self.open = False
         self.loop.finite.note(lost, *self.loop.at)
         self.run.tally.exchanges += 1
-        self.replica.apply(summed[: self.count])
+        with self.run.span("compute", "optimizer"):
+            self.replica.apply(summed[: self.count])
         if self.run.job.repeats and batch.total < max(self.run.job.workers, sum(self.run.job.devices)):
             self._take_over(batch)
         self.summed = summed
@@ -81,16 +82,19 @@ class Reducing:
         size = count + (0 if tail is None else tail.size)
         slot = run.group.slot(size, replica.dtype)
         self.mark = replica.mark() if self.open else None
-        replica.gradients(batch, slot[:count])
+        with run.span("compute", "gradients"):
+            replica.gradients(batch, slot[:count])
         lost = self.loop.finite.look(slot[: count - 2], slot.item(count - 2))
         if tail is not None:
             state = replica.state_after_gradients()
             self.values = state.size
             if self.open and run.rank == 0:
-                self.control = run.reporter.decided(self._show)
+                with run.span("wait", "callbacks of a batch"):
+                    self.control = run.reporter.decided(self._show)
             tail.write(slot[count:], self.control, state)
         begun = time.perf_counter()
-        summed = run.group.sum_slots(size, replica.dtype)
+        with run.span("exchange", "gradients", slot.nbytes):
+            summed = run.group.sum_slots(size, replica.dtype)
         run.tally.exchanging += time.perf_counter() - begun
         return summed, lost
 

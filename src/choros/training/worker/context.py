@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,10 @@ import numpy as np
 from choros.algorithms import Algorithm
 from choros.backends import Replica
 from choros.backends.optimizers import learning_rates, model_variables, optimizer_variables
+from choros.backends.profiler import StepProfiler
+from choros.comm import trace_format
 from choros.comm.group import Group
+from choros.comm.tracing import EventLog, Span
 from choros.data import FeedTimes, Source, feed
 from choros.training.async_control.best_member import Best
 from choros.training.async_control.center_snapshots import Slots
@@ -27,6 +31,8 @@ from choros.training.spec import CallbackChannel, FitConfig, TrainerControl, Wor
 from choros.types import Array, Batch, aligned
 
 _SHOWN = 65_536  # most metric values that callbacks get
+
+_NO_SPAN: AbstractContextManager[object] = nullcontext()
 
 Held = tuple[list[Array], list[Array] | None]
 
@@ -83,6 +89,35 @@ class WorkerContext:
         self.leaving = False  # set by the loop over ``batches``: this batch is the last
         self.dropped = False  # set by that loop: callbacks stopped training, so this batch was not trained
         self._shapes: set[int] = set()
+        self.events = None if self.job.timeline is None else EventLog()
+        if self.events is not None:
+            self.group.trace = self.events.append
+            if self.center is not None:
+                self.center.trace = self.events.append
+        self.profiler: StepProfiler | None = None
+        if self.job.profile is not None:
+            window = self.job.profile
+            folder = os.path.join(window["directory"], f"rank-{self.rank}")
+            self.profiler = StepProfiler(folder, window["first_step"], window["steps"], f"rank {self.rank}")
+
+    # -- the timeline
+    def span(self, kind: str, name: str, nbytes: int = -1) -> AbstractContextManager[object]:
+        """Return a context that adds an event to this rank's lane of the timeline, if one is recorded.
+
+        Args:
+            kind: "compute", "exchange" or "wait".
+            name: str.
+            nbytes: int. Bytes of the data, or -1.
+        """
+        return _NO_SPAN if self.events is None else Span(self.events.append, kind, name, nbytes)
+
+    def lane(self) -> list[bytes]:
+        """Return this rank's lane of the timeline as the only element, or an empty list if none is recorded."""
+        if self.events is None or self.job.timeline is None:
+            return []
+        machine, offset, now = self.job.timeline
+        zero = trace_format.zero_from((machine, offset, now), trace_format.clock())
+        return [self.events.lane(self.rank, zero, "training")]
 
     # -- batches
     def first(self, epoch: int) -> int:
@@ -129,8 +164,15 @@ class WorkerContext:
             begun, exchanged, packing = time.perf_counter(), tally.exchanging, self.replica.packing
             tally.waiting += begun - since
             tally.reading = read + times.reading
+            if self.events is not None:
+                now = time.monotonic_ns()
+                self.events.append(("data", "next batch", now - int(1e9 * (begun - since)), now, -1))
             self.open = batch.rows
+            if self.profiler is not None:
+                self.profiler.before_step()
             yield batch
+            if self.profiler is not None:
+                self.profiler.after_step(lambda: self.replica.get(np.empty(self.replica.size, self.replica.dtype)))
             self.open = None
             if self.dropped:
                 return
@@ -204,7 +246,8 @@ class WorkerContext:
             steps=self.job.validation_steps,
         ):
             begun = time.perf_counter()
-            self.replica.evaluate(batch)
+            with self.span("compute", "validation step"):
+                self.replica.evaluate(batch)
             rows += batch.rows
             if -batch.rows not in self._shapes:
                 self._shapes.add(-batch.rows)

@@ -176,7 +176,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             )
             train(context)
             trained = raw(context.replica.snapshot()) if job.ensemble else []
-            link.send({"event": "done", "tally": context.tally.json(), "score": context.score}, trained)
+            lanes = context.lane()
+            done = {"event": "done", "tally": context.tally.json(), "score": context.score, "lanes": len(lanes)}
+            link.send(done, [*lanes, *trained])
 
         request = FitRequest(model, algorithm, job, source, validation, None, written, arrived)
         is_restart = message["again"]

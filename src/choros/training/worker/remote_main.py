@@ -94,9 +94,16 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
         conductor = CallbackRunner(model, None, 0, job.epochs, header["steps"])
     algorithm = algorithms.from_config(job.algorithm)
     request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
-    tallies, losses, transport = in_job.run(request, place.rank)
-    done = {"event": "done", "tallies": [tally.json() for tally in tallies], "losses": losses, "met": transport}
-    line.request(done, () if place.rank else shown(model))
+    result = in_job.run(request, place.rank)
+    done = {
+        "event": "done",
+        "tallies": [tally.json() for tally in result.tallies],
+        "losses": result.losses,
+        "met": result.transport,
+        "lanes": len(result.lanes),
+    }
+    lanes = [np.frombuffer(lane, np.uint8) for lane in result.lanes]
+    line.request(done, () if place.rank else [*lanes, *shown(model)])
 
 
 def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:

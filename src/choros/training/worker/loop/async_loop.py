@@ -80,7 +80,8 @@ class AsyncLoop:
         run = self.run
         if self.recheck is not None:
             self.recheck(batch, epoch)
-        self.replica.step(batch)
+        with run.span("compute", "step"):
+            self.replica.step(batch)
         self.at = (epoch, number + 1)
         if batch.rows and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
@@ -89,7 +90,8 @@ class AsyncLoop:
         if run.job.per_batch and run.rank == 0:
             begun = time.perf_counter()
             show = self.show if run.job.ensemble else None
-            run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
+            with run.span("wait", "callbacks of a batch"):
+                run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
             run.tally.calling += time.perf_counter() - begun
         else:
             run.progress(epoch, number)
@@ -118,13 +120,14 @@ class AsyncLoop:
             CommTimeoutError: this took longer than ``first_timeout`` seconds.
         """
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
-        while not (run.control_block.stopped or run.control_block.opened > epoch):
-            run.reporter.look()
-            if time.monotonic() > limit:
-                raise CommTimeoutError(
-                    f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s."
-                )
-            time.sleep(_LOOK)
+        with run.span("wait", "all workers at the end of an epoch"):
+            while not (run.control_block.stopped or run.control_block.opened > epoch):
+                run.reporter.look()
+                if time.monotonic() > limit:
+                    raise CommTimeoutError(
+                        f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s."
+                    )
+                time.sleep(_LOOK)
 
     def meet(self) -> None:
         """Take a new learning rate, and exchange with the center."""
@@ -132,12 +135,14 @@ class AsyncLoop:
         self.take_rate()
         if self.meeting is None:
             return
-        self.replica.get(self.local)
+        with run.span("compute", "steps on the device"):
+            self.replica.get(self.local)
         self.finite.weights(self.local, self.at[0], self.at[1] - 1)
         self.replica.get_others(self.others)
         run.center.position = encode_position(*self.at)  # stored with the exchange: a new process resumes from it
         begun = time.perf_counter()
-        run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
+        with run.span("exchange", "weights", self.local.nbytes):
+            run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
         self.finite.met(self.local)
         self.go_on()
         run.tally.exchanging += time.perf_counter() - begun
@@ -222,15 +227,16 @@ class AsyncLoop:
             CommTimeoutError: this took longer than ``first_timeout`` seconds.
         """
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
-        while not has_room(run.control_block, run.job.initial_epoch, epoch):
-            run.reporter.look()
-            if time.monotonic() > limit:
-                raise CommTimeoutError(
-                    f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for the "
-                    f"callbacks of epoch {epoch + 1 - SLOTS}: give the Trainer a larger first_timeout, or make them "
-                    "faster."
-                )
-            time.sleep(_LOOK)
+        with run.span("wait", "callbacks of an earlier epoch"):
+            while not has_room(run.control_block, run.job.initial_epoch, epoch):
+                run.reporter.look()
+                if time.monotonic() > limit:
+                    raise CommTimeoutError(
+                        f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for "
+                        f"the callbacks of epoch {epoch + 1 - SLOTS}: give the Trainer a larger first_timeout, or make "
+                        "them faster."
+                    )
+                time.sleep(_LOOK)
 
     def validate_at(self, epoch: int, center: Array, others: Array) -> dict[str, float]:
         """Validate a snapshot of the center while the other workers continue."""

@@ -80,7 +80,8 @@ class SyncLoop:
             if self.meeting is not None and run.algorithm.window == 0:
                 self.meet()
             logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
-            control = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
+            with run.span("wait", "callbacks of an epoch"):
+                control = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
             self.apply_control(control)
             leave = control.leave
             if self.keeper is not None:
@@ -99,7 +100,8 @@ class SyncLoop:
             return TrainerControl()
         state = run.group.sum(replica.metric_state())
         logs = replica.peek(state) if run.rank == 0 else None
-        control = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
+        with run.span("wait", "callbacks of a batch"):
+            control = run.reporter.batch(epoch, step, logs, lambda: self.show(state))
         self.apply_control(control)
         return control
 
@@ -144,7 +146,8 @@ class SyncLoop:
         """Make one local step, and exchange at the end of a window."""
         if self.recheck is not None:
             self.recheck(batch, self.at[0])
-        self.replica.step(batch)
+        with self.run.span("compute", "step"):
+            self.replica.step(batch)
         self.rows += batch.rows
         if self.meeting is None:
             return
@@ -157,10 +160,12 @@ class SyncLoop:
         """Exchange with all ranks. Collective: every rank must call it."""
         if self.meeting is None:
             return
-        self.replica.get(self.local)  # waits for steps on the device, which is time of training, not of exchanging
+        with self.run.span("compute", "steps on the device"):
+            self.replica.get(self.local)  # waits for these steps, which is time of training, not of exchanging
         self.finite.weights(self.local, *self.at)
         begun = time.perf_counter()
-        self.meeting.meet(self.local, self.schedule.reset(), self.rows)
+        with self.run.span("exchange", "weights", self.local.nbytes):
+            self.meeting.meet(self.local, self.schedule.reset(), self.rows)
         self.finite.met(self.local)
         self.replica.set(self.local)
         self.rows = 0

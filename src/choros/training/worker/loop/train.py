@@ -16,5 +16,8 @@ def train(run: WorkerContext) -> None:
     except (PeerLostError, CommTimeoutError):
         run.write_trainable(loop.last())
         raise
+    finally:
+        if run.profiler is not None:
+            run.profiler.end()
     run.stop_clock()
     loop.finish()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 Event = tuple[str, str, int, int, int]  # see choros.comm.group.Trace
 Clock = tuple[str, int, int]
+_ENCLOSING = ("call", "step", "exchange")  # events that contain waits and reductions
 
 
 def clock() -> Clock:
@@ -40,8 +42,29 @@ def zero_of(rank: int, clocks: Sequence[Clock]) -> int:
     return min(now + shift for (_, _, now), shift in zip(clocks, shifts, strict=True)) - shifts[rank]
 
 
-def lane(rank: int, events: Collection[Event], zero: int, mark_steps: bool = False, cut: bool = False) -> str:
-    """Return the text of a rank's events.
+def zero_from(origin: Clock, local: Clock) -> int:
+    """Return the value of this process's monotonic clock at the time 0 of all lanes, given by another process.
+
+    Args:
+        origin: the other process's ``clock()``. Its monotonic clock is the time 0.
+        local: this process's ``clock()``.
+
+    Example:
+        >>> zero_from(("one", 500, 100), ("one", 501, 130)), zero_from(("one", 500, 100), ("two", 900, 20))
+        (100, -300)
+    """
+    return origin[2] if origin[0] == local[0] else origin[2] + origin[1] - local[1]
+
+
+def lane(
+    rank: int,
+    events: Collection[Event],
+    zero: int,
+    mark_steps: bool = False,
+    cut: bool = False,
+    title: str = "collectives and reductions",
+) -> bytes:
+    """Return the text of a rank's events, compressed by zlib.
 
     Args:
         rank: int.
@@ -49,39 +72,60 @@ def lane(rank: int, events: Collection[Event], zero: int, mark_steps: bool = Fal
         zero: int. See ``zero_of``.
         mark_steps: bool. Whether to add an instant event at each step of an optimizer. Defaults to False.
         cut: bool. Whether older events were dropped. Defaults to False.
+        title: str. The lane's title in the viewer.
 
     Example:
-        >>> text = lane(0, [("wait", "wait", 6_000, 7_000, -1), ("call", "allreduce 'loss'", 5_000, 9_000, 12)], 5_000)
-        >>> json.loads(text.splitlines()[-1])["args"]
+        >>> events = [("wait", "wait", 6_000, 7_000, -1), ("call", "allreduce 'loss'", 5_000, 9_000, 12)]
+        >>> packed = lane(0, events, 5_000)
+        >>> json.loads(zlib.decompress(packed).splitlines()[-1])["args"]
         {'bytes': 12, 'wait_us': 1.0, 'reduce_us': 0.0}
     """
-    return ",\n".join(map(json.dumps, _events(rank, events, zero, mark_steps, cut)))
+    text = ",\n".join(map(json.dumps, _events(rank, events, zero, mark_steps, cut, title)))
+    return zlib.compress(text.encode(), 1)
 
 
-def write(path: str, lanes: Iterable[str]) -> None:
+def write(path: str, lanes: Iterable[bytes]) -> None:
     """Write the file, replacing an existing one.
 
     Args:
         path: str. The file.
-        lanes: the texts of all ranks, in rank order.
+        lanes: the results of ``lane`` of all ranks, in rank order.
 
     Raises:
         OSError: it cannot be written.
     """
     with open(path, "w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        for number, text in enumerate(lanes):
+        for number, packed in enumerate(lanes):
+            text = zlib.decompress(packed).decode()
             file.write(",\n" + text if number else text)
         file.write("\n]}\n")
 
 
-def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, cut: bool) -> Iterator[dict[str, Any]]:
+def writable_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a timeline, if this process can write it. Leave the file as it is.
+
+    Raises:
+        OSError: the file cannot be written. TypeError, ValueError: ``path`` is not a path.
+    """
+    absolute = os.path.abspath(os.fsdecode(path))
+    exists = os.path.exists(absolute)
+    with open(absolute, "a"):
+        pass
+    if not exists:
+        os.unlink(absolute)
+    return absolute
+
+
+def _events(
+    rank: int, events: Collection[Event], zero: int, mark_steps: bool, cut: bool, title: str
+) -> Iterator[dict[str, Any]]:
     """Yield a lane's names, then its events. Lanes count from 1, as Perfetto reserves process 0 for the kernel."""
     track = {"pid": rank + 1, "tid": 1}
     name = f"rank {rank} on {os.uname().nodename} (process {os.getpid()})"
     yield {"ph": "M", "name": "process_name", **track, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", **track, "args": {"sort_index": rank}}
-    yield {"ph": "M", "name": "thread_name", **track, "args": {"name": "collectives and reductions"}}
+    yield {"ph": "M", "name": "thread_name", **track, "args": {"name": title}}
 
     def mark(what: str, at: float) -> dict[str, Any]:
         return {"ph": "i", "s": "p", "name": what, "cat": "mark", "ts": at, **track}
@@ -97,7 +141,7 @@ def _events(rank: int, events: Collection[Event], zero: int, mark_steps: bool, c
             inside.append(event)
         elif kind == "data":
             fed += end - begin
-        else:
+        elif kind in _ENCLOSING:
             facts |= {f"{phase}_us": _total(inside, phase, begin) for phase in ("wait", "reduce")}
             inside = []
         if kind == "step":
