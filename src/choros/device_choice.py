@@ -8,6 +8,9 @@ computes on the first one unless another is chosen before it starts, and a model
 called. A rank therefore chooses the device of its local rank as soon as a framework has been imported: a finder in
 ``sys.meta_path`` sees the import. ``hvd.init()`` and ``Trainer`` choose it for frameworks that were imported earlier.
 Nothing here imports a framework.
+
+The same finder sets the number of threads of a rank (see ``choros.cluster.rank_threads``) before a framework or numpy
+is imported.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ def allocate_as_needed() -> None:
 
 def choose_when_imported() -> None:
     """Choose this rank's device in each imported framework, and in any other one when it is imported."""
+    if any(name in sys.modules for name in _THREADED):
+        _limit_threads_quietly()
     if any(name in sys.modules for name in _CHOOSE):
         _choose_quietly()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -142,6 +147,14 @@ def _choose_quietly(executed: str = "") -> None:
         _choose(None, executed)
 
 
+def _limit_threads_quietly() -> None:
+    from choros.cluster.rank_threads import limit_threads
+    from choros.errors import ChorosError
+
+    with contextlib.suppress(ChorosError):  # hvd.init() and Trainer raise it again
+        limit_threads()
+
+
 def _slot(place: Place | None) -> int | None:
     """Return the number of this rank on its host, to be taken modulo the number of GPUs; None to choose no GPU."""
     if any(os.environ.get(name) for name in _GIVEN):
@@ -224,12 +237,15 @@ def _too_late(name: str, number: int) -> Exception:
 
 
 _CHOOSE = {"jax": _choose_in_jax, "torch": _choose_in_torch, "tensorflow": _choose_in_tensorflow}
+_THREADED = (*_CHOOSE, "numpy")
 
 
 class _Finder:
-    """A finder for ``sys.meta_path`` whose loader chooses this rank's device after it has loaded a framework."""
+    """A finder for ``sys.meta_path``: it sets this rank's threads, and its loader chooses the device of a framework."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname in _THREADED:
+            _limit_threads_quietly()
         if fullname not in _CHOOSE:
             return None
         for finder in sys.meta_path:

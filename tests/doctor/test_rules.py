@@ -102,6 +102,18 @@ def test_a_rank_across_numa_nodes():
     assert "NUMA" in one(ranks, "numa", kind="warning")
 
 
+def test_settings_of_intel_s_openmp_on_common_cores():
+    ranks = job(threads={"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "200"})
+    assert found(ranks) == []  # each rank has cores of its own
+    for each in ranks:
+        each["cores"]["usable"] = [*range(8)]
+        each["threads"]["KMP_AFFINITY"] = "compact"
+    assert "KMP_AFFINITY=compact pins the threads of each rank to the same first cores" in one(
+        ranks, "kmp-affinity", (0, 1)
+    )
+    assert "KMP_BLOCKTIME=200 a thread spins" in one(ranks, "kmp-blocktime", kind="warning")
+
+
 def test_less_processor_time_than_threads():
     ranks = job(cores={"quota": 2.0})
     text = one(ranks, "quota", (0, 1))

@@ -8,7 +8,7 @@ import pytest
 
 import choros
 from choros.cluster.hardware import plan, usable_cores
-from choros.cluster.hardware.thread_env import NAMES
+from choros.cluster.hardware.thread_env import COUNTS, NAMES
 
 LOOK = """
 import os, sys
@@ -63,7 +63,7 @@ def test_the_workers_of_a_pool(call, backend):
         for seen, binding in zip(call(pool, "look"), plan(2), strict=True):
             assert seen["loaded"] == []  # nothing yet, and all is set
             assert seen["cores"] == list(binding.cores or usable_cores())
-            assert {seen["env"][name] for name in NAMES} == {str(binding.threads)}
+            assert {seen["env"][name] for name in COUNTS} == {str(binding.threads)}
             assert seen["env"]["KERAS_BACKEND"] == backend
         for seen, binding in zip(call(pool, "threads"), plan(2), strict=True):
             assert seen["backend"] == backend

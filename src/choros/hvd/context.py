@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choros.cluster import Place
+from choros.cluster.rank_threads import limit_threads
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join, part
 from choros.comm.collectives import Collectives
@@ -96,6 +97,9 @@ _asks: dict[str, Any] = {"sync": True}  # arguments of this process's next Elast
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Find this process's rank, choose its GPU and connect to the other ranks; a second call does nothing.
 
+    Thread variables that neither the launcher nor the user has set follow the rank's cores, as far as the backend has
+    not started: import Choros before Keras.
+
     If a rank sees several GPUs, each loaded framework computes on the GPU of the local rank from here on. All GPUs stay
     visible to ``list_physical_devices`` and ``torch.cuda``, so a script may choose another one later.
 
@@ -124,6 +128,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _asks["sync"] = True
     place = find_place(env_settings.soonest())
     choose_device(place)
+    limit_threads(place)
     if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
         raise InvalidInputError(
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "

@@ -166,7 +166,7 @@ def start(
     segment = SharedGroup.create(size)
     environment = [
         {
-            **variables(binding.threads, keep=base_environment, shared=crowded),
+            **variables(binding.threads, keep=base_environment, shared=crowded, bound=bool(binding.cores)),
             **(wish.variables or {}),
             **horovod_place(rank, size, part),
             **({"CHOROS_SLOT": str(which)} if shares > 1 else {}),

@@ -10,6 +10,8 @@ JAX 0.10.2         ``NPROC``: XLA's pool on the CPU. Eigen's flag ``--xla_cpu_mu
 TensorFlow 2.21    ``TF_NUM_INTRAOP_THREADS`` and ``TF_NUM_INTEROP_THREADS``, also for its XLA pool; neither
                    ``OMP_NUM_THREADS`` nor ``NPROC``
 numpy              ``OPENBLAS_NUM_THREADS`` (or ``MKL_``, ``VECLIB_MAXIMUM_THREADS`` by its build)
+Intel's OpenMP     ``KMP_BLOCKTIME`` and ``KMP_AFFINITY``; in builds of frameworks for Intel's processors. The wheels
+                   of PyPI for Linux have GNU's OpenMP or none, which ignore them.
 =================  ==========================================================================================
 
 No framework makes a pool larger than the affinity mask, so binding a rank before its imports has most of the effect.
@@ -21,7 +23,7 @@ from collections.abc import Mapping
 
 from choros.errors import InvalidInputError
 
-NAMES = (
+COUNTS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -31,9 +33,14 @@ NAMES = (
     "TF_NUM_INTEROP_THREADS",
     "NPROC",
 )
+NAMES = (*COUNTS, "KMP_BLOCKTIME", "KMP_AFFINITY")
+# The thread of each core stays there, and threads fill the cores before the hyper-threads of a core.
+_PINNED = "granularity=fine,compact,1,0"
 
 
-def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bool = False) -> dict[str, str]:
+def variables(
+    threads: int, *, keep: Mapping[str, str] | None = None, shared: bool = False, bound: bool = False
+) -> dict[str, str]:
     """Return the variables that limit each thread pool of a process to ``threads`` threads.
 
     Args:
@@ -41,6 +48,8 @@ def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bo
         keep: an environment that takes precedence: its names are not returned. Defaults to none.
         shared: whether several ranks share cores. GNU OpenMP's threads then sleep at barriers. Spinning would take the
             core from the rank that they wait for (5 times slower on PyTorch).
+        bound: whether no other rank runs on this rank's cores. Intel's OpenMP then pins each thread to a core. Ranks
+            that are not bound would all pin their threads to the same cores.
 
     Returns:
         Names and values for the environment of the process.
@@ -56,8 +65,10 @@ def variables(threads: int, *, keep: Mapping[str, str] | None = None, shared: bo
     """
     if threads < 1:
         raise InvalidInputError(f"threads must be 1 or more, got {threads}")
-    limits = dict.fromkeys(NAMES, str(threads))
+    limits = dict.fromkeys(COUNTS, str(threads))
     limits["TF_NUM_INTEROP_THREADS"] = str(min(2, threads))
+    limits["KMP_BLOCKTIME"] = "0"  # milliseconds that a thread spins after a parallel region; the default is 200
+    limits["KMP_AFFINITY"] = _PINNED if bound else "none"
     if shared and threads > 1:
         limits["OMP_WAIT_POLICY"] = "PASSIVE"
     return {name: value for name, value in limits.items() if name not in (keep or {})}

@@ -82,7 +82,7 @@ class ProcessStarter:
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            **variables(binding.threads, keep=base_environment, shared=crowded),
+            **variables(binding.threads, keep=base_environment, shared=crowded, bound=bool(binding.cores)),
             **(self._wish.variables or {}),
             **horovod_place(member.number, size, part),
             **job_variables,

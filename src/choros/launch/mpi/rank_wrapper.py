@@ -14,7 +14,8 @@ import subprocess
 import sys
 
 from choros.cluster import Place
-from choros.cluster.hardware import physical_cores, plan, usable_cores, variables
+from choros.cluster.hardware import plan, usable_cores, variables
+from choros.cluster.rank_threads import shares_cores
 from choros.launch.mpi.failure_notice import HEAD, tell
 
 
@@ -26,14 +27,14 @@ def settle(place: Place, bind: bool = True, threads: int | None = None) -> None:
         bind: bind to separate cores if the launcher has bound nothing. Defaults to True.
         threads: int or None. The number of threads. Defaults to None, the number of its cores.
     """
-    usable = usable_cores()
-    free = len(usable) == sum(map(len, physical_cores())) and place.local_size > 1
-    bindings = plan(place.local_size, threads, bind and free)
-    binding = bindings[min(place.local_rank, len(bindings) - 1)]
-    if free and bind and binding.cores:
+    usable, shared = usable_cores(), shares_cores(place)
+    bindings = plan(place.local_size if shared else 1, threads, bind)
+    binding = bindings[place.local_rank if shared else 0]
+    if shared and binding.cores:
         os.sched_setaffinity(0, binding.cores)
-    threads_given = binding.threads if free else threads or max(1, len(usable))
-    os.environ.update(variables(threads_given, keep=dict(os.environ), shared=place.local_size > len(usable)))
+    crowded = shared and place.local_size * binding.threads > len(usable)
+    bound = bool(binding.cores) or not shared
+    os.environ.update(variables(binding.threads, keep=dict(os.environ), shared=crowded, bound=bound))
 
 
 def main() -> int:

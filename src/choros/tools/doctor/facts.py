@@ -13,6 +13,7 @@ from choros.cluster.hardware import cpu_features, physical_cores, usable_cores, 
 from choros.cluster.hardware.gpus import count_gpus
 from choros.cluster.hardware.interfaces import interfaces
 from choros.cluster.hardware.thread_env import NAMES
+from choros.cluster.rank_threads import missing_variables
 from choros.comm.bootstrap.select import MPI, SHARED, choose
 from choros.errors import InvalidInputError
 from choros.tools.doctor import limits, network_facts
@@ -57,6 +58,7 @@ def look(place: Place) -> Facts:
         "scheduler": {name: os.environ[name] for name in _UNDERLYING if os.environ.get(name)},
         "cores": _cores(place),
         "threads": {name: os.environ[name] for name in NAMES if os.environ.get(name)},
+        "chosen": missing_variables(place),
         "memory": limits.memory(),
         "shm": limits.shared_memory(),
         "files": limits.open_files(),

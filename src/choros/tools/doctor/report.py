@@ -78,6 +78,7 @@ def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
     rows: dict[str, Callable[[Facts], str]] = {
         "cores": _cores,
         "threads": lambda each: _pairs(each["threads"]) or "no variable is set",
+        "set by choros": lambda each: _pairs(each.get("chosen", {})),
         "memory": _memory,
         "/dev/shm": lambda each: amount(each["shm"]["total"]) if each["shm"] else "none",
         "open files": lambda each: str(each["files"]["soft"]),

@@ -110,7 +110,7 @@ class WorkerPool:
             shared = not all(binding.cores for binding in bindings)
             environment = [
                 {
-                    **variables(b.threads, keep=inherited, shared=shared),
+                    **variables(b.threads, keep=inherited, shared=shared, bound=bool(b.cores)),
                     **device_variables(self.backend, gpu_list),
                 }
                 for b, gpu_list in zip(bindings, gpus, strict=True)

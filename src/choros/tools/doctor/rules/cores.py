@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from choros.cluster.hardware.thread_env import COUNTS
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
 
 _MANY = 4  # cores for each thread of a rank from which there are too few threads
-_OMP = "OMP_NUM_THREADS"
+_OMP, _AFFINITY, _BLOCKTIME = "OMP_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME"
 
 
 def threads_of(each: Facts) -> int:
@@ -80,7 +81,7 @@ def threads(seen: Observations) -> Iterator[Finding]:
     """Find more threads than cores."""
     reported: set[int] = set()
     for (name, value, count), some in alike(
-        [{"name": name, "each": facts} for facts in seen.ranks for name in facts["threads"]],
+        [{"name": name, "each": facts} for facts in seen.ranks for name in facts["threads"] if name in COUNTS],
         lambda one: (one["name"], one["each"]["threads"][one["name"]], len(one["each"]["cores"]["usable"])),
     ):
         if _number(value) > count:
@@ -105,8 +106,38 @@ def threads(seen: Observations) -> Iterator[Finding]:
                 f"{{at}} share {_cores(cores)} and run {run} threads in all"
                 + (", which on PyTorch wait for each other by spinning." if torch else "."),
                 f"Export {_OMP}={max(cores // len(some), 1)} (and NPROC, TF_NUM_INTRAOP_THREADS), or bind each rank to "
-                "cores of its own; choros run does both.",
+                "cores of its own; choros run does both. A script that imports choros before Keras sets them too.",
             )
+
+
+def openmp(seen: Observations) -> Iterator[Finding]:
+    """Find settings of Intel's OpenMP by the user that slow ranks with common cores."""
+    for some in (part for machine in seen.machines() for part in together(machine)):
+        pinned = [facts for facts in some if _pins(facts["threads"].get(_AFFINITY, ""))]
+        if len(pinned) > 1:
+            yield made(
+                ERROR,
+                "kmp-affinity",
+                pinned,
+                f"{{at}} share {_cores(len(union(some)))}, and {_AFFINITY}={pinned[0]['threads'][_AFFINITY]} pins "
+                "the threads of each rank to the same first cores.",
+                f"Unset {_AFFINITY}, which choros sets for ranks with cores of their own, or bind the ranks, as "
+                "choros run does.",
+            )
+        spinning = [facts for facts in some if facts["threads"].get(_BLOCKTIME, "0") not in ("0", "")]
+        if spinning and len(some) > 1:
+            yield made(
+                WARNING,
+                "kmp-blocktime",
+                spinning,
+                f"{{at}} share {_cores(len(union(some)))}, and with {_BLOCKTIME}={spinning[0]['threads'][_BLOCKTIME]} "
+                "a thread spins for so many milliseconds after each parallel region, on a core of other ranks.",
+                f"Export {_BLOCKTIME}=0, or unset it: choros sets 0.",
+            )
+
+
+def _pins(affinity: str) -> bool:
+    return any(word in affinity for word in ("compact", "scatter", "balanced", "explicit", "proclist"))
 
 
 def idle(seen: Observations) -> Iterator[Finding]:
@@ -179,4 +210,4 @@ def _few(cores: tuple[int, ...]) -> str:
     return ",".join(map(str, cores[:8])) + (",..." if len(cores) > 8 else "")
 
 
-RULES: tuple[Rule, ...] = (crowded, threads, idle, numa, quota)
+RULES: tuple[Rule, ...] = (crowded, threads, openmp, idle, numa, quota)
