@@ -1,4 +1,4 @@
-"""The command ``choros``: ``run``, ``submit`` and its companions, ``where``, ``doctor``, ``check`` and ``demo``."""
+"""The command ``choros`` with its subcommands, one module each."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _COMMANDS = {
     "where": "print this process's rank, cores, threads and libraries",
     "doctor": "diagnose a job's ranks and hosts",
     "check": "compare a model's training by workers with plain Keras",
+    "tune": "find the ranks and threads with which a script trains fastest",
     "demo": "train one model by every algorithm and write a report",
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from choros.cluster import Place, Slots, is_this_machine, parse_slots, read_hostfile
-from choros.cluster.hardware import plan, usable_cores, variables
+from choros.cluster.hardware import kept_variables, plan, usable_cores, variables
 from choros.errors import InvalidInputError
 from choros.launch.process.child_process import ExitStatus
 from choros.launch.process.rank_output import Output
@@ -158,7 +158,7 @@ def start(
     which, shares = part.share
     bindings = plan(max(size, shares), wish.threads, wish.bind)[which : which + size]
     # variables that the user exported have priority, unless wish.threads is set
-    base_environment = {} if wish.threads else dict(os.environ)
+    base_environment = kept_variables(os.environ, wish.threads)
     crowded = not bindings[0].cores or max(size, shares) * bindings[0].threads > len(usable_cores())
     from choros.comm.shm.group import SharedGroup
     from choros.comm.shm.group_header import abort, has_joined

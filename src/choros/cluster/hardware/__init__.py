@@ -6,7 +6,7 @@ from choros.cluster.hardware.file_descriptors import raise_descriptors
 from choros.cluster.hardware.mpi_vendor import MPICH_UNDER_PMI2, PMI, find_mpi
 from choros.cluster.hardware.packages import version
 from choros.cluster.hardware.peak_memory import peak_memory
-from choros.cluster.hardware.thread_env import variables
+from choros.cluster.hardware.thread_env import kept_variables, variables
 
 __all__ = [
     "MPICH_UNDER_PMI2",
@@ -14,6 +14,7 @@ __all__ = [
     "Binding",
     "cpu_features",
     "find_mpi",
+    "kept_variables",
     "peak_memory",
     "physical_cores",
     "plan",

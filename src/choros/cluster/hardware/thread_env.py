@@ -38,6 +38,20 @@ NAMES = (*COUNTS, "KMP_BLOCKTIME", "KMP_AFFINITY")
 _PINNED = "granularity=fine,compact,1,0"
 
 
+def kept_variables(environ: Mapping[str, str], threads: int | None) -> dict[str, str]:
+    """Return the variables of the user that a launcher leaves as they are, for the argument ``keep`` of ``variables``.
+
+    Args:
+        environ: the user's environment.
+        threads: the number of threads that the user has given to the launcher, which then replaces all counts; or None.
+
+    Example:
+        >>> kept_variables({"NPROC": "4", "KMP_BLOCKTIME": "30"}, threads=2)
+        {'KMP_BLOCKTIME': '30'}
+    """
+    return {name: value for name, value in environ.items() if threads is None or name not in COUNTS}
+
+
 def variables(
     threads: int, *, keep: Mapping[str, str] | None = None, shared: bool = False, bound: bool = False
 ) -> dict[str, str]:

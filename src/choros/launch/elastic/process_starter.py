@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 
 from choros.cluster import Slots, is_this_machine
-from choros.cluster.hardware import plan, usable_cores, variables
+from choros.cluster.hardware import kept_variables, plan, usable_cores, variables
 from choros.launch.elastic.members import Member
 from choros.launch.local_job import HostShare, LaunchOptions, horovod_place
 from choros.launch.ssh.launcher import memory, told_agent
@@ -77,7 +77,7 @@ class ProcessStarter:
             return self._far(member, size, job_variables, shares)
         binding = plan(shares, self._wish.threads, self._wish.bind)[member.slot]
         crowded = not binding.cores or shares * binding.threads > len(usable_cores())
-        base_environment = {} if self._wish.threads else dict(os.environ)
+        base_environment = kept_variables(os.environ, self._wish.threads)
         part = HostShare(size)
         environment = {
             **os.environ,

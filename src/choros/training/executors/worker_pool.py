@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from choros.cluster.hardware import physical_cores, plan, variables
+from choros.cluster.hardware import kept_variables, physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
 from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
 from choros.console import write_line
@@ -106,7 +106,7 @@ class WorkerPool:
         if self._pool is None:
             bindings = plan(self.size, threads=self._threads, bind=self._bind)
             gpus = self.gpus()
-            inherited = os.environ if self._threads is None else None
+            inherited = kept_variables(os.environ, self._threads)
             shared = not all(binding.cores for binding in bindings)
             environment = [
                 {

@@ -1,0 +1,105 @@
+"""``choros tune``: find the ranks, threads, binding and spin time with which a script trains fastest here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from choros.cli.arguments import count, some_seconds, whole
+from choros.cluster.hardware import physical_cores
+from choros.errors import InvalidInputError, WorkerFailedError
+
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
+
+_HELP = """\
+Starts a training script by `choros run` with several numbers of ranks and threads, with and without binding, and with
+several spin times of OpenMP. Each trial makes a few steps of the script's own `fit` (of `choros.hvd`, `choros.Trainer`
+or Keras) and is then ended. Prints the times, and the line for the job script. Run it where the job will run: on a
+compute node. What the script writes before its first steps, it writes in each trial.
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
+    """
+    parser = subparsers.add_parser(
+        "tune", help="find the ranks and threads with which a script trains fastest", description=_HELP
+    )
+    add = parser.add_argument
+    add("--ranks", type=_list(count), metavar="LIST", help="numbers of ranks (default: 1, 2, 4 ... cores)")
+    add(
+        "--threads",
+        type=_list(count),
+        default=[],
+        metavar="LIST",
+        help="threads of a rank (default: as many as it has cores, and half of them)",
+    )
+    add("--bind", choices=("yes", "no", "both"), default="both", help="bind ranks to cores (default: both)")
+    add(
+        "--blocktime",
+        type=_list(whole),
+        default=[0, 200],
+        metavar="LIST",
+        help="KMP_BLOCKTIME in ms; 0 also sets OMP_WAIT_POLICY=PASSIVE, others ACTIVE (default: 0,200)",
+    )
+    add("--warmup", type=count, default=5, metavar="N", help="steps before the measurement (default: 5)")
+    add("--steps", type=count, default=20, metavar="N", help="measured steps (default: 20)")
+    add("--timeout", type=some_seconds, default=300.0, metavar="S", help="seconds of a trial (default: 300)")
+    add("-m", dest="module", action="store_true", help="the target is a module")
+    add("target", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGUMENTS]", help="the script and its arguments")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the trials, and print their times and the line for the job script.
+
+    Args:
+        args: the parsed arguments.
+
+    Returns:
+        0.
+
+    Raises:
+        InvalidInputError: no script was given, or it does not exist, or no trial fits on this machine.
+        WorkerFailedError: all trials failed.
+    """
+    from choros.cli.command_target import command_of
+    from choros.tools.tune import HEAD, Outcome, Trial, grid, run_trial, search
+    from choros.tools.tune.settings import TuneSettings
+
+    program, *words = command_of(args.target, args.module, name="tune")
+    if program != sys.executable:
+        raise InvalidInputError(f"{program} is no Python script: give one that ends in .py, or -m and a module.")
+    cores = len(physical_cores())
+    ranks = args.ranks or [2**power for power in range(cores.bit_length()) if 2**power <= cores]
+    trials = grid(ranks, args.threads, cores)
+    if not trials:
+        raise InvalidInputError(f"No trial of --threads {args.threads} fits on {cores} cores: give smaller numbers.")
+    settings = TuneSettings(args.warmup, args.steps)
+    bindings = {"yes": [True], "no": [False], "both": [True, False]}[args.bind]
+
+    def run(trial: Trial) -> Outcome:
+        return run_trial(trial, words, settings, args.timeout)
+
+    print(HEAD, flush=True)
+    outcomes = []
+    for outcome in search(trials, bindings, args.blocktime, run):
+        outcomes.append(outcome)
+        print(outcome.text(), flush=True)
+    best = min(outcomes, key=lambda outcome: outcome.cost)
+    if best.failure:
+        raise WorkerFailedError(f"All trials failed. The first one printed last:\n{outcomes[0].failure}", rank=0)
+    print(f"\nThe fastest here; the line for the job script:\n    {best.trial.line(words)}", flush=True)
+    return 0
+
+
+def _list(of: Callable[[str], int]) -> Callable[[str], list[int]]:
+    def parse(text: str) -> list[int]:
+        return [of(part) for part in text.split(",")]
+
+    return parse

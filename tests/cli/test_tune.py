@@ -1,0 +1,104 @@
+"""``choros tune`` starts a script in several ways, measures steps of its ``fit``, and prints the fastest line."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from choros.tools.tune import Outcome, Trial, grid, search
+
+HEAD = """
+import sys, keras, numpy as np, choros
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+"""
+TRAINER = """
+model.compile("sgd", "mse")
+history = choros.Trainer(model, sys.argv[1]).fit(x, x[:, :3], batch_size=8, epochs=int(sys.argv[2]), verbose=0)
+print("trained by", len(history.run.workers))
+"""
+HVD = """
+hvd = choros.hvd
+hvd.init()
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+model.fit(hvd.shard(x, x[:, :3], batch_size=4), epochs=100, verbose=0)
+"""
+
+
+def tune(path, *options, **environ):
+    command = [sys.executable, "-m", "choros", "tune", *map(str, options[:-1]), str(path), *options[-1]]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=280)
+
+
+def rows(done):
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()[1:] if re.match(r" +\d", line)]
+
+
+def test_a_trainer_s_script_is_measured_and_leaves_nothing(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + TRAINER)
+    options = ("--ranks", 2, "--threads", 1, "--bind", "yes", "--blocktime", 0, "--warmup", 2, "--steps", 4)
+    done = tune(path, *options, ["allreduce", "1000"])
+    (row,) = rows(done)
+    assert row[:4] == ["2", "1", "yes", "0"]
+    step, epoch = float(row[4]), float(row[5])
+    assert epoch == pytest.approx(8 * step / 1e3, rel=0.02)  # 8 global batches
+    line = f"choros run -n 2 --threads 1 {path} allreduce 1000"
+    assert done.stdout.splitlines()[-1] == f"    KMP_BLOCKTIME=0 OMP_WAIT_POLICY=PASSIVE {line}"
+    left = subprocess.run(["pgrep", "-f", str(path)], capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+@pytest.mark.long
+def test_the_line_that_is_printed_runs(tmp_path):
+    """One rank trains alone, and 2 together; the line runs as it is."""
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + TRAINER)
+    done = tune(path, "--ranks", "1,2", "--threads", 1, "--steps", 4, ["aeasgd", "50"])
+    assert [row[:4] for row in rows(done)][:2] == [["1", "1", "yes", "0"], ["2", "1", "yes", "0"]]
+    assert len(rows(done)) == 2 + 3
+    line = done.stdout.splitlines()[-1].strip().replace("choros run", f"{shlex.quote(sys.executable)} -m choros run")
+    assert "trained by" in subprocess.run(line, shell=True, capture_output=True, text=True, timeout=200).stdout
+
+
+@pytest.mark.long
+def test_an_hvd_script_is_measured(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + HVD)
+    done = tune(path, "--ranks", "1,2", "--threads", 1, "--bind", "yes", "--blocktime", 0, "--steps", 4, [])
+    steps = [float(row[5]) / (float(row[4]) / 1e3) for row in rows(done)]
+    assert steps == pytest.approx([16, 8], rel=0.05)  # batches of 4 of the rank's rows
+
+
+def test_a_script_that_fails_says_why(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import os\nraise ValueError(f'no data at {os.environ[\"KMP_BLOCKTIME\"]}')")
+    done = tune(path, "--ranks", 1, "--threads", 1, "--bind", "yes", "--blocktime", 30, [])
+    assert done.returncode == 1
+    assert "ValueError: no data at 30" in done.stderr
+    assert "failed" in done.stdout
+
+
+def test_what_is_no_script_is_refused(tmp_path):
+    assert "does not exist" in tune(tmp_path / "none.py", []).stderr
+    assert "is no Python script" in tune("true", []).stderr
+    assert "is no Python script" in tune("true", ["script.py"]).stderr
+
+
+def test_the_search_takes_the_best_ranks_for_binding_and_spin_time():
+    def run(trial):
+        failed = "killed" if trial.ranks == 4 else ""
+        return Outcome(trial, float("inf") if failed else trial.threads / trial.ranks, failure=failed)
+
+    trials = grid([1, 2, 4], [1, 2], cores=4)
+    assert [(trial.ranks, trial.threads) for trial in trials] == [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
+    outcomes = list(search(trials, [True, False], [0, 200], run))
+    assert [outcome.trial for outcome in outcomes[5:]] == [
+        Trial(2, 1, True, 200), Trial(2, 1, False, 0), Trial(2, 1, False, 200)
+    ]  # fmt: skip
+    assert "failed: killed" in outcomes[4].text()
