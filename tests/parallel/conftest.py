@@ -174,5 +174,11 @@ def passed(request):
     return ask
 
 
+@pytest.fixture
+def over_three(request):
+    """Run cases of the test's file in a process with 3 devices, once; return what each of them raised."""
+    return lambda *cases: run(str(request.path), "3", *cases)
+
+
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from choros.backends.base import blind
-from choros.backends.devices import place_of
 from choros.backends.driver_model import build_model
 from choros.backends.loss_exactness import check_exact
 from choros.backends.metric_additivity import not_additive
-from choros.errors import InvalidInputError
 from choros.training.executors import in_job
 from choros.training.executors.executor import FitResult
 from choros.training.model_io.serialization import pack_model
@@ -55,11 +53,7 @@ class InProcessExecutor:
             replica.close()
 
     def ready(self, sample: Batch) -> Any:
-        """Return the replica, with the present weights of the model; the first call builds it.
-
-        Raises:
-            InvalidInputError: the model is on another device than the first one.
-        """
+        """Return the replica, with the present weights of the model; the first call builds it."""
         if self.replica is not None and self.replica.blind and sample.y is not None:
             self.replica.sync()
             self.close()
@@ -70,9 +64,6 @@ class InProcessExecutor:
             build_model(self.model, sample)
         averaged, clone = [], None
         if several_models(len(self.devices)):
-            where = place_of(self.model)
-            if where not in (None, self.devices[0]) and not self.devices[0].startswith("cpu"):
-                raise InvalidInputError(f"The model lies on {where}: give devices that begin with it.")
             if sample.y is not None:
                 check_exact(self.model, len(self.devices), sample, repeats=False)
                 averaged = not_additive(self.model, sample)

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from choros.backends import backend_name, make_replica
-from choros.backends.devices import device_of, scope
+from choros.backends.devices import device_of, place_of, scope
 from choros.backends.devices.device_threads import DeviceThreads
 from choros.backends.devices.placement import Placement, RowShard, VariablePlacement
 from choros.backends.host_values import to_host
@@ -43,7 +43,8 @@ class MirroredReplica:
     """The replicas of all devices of a worker as one; ``choros.backends.replica.Replica`` documents the methods.
 
     Args:
-        model: a compiled ``keras.Model``, which the first device uses.
+        model: a compiled ``keras.Model``. The first device uses it if its weights are on that device. Otherwise each
+            device has a copy, and ``sync`` and ``finish`` copy the weights back.
         workers: number of workers that train.
         devices: names in Keras' form (``"cpu:0"``, ``"gpu:1"``).
         clone: creates a copy of the model on the device in whose scope it is called.
@@ -52,7 +53,10 @@ class MirroredReplica:
     def __init__(self, model: keras.Model, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
         self.given, self.threads = model, DeviceThreads(devices)
         self._make: Callable[[Any], Any] = lambda own: make_replica(own or clone(), workers * len(devices))
-        self.replicas: list[Any] = self.threads.each(lambda number: self._make(None if number else model))
+        self.model_elsewhere = place_of(model) not in (None, devices[0])
+        self.replicas: list[Any] = self.threads.each(
+            lambda number: self._make(None if number or self.model_elsewhere else model)
+        )
 
     @property
     def lead(self) -> Any:
@@ -107,7 +111,11 @@ class MirroredReplica:
         self.rows = np.zeros(len(self.replicas))  # trained by each device since the moving statistics were equal
         self.summary: Array | None = None  # a sum of metric states that was set to be read
         self.alone = False  # the last step was local: its loss is not yet in the metric state
-        self.restore(self.threads.first(lead.snapshot))
+        self.restore(
+            self.threads.first(
+                lambda: to_host(model_variables(self.given)) if self.model_elsewhere else lead.snapshot()
+            )
+        )
 
     def ready(self, batch: Batch) -> Batch:
         """Return the batch with each share placed on its device."""
@@ -389,7 +397,7 @@ class MirroredReplica:
         self.restore(self.threads.first(lambda: to_host(model_variables(self.given))))
 
     def _bring_home(self) -> None:
-        if self.given is not self.model:
+        if self.model_elsewhere:
             arrays = self.threads.first(self.lead.snapshot)
             for variable, array in zip(model_variables(self.given), arrays, strict=True):
                 variable.assign(array)

@@ -182,11 +182,11 @@ class InJobCallbackChannel:
         try:
             yield
             if self.held is not None:
-                self.set = to_host(model_variables(self.run.replica.model))
+                self.set = to_host(model_variables(self.conductor.model))
         finally:
             if self.held is not None:
                 self.run.put_back(self.held)
-                for variable, value in zip(self.run.replica.model.metrics_variables, self.metrics, strict=False):
+                for variable, value in zip(self.conductor.model.metrics_variables, self.metrics, strict=False):
                     variable.assign(value)
                 self.held = None
 
@@ -196,7 +196,7 @@ class InJobCallbackChannel:
         self.held = self.run.hold()
         # On JAX the replica holds the metrics' values outside of the model, whose own arrays are no longer valid.
         if keras.backend.backend() != "jax":
-            self.metrics = to_host(self.run.replica.model.metrics_variables)
+            self.metrics = to_host(self.conductor.model.metrics_variables)
 
     def fetching(self) -> None:
         """Copy this rank's training state and write the weights, before callbacks touch the model."""
