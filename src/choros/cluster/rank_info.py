@@ -211,15 +211,15 @@ def _needed(table: LauncherEnv, environ: Mapping[str, str], names: tuple[str, ..
     return value
 
 
-def _check(table: LauncherEnv, what: str, value: int, limit_name: str, limit: int) -> None:
+def _check(table: LauncherEnv, quantity: str, value: int, limit_name: str, limit: int) -> None:
     if not 0 <= value < limit:
-        raise _wrong(table, f"the {what} {value} is not below the {limit_name} {limit}")
+        raise _wrong(table, f"the {quantity} {value} is not below the {limit_name} {limit}")
 
 
-def _wrong(table: LauncherEnv, what: str) -> InvalidInputError:
+def _wrong(table: LauncherEnv, problem: str) -> InvalidInputError:
     names = ", ".join(table.detect_any + tuple(name for name in table.detect_all if name not in table.detect_any))
     mpi_advice = " set CHOROS_COMM=mpi on all ranks to get the ranks from MPI," if table.mpi else ""
     return InvalidInputError(
-        f"this process's place, as {table.launcher} reports it, is inconsistent: {what}. "
+        f"this process's place, as {table.launcher} reports it, is inconsistent: {problem}. "
         f"Start it through {table.launcher} again,{mpi_advice} or unset {names} to run it on its own."
     )

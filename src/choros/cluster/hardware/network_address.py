@@ -176,10 +176,10 @@ def _each_interface() -> list[tuple[str, list[str]]]:
     ]
 
 
-def _look_up(name: str, asked: str) -> str:
+def _look_up(name: str, requested: str) -> str:
     try:
         return socket.gethostbyname(name)
     except OSError as error:
         raise InvalidInputError(
-            f"{asked}: the name {name} cannot be looked up here ({error}). Give an interface instead."
+            f"{requested}: the name {name} cannot be looked up here ({error}). Give an interface instead."
         ) from None
