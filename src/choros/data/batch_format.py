@@ -60,10 +60,10 @@ def standard(
     return x, y, weight, rows
 
 
-def cut(x: ArrayTree, y: ArrayTree, weight: ArrayTree, total: int, mine: slice) -> Batch:
-    """Return one rank's rows, the slice ``mine``, of a global batch of ``total`` rows."""
-    rows = mine.stop - mine.start
+def cut(x: ArrayTree, y: ArrayTree, weight: ArrayTree, total: int, bounds: slice) -> Batch:
+    """Return one rank's rows, the slice ``bounds``, of a global batch of ``total`` rows."""
+    rows = bounds.stop - bounds.start
     if rows == 0:
         return Batch(None, None, None, rows=0, total=total)
-    x, y, weight = (map_leaves(lambda a: a[mine], part) for part in (x, y, weight))
+    x, y, weight = (map_leaves(lambda a: a[bounds], part) for part in (x, y, weight))
     return Batch(x, y, weight, rows=rows, total=total)

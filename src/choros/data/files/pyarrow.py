@@ -177,9 +177,9 @@ class CsvTable(FileReader):
         names: list[str] = pyarrow.csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=options).schema.names
         return names
 
-    def _guess(self, given: dict[str, str]) -> dict[str, str]:
+    def _guess(self, types: dict[str, str]) -> dict[str, str]:
         """Return the types of columns, inferred from the first block. A column without values has the type double."""
-        columns_read = {field.name: str(field.type) for field in self._parse(0, given).schema}
+        columns_read = {field.name: str(field.type) for field in self._parse(0, types).schema}
         return {name: "double" if kind == "null" else kind for name, kind in columns_read.items()}
 
     def _parse(self, block: int, kinds: dict[str, str]) -> Any:

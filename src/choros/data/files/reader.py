@@ -76,11 +76,11 @@ class FileReader(ABC):
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def naming(description: str) -> Iterator[None]:
     """Convert exceptions of a library that reads a file to an error that names the file.
 
     Args:
-        what: str. The file, or a position in it.
+        description: str. The file, or a position in it.
 
     Raises:
         InvalidDataError: the file cannot be read.
@@ -90,12 +90,12 @@ def naming(what: str) -> Iterator[None]:
     except ChorosError:
         raise
     except Exception as error:  # for a damaged file a library may raise any exception
-        raise InvalidDataError(f"{what} cannot be read, it may be damaged: {brief(error)}") from error
+        raise InvalidDataError(f"{description} cannot be read, it may be damaged: {brief(error)}") from error
 
 
-def readable(parts: Iterable[_T], what: str) -> Iterator[_T]:
+def readable(parts: Iterable[_T], description: str) -> Iterator[_T]:
     """Yield the items of a reader, with errors as in ``naming``."""
-    with naming(what):
+    with naming(description):
         yield from parts
 
 
@@ -150,12 +150,12 @@ def stamp(path: str) -> list[int]:
     return [facts.st_size, facts.st_mtime_ns]
 
 
-def stack(value: Any, what: str) -> Array:
+def stack(value: Any, description: str) -> Array:
     """Return a column as a numeric array. Rows that are lists or arrays of one shape are stacked.
 
     Args:
         value: an array, or a sequence of arrays of equal shape, as a user's function may return.
-        what: name of the column in error messages.
+        description: name of the column in error messages.
 
     Raises:
         InvalidDataError: the column holds text or bytes, or rows of different shapes.
@@ -170,11 +170,12 @@ def stack(value: Any, what: str) -> Array:
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             raise InvalidDataError(
-                f"{what} has rows of different shapes ({sorted(shapes)[:3]}): give `decode` to make them equal."
+                f"{description} has rows of different shapes ({sorted(shapes)[:3]}): give `decode` to make them equal."
             )
         array = np.stack(parts) if parts else np.empty(0)
     if array.dtype.kind not in "biufc" and "float" not in array.dtype.name:
         raise InvalidDataError(
-            f"{what} holds {array.dtype.name} values, not numbers: leave it out, or turn it into numbers by `decode`."
+            f"{description} holds {array.dtype.name} values, not numbers: leave it out, or turn it into numbers by "
+            f"`decode`."
         )
     return array
