@@ -135,8 +135,8 @@ def _differ(before: object, now: object) -> bool:
     return not (before == now or (before != before and now != now))
 
 
-def _numbers(each: object) -> Iterator[tuple[str, Any]]:
-    for name, value in list(vars(each).items()):
+def _numbers(item: object) -> Iterator[tuple[str, Any]]:
+    for name, value in list(vars(item).items()):
         if name[:1] == "_" or name in _KEPT:
             continue
         plain = _plain(value)
@@ -217,20 +217,20 @@ def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Valu
     return functions_by_name, numbers
 
 
-def _parts(each: object) -> Iterator[tuple[str, Any]]:
+def _parts(item: object) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each item of a container, function, loss or user-defined object."""
-    if isinstance(each, (dict, list, tuple)):
-        return children(each) if len(each) <= _LONGEST else iter(())
-    if isinstance(each, types.FunctionType):
-        return iter(()) if of_keras(each) else children(each)
-    searched = isinstance(each, (types.MethodType, functools.partial, keras.Loss)) or _of_the_user(each)
-    return children(each) if searched else iter(())
+    if isinstance(item, (dict, list, tuple)):
+        return children(item) if len(item) <= _LONGEST else iter(())
+    if isinstance(item, types.FunctionType):
+        return iter(()) if of_keras(item) else children(item)
+    searched = isinstance(item, (types.MethodType, functools.partial, keras.Loss)) or _of_the_user(item)
+    return children(item) if searched else iter(())
 
 
-def _of_the_user(each: object) -> bool:
+def _of_the_user(item: object) -> bool:
     """Return whether an object has a user-defined class and is no layer, optimizer, metric, callback or module."""
     skipped = (keras.Layer, keras.Optimizer, keras.Metric, keras.callbacks.Callback, types.ModuleType, type)
-    return not isinstance(each, skipped) and hasattr(each, "__dict__") and not _of_a_library(type(each))
+    return not isinstance(item, skipped) and hasattr(item, "__dict__") and not _of_a_library(type(item))
 
 
 def _of_a_library(kind: object) -> bool:

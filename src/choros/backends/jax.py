@@ -279,9 +279,9 @@ class JaxReplica(BaseReplica):
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return captured[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
 
-    def _trace_kept(self, *given: Any) -> tuple[Any, ...]:
+    def _trace_kept(self, *arguments: Any) -> tuple[Any, ...]:
         """Trace the gradients, and append the metric variables to the figures, so that the host reads one array."""
-        gradients, figures, others, metrics, logs = self._trace_gradients(*given)
+        gradients, figures, others, metrics, logs = self._trace_gradients(*arguments)
         if self._floats:
             figures = jnp.concatenate([figures, *(jnp.ravel(metric) for metric in metrics)])
         return gradients, figures, others, metrics, logs

@@ -217,11 +217,11 @@ class Metrics(ABC):
         logs = flattened(logs)
         return logs if logs.keys() != self._names else None
 
-    def _known(self, told: LossSample, rows: int) -> float:
+    def _known(self, reported: LossSample, rows: int) -> float:
         """Return the batch's loss; 0, as Keras logs it, if a user-defined step did not update the running loss."""
-        if told.loss != UNUSED:
-            self._by_batch |= told.weight == 1 < rows
-            return told.loss
+        if reported.loss != UNUSED:
+            self._by_batch |= reported.weight == 1 < rows
+            return reported.loss
         self._untold |= self._logs is not None  # the step then logs its loss itself
         return 0.0
 

@@ -145,9 +145,9 @@ def _building(optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
 
 
 @contextmanager
-def _replaced(thing: object, name: str, value: object) -> Iterator[None]:
+def _replaced(container: object, name: str, value: object) -> Iterator[None]:
     """Temporarily replace an attribute in the ``__dict__`` of an object."""
-    attributes = vars(thing)
+    attributes = vars(container)
     before = [attributes[name]] if name in attributes else []
     attributes[name] = value
     try:

@@ -93,8 +93,8 @@ class MeshSharding:
 
         compiled = jax.jit(cut, static_argnums=0, donate_argnums=[number + 2 for number in donate], out_shardings=out)
 
-        def run(*given: Any) -> Any:
-            *state, data = given
+        def run(*arguments: Any) -> Any:
+            *state, data = arguments
             laid = data if isinstance(data, ShardedBatch) else self.lay(data)
             return compiled(laid.rows, tuple(laid), *state)
 
