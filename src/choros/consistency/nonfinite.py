@@ -102,14 +102,14 @@ class NonFiniteDetector:
         if isinstance(loss, float) and not math.isfinite(loss) and self.tally().lost_epoch < 0:
             self.tell("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
 
-    def tell(self, what: str, epoch: int, step: int | None) -> None:
+    def tell(self, quantity: str, epoch: int, step: int | None) -> None:
         """Take it down, and say it on stderr."""
         self.over = True
         tally = self.tally()
         tally.lost_epoch, tally.lost_step = epoch, -1 if step is None else step
         where = "" if step is None else f", step {step + 1}"
         logger.warning(
-            f"rank {tally.rank} of {self.workers} on {tally.host}: {what} is not finite, first seen "
+            f"rank {tally.rank} of {self.workers} on {tally.host}: {quantity} is not finite, first seen "
             f"in epoch {epoch + 1}{where}. Training continues, but all weights that follow are not finite, on all "
             f"ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
             "keras.callbacks.TerminateOnNaN ends such a run. This warning appears once."
