@@ -112,13 +112,13 @@ def read_answer(fd: int) -> tuple[dict[str, Any], int]:
         return header, end
 
 
-def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
+def read_value(fd: int, rank: int, header: Mapping[str, Any], begin: int) -> Any:
     """Return the value that a rank returned.
 
     Args:
         fd: descriptor of the rank's memory.
         rank: the rank.
-        told: the event from ``read_answer``.
+        header: the event from ``read_answer``.
         begin: the offset of the value from ``read_answer``.
 
     Raises:
@@ -132,7 +132,7 @@ def read_value(fd: int, rank: int, told: Mapping[str, Any], begin: int) -> Any:
             return loads(memory)
     except Exception as error:
         raise NotSerializableError(
-            f"what rank {rank} returned, a {told.get('type')}, cannot be built in this process: {brief(error)}"
+            f"what rank {rank} returned, a {header.get('type')}, cannot be built in this process: {brief(error)}"
         ) from error
 
 

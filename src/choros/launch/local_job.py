@@ -88,11 +88,11 @@ def slots_of(hosts: str | None, hostfile: str | None) -> Slots:
     return parse_slots(hosts) if hosts is not None else read_hostfile(hostfile) if hostfile is not None else ()
 
 
-def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here: bool = True) -> int | None:
+def size_of(requested: int | None, hosts: str | None, hostfile: str | None, *, here: bool = True) -> int | None:
     """Return the number of ranks to start.
 
     Args:
-        asked: the requested number of ranks, or None.
+        requested: the requested number of ranks, or None.
         hosts: ``host:slots[,host:slots]``, or None.
         hostfile: the path of a host file, or None.
         here: refuse hosts other than this one. Defaults to True.
@@ -111,7 +111,7 @@ def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here:
     if hosts is not None and hostfile is not None:
         raise InvalidInputError("give the hosts or a host file, not both")
     if hosts is None and hostfile is None:
-        return asked
+        return requested
     listed_slots = slots_of(hosts, hostfile)
     other = next((name for name, _ in listed_slots if not is_this_machine(name)), None)
     if other is not None and here:
@@ -120,11 +120,11 @@ def size_of(asked: int | None, hosts: str | None, hostfile: str | None, *, here:
             "hosts: give localhost:SLOTS, or write the call into a script"
         )
     slots = sum(count for _, count in listed_slots)
-    if asked is not None and asked > slots:
+    if requested is not None and requested > slots:
         raise InvalidInputError(
-            f"{asked} ranks were asked for, but the hosts have {slots} slot{'s' if slots > 1 else ''}"
+            f"{requested} ranks were asked for, but the hosts have {slots} slot{'s' if slots > 1 else ''}"
         )
-    return asked or slots
+    return requested or slots
 
 
 def start(

@@ -134,8 +134,8 @@ def _asked(num_proc: int | None, np: int | None) -> int | None:
     return np if num_proc is None else num_proc
 
 
-def _size(asked: int | None, hosts: str | None, hostfile: str | None) -> int:
-    return size_of(asked, hosts, hostfile) or min(4, len(physical_cores()))
+def _size(requested: int | None, hosts: str | None, hostfile: str | None) -> int:
+    return size_of(requested, hosts, hostfile) or min(4, len(physical_cores()))
 
 
 def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
@@ -151,19 +151,19 @@ def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
     raise _failure(outcome, [answer for answer, _ in answers])
 
 
-def _failure(outcome: JobResult, told: Sequence[dict[str, Any]]) -> WorkerFailedError:
+def _failure(outcome: JobResult, answers: Sequence[dict[str, Any]]) -> WorkerFailedError:
     """Return the error of the rank that failed first, rather than of one that only lost its peer."""
     events = []
     for rank, ended, output in outcome.failed:
-        event = dict(told[rank]) if told[rank].get("event") == "failed" else {"event": "died"}
+        event = dict(answers[rank]) if answers[rank].get("event") == "failed" else {"event": "died"}
         event |= {"signal": ended.signal, "exit": ended.exit, "peak_memory": ended.peak_memory}
         events.append((rank, event | {"host": platform.node(), "output": output}))
     seen = [rank for rank, _ in events]
     events += [
-        (rank, answer) for rank, answer in enumerate(told) if answer.get("event") == "failed" and rank not in seen
+        (rank, answer) for rank, answer in enumerate(answers) if answer.get("event") == "failed" and rank not in seen
     ]
     if not outcome.failed:  # all ranks exited with 0, but some without a result
-        silent = next(rank for rank, answer in enumerate(told) if answer.get("event") != "returned")
+        silent = next(rank for rank, answer in enumerate(answers) if answer.get("event") != "returned")
         events = [(silent, {"event": "died", "exit": 0, "host": platform.node()})]
     rank, event = next((candidate for candidate in events if not is_echo(candidate[1])), events[0])
-    return failure(rank, len(told), event, what="rank")
+    return failure(rank, len(answers), event, what="rank")

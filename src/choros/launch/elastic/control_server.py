@@ -89,8 +89,8 @@ class ControlServer:
 class _Line:
     """The socket to one process, with a thread that sends, so that the driver never blocks on a slow process."""
 
-    def __init__(self, end: socket.socket, who: str) -> None:
-        self.channel, self._end = RpcConnection(end, who, _NEVER), end
+    def __init__(self, end: socket.socket, peer: str) -> None:
+        self.channel, self._end = RpcConnection(end, peer, _NEVER), end
         self._waiting: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._lock, self._bytes, self._broken = threading.Lock(), 0, False
         self._thread = threading.Thread(target=self._send, name="choros-send", daemon=True)

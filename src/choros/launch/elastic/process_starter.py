@@ -97,9 +97,9 @@ class ProcessStarter:
         )
         return self._command, environment, binding.cores, ()
 
-    def _far(self, member: Member, size: int, own: dict[str, str], shares: int) -> Prepared:
+    def _far(self, member: Member, size: int, variables: dict[str, str], shares: int) -> Prepared:
         part = HostShare(size, member.number, nodes=2, share=(member.slot, shares))
-        agent_variables = {**own, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
+        agent_variables = {**variables, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
         self._say(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
         instructions = told_agent(
             member.host,

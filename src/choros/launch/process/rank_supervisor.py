@@ -248,9 +248,9 @@ class RankSupervisor:
             os.close(self._wake_in)
             self._wake_in = self._wake_out = -1
 
-    def _judge(self, found: list[tuple[int, ExitStatus]]) -> None:
+    def _judge(self, failures: list[tuple[int, ExitStatus]]) -> None:
         """Record the first failure and end the other ranks; ignore failures after it, or after a signal to us."""
-        failed = [(rank, ended) for rank, ended in found if ended.code != 0]
+        failed = [(rank, ended) for rank, ended in failures if ended.code != 0]
         if not failed or self.failed or self._asked or self._broken:
             return
         self.failed = [(rank, ended, self.keeper.tail(rank)) for rank, ended in failed]

@@ -109,11 +109,11 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def split_line(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def split_line(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Split the arguments of ``aprun`` into its options and the command that it starts.
 
     Args:
-        words: the arguments.
+        arguments: the arguments.
 
     Returns:
         The options with their values, and the command.
@@ -123,7 +123,7 @@ def split_line(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
         ([('-n', '8'), ('-N', '4'), ('-b', '')], ['python', 'a.py', '-n', '1'])
     """
     flags = [name for name, option in _KNOWN.items() if not option.values]
-    return split_words(words, flags, lambda name: name not in _KNOWN and name[:2] in _KNOWN)
+    return split_words(arguments, flags, lambda name: name not in _KNOWN and name[:2] in _KNOWN)
 
 
 def split_words(
@@ -151,11 +151,11 @@ def split_words(
     return options, remaining
 
 
-def read_options(given: Sequence[tuple[str, str]]) -> AprunLine:
+def read_options(options: Sequence[tuple[str, str]]) -> AprunLine:
     """Return the line that has these options.
 
     Args:
-        given: the options with their values.
+        options: the options with their values.
 
     Raises:
         InvalidInputError: a value is not valid.
@@ -165,7 +165,7 @@ def read_options(given: Sequence[tuple[str, str]]) -> AprunLine:
         '2'
     """
     texts, environment, notes = dict[str, str](), list[str](), list[str]()
-    for name, value in given:
+    for name, value in options:
         option = _KNOWN.get(name)
         if option is None:
             notes.append(f"{name} {value}".rstrip() + ": not an option of aprun that is known here")

@@ -59,11 +59,11 @@ def is_asked(words: Sequence[str]) -> bool:
     return ("--on", "cobalt") in split_options(words)[0]
 
 
-def split_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def split_options(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Split arguments into options, of Cobalt or of ``choros submit``, and what the ranks run.
 
     Args:
-        words: the arguments.
+        arguments: the arguments.
 
     Returns:
         The options with their values, and the target.
@@ -72,7 +72,7 @@ def split_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str
         >>> split_options(["-n2", "--env", "A=1", "--dry-run", "a.py", "-t", "1"])
         ([('-n', '2'), ('--env', 'A=1'), ('--dry-run', '')], ['a.py', '-t', '1'])
     """
-    return split_words(words, _FLAGS, lambda name: len(name) > 2, ends=("-m", "--"))
+    return split_words(arguments, _FLAGS, lambda name: len(name) > 2, ends=("-m", "--"))
 
 
 def translation(words: Sequence[str]) -> str:

@@ -130,8 +130,8 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         raise InvalidInputError(f"job {job} has no log yet: {where} is not in {os.getcwd()}, where a job leaves it")
 
 
-def _log_file(scheduler: Scheduler, job: str, said: str) -> str:
-    named = scheduler.log_of(said)
+def _log_file(scheduler: Scheduler, job: str, output: str) -> str:
+    named = scheduler.log_of(output)
     if named and os.path.exists(named):
         return named
     return next((path for pattern in scheduler.logs(job) for path in sorted(glob.glob(pattern))), "")
@@ -172,7 +172,7 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
     if process.returncode and any(phrase in text for phrase in scheduler.silent):
         raise _NoAnswer(
             f"no {scheduler.name} answers here: give --on and the scheduler that is meant "
-            f"({', '.join(SCHEDULERS)}), or go to a machine of its cluster. {command[0]} said: {text}"
+            f"({', '.join(SCHEDULERS)}), or go to a machine of its cluster. {command[0]} printed: {text}"
         )
     if process.returncode:
         raise InvalidInputError(f"{failed}: {text or f'code {process.returncode}'}")

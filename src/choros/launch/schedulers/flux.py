@@ -51,7 +51,7 @@ FLUX = Scheduler(
     status=lambda job: ["flux", "jobs", job],
     cancel=lambda job: ["flux", "cancel", job],
     logs=lambda job: [f"*-{job}.log"],
-    ended=lambda said: any(f" {state} " in said for state in ("CD", "CA", "F", "TO")) or not said.strip(),
+    ended=lambda output: any(f" {state} " in output for state in ("CD", "CA", "F", "TO")) or not output.strip(),
     silent=("nable to connect to Flux",),
     ending=".flux.sh",
 )

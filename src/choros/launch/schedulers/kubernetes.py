@@ -172,14 +172,14 @@ def _trainjob(job: Job) -> list[dict[str, Any]]:
     return [{"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": _meta(job), "spec": spec}]
 
 
-def job_id(said: str) -> str:
+def job_id(output: str) -> str:
     r"""Return the job's name from the output of ``kubectl apply``, which lists one object per line.
 
     Example:
         >>> job_id("secret/train-secret\nservice/train\njob.batch/train\n")
         'job.batch/train'
     """
-    return next((line for line in said.split() if not line.startswith(("service/", "secret/"))), said.strip())
+    return next((line for line in output.split() if not line.startswith(("service/", "secret/"))), output.strip())
 
 
 def _cancel(job: str) -> list[str]:

@@ -55,15 +55,15 @@ def _jsrun(job: Job) -> str:
     return f"{shlex.join([*command, '-b', 'rs', *job.site.launch])} {rank_command(job, 'jsrun')}"
 
 
-def job_id(said: str) -> str:
+def job_id(output: str) -> str:
     """Return the job's id from the output of ``bsub``.
 
     Example:
         >>> job_id("Job <42> is submitted to queue <normal>.")
         '42'
     """
-    match = re.search(r"<(\d+)>", said)
-    return match[1] if match else said.strip()
+    match = re.search(r"<(\d+)>", output)
+    return match[1] if match else output.strip()
 
 
 LSF = Scheduler(
@@ -75,7 +75,7 @@ LSF = Scheduler(
     status=lambda job: ["bjobs", job],
     cancel=lambda job: ["bkill", job],
     logs=lambda job: [f"*-{job}.log"],
-    ended=lambda said: any(f" {state} " in said for state in ("DONE", "EXIT")) or not said.strip(),
+    ended=lambda output: any(f" {state} " in output for state in ("DONE", "EXIT")) or not output.strip(),
     silent=("LSF is down",),
     ending=".lsf.sh",
 )

@@ -42,7 +42,7 @@ class Scheduler:
     follow: Callable[[str, bool], list[str]] | None = None
     tell: Callable[[str], str] | None = None
     log_of: Callable[[str], str] = lambda _: ""
-    ended: Callable[[str], bool] = lambda said: not said.strip()
+    ended: Callable[[str], bool] = lambda output: not output.strip()
     silent: tuple[str, ...] = ()
     beside: str = ""
     ending: str = ".sh"

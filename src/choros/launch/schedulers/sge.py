@@ -55,15 +55,15 @@ def script(job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def job_id(said: str) -> str:
+def job_id(output: str) -> str:
     """Return the job's id from the output of ``qsub``.
 
     Example:
         >>> job_id('Your job 42 ("train") has been submitted')
         '42'
     """
-    match = re.search(r"\b(\d+)\b", said)
-    return match[1] if match else said.strip()
+    match = re.search(r"\b(\d+)\b", output)
+    return match[1] if match else output.strip()
 
 
 SGE = Scheduler(

@@ -47,14 +47,14 @@ def head(job: Job, directives: Sequence[str], mark: str) -> list[str]:
     return ["#!/bin/bash", *written, *facts, *(f"{mark} {line}" for line in lines)]
 
 
-def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: bool = True) -> list[str]:
+def body(job: Job, launch: str, resubmit: str | int, identity: str, *, clocked: bool = True) -> list[str]:
     """Return the script's commands: set-up, variables, the launch of the ranks, and the requeue of the job.
 
     Args:
         job: the job.
         launch: the command that starts the ranks.
-        again: the command that requeues the job (the script exits with 75 if it fails); or the exit code on which the
-            scheduler requeues the job.
+        resubmit: the command that requeues the job (the script exits with 75 if it fails); or the exit code on which
+            the scheduler requeues the job.
         identity: the job's id as a shell expression: a variable, or a command substitution.
         clocked: whether to export ``CHOROS_STOP_AT``, because the scheduler sends no signal before the limit. Defaults
             to True.
@@ -63,10 +63,10 @@ def body(job: Job, launch: str, again: str | int, identity: str, *, clocked: boo
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.exports().items()]
     if clocked and job.time and job.signal:
         lines.append(f"export CHOROS_STOP_AT=$(($(date +%s) + {job.time} - {job.signal}))")
-    turn = [f"    exit {again}"]
-    if isinstance(again, str):
+    turn = [f"    exit {resubmit}"]
+    if isinstance(resubmit, str):
         turn = [
-            f"    {again} && exit 0",
+            f"    {resubmit} && exit 0",
             '    echo "choros: the job could not be requeued: submit it again to resume" >&2',
             "    exit 75",
         ]
@@ -122,7 +122,7 @@ def rank_script(job: Job, launcher: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def wrap_words(words: Sequence[str], rank: str) -> list[str]:
+def wrap_words(arguments: Sequence[str], rank: str) -> list[str]:
     """Return the words of a wrapper command, quoted for the shell, with the rank in place of ``%r``.
 
     Example:
@@ -131,5 +131,5 @@ def wrap_words(words: Sequence[str], rank: str) -> list[str]:
     """
     return [
         f'"{rank}"'.join(shlex.quote(part) if part else "" for part in argument.split("%r")) or "''"
-        for argument in words
+        for argument in arguments
     ]

@@ -97,9 +97,13 @@ def load_site(name: str = "generic") -> Site:
     return _read(tomllib.loads(text))
 
 
-def _read(found: dict[str, Any]) -> Site:
-    unknown = found.keys() - {field.name for field in fields(Site)}
+def _read(preset_file: dict[str, Any]) -> Site:
+    unknown = preset_file.keys() - {field.name for field in fields(Site)}
     if unknown:
-        raise InvalidInputError(f"the preset of {found.get('name')} has what no site has: {', '.join(sorted(unknown))}")
-    preset: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        raise InvalidInputError(
+            f"the preset of {preset_file.get('name')} has what no site has: {', '.join(sorted(unknown))}"
+        )
+    preset: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in preset_file.items()
+    }
     return Site(**preset)

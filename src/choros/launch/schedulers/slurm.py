@@ -75,14 +75,14 @@ def _srun(job: Job) -> str:
     return f"{shlex.join(command)} {rank_command(job, 'srun')}"
 
 
-def tell(said: str) -> str:
+def tell(output: str) -> str:
     """Return the output of ``scontrol show job --oneliner`` as one readable line.
 
     Example:
         >>> tell("JobId=7 JobName=a JobState=RUNNING Reason=None RunTime=00:01:02 TimeLimit=01:00:00 NodeList=n[1-2]")
         'job 7 (a): RUNNING, 00:01:02 of 01:00:00, on n[1-2]'
     """
-    fields = _fields(said)
+    fields = _fields(output)
     state, reason = fields.get("JobState", "unknown"), fields.get("Reason", "None")
     text = f"job {fields.get('JobId', '?')} ({fields.get('JobName', '?')}): {state}"
     text += f" ({reason})" if reason != "None" else ""
@@ -94,18 +94,18 @@ def tell(said: str) -> str:
     return text + (f", exit code {code.partition(':')[0]}" if code != "0:0" else "")
 
 
-def ended(said: str) -> bool:
+def ended(output: str) -> bool:
     """Return whether the job has ended, from the output of ``scontrol``; an unknown job has ended.
 
     Example:
         >>> ended("JobState=COMPLETED"), ended("JobState=PENDING"), ended("")
         (True, False, True)
     """
-    return _fields(said).get("JobState", "COMPLETED") in _OVER
+    return _fields(output).get("JobState", "COMPLETED") in _OVER
 
 
-def _fields(said: str) -> dict[str, str]:
-    return dict(re.findall(r"(\w+)=(\S*)", said.partition("\n")[0]))
+def _fields(output: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\S*)", output.partition("\n")[0]))
 
 
 SLURM = Scheduler(
@@ -113,12 +113,12 @@ SLURM = Scheduler(
     program="sbatch",
     script=script,
     submit=lambda file: ["sbatch", "--parsable", file],
-    job_id=lambda said: said.strip().partition(";")[0],
+    job_id=lambda output: output.strip().partition(";")[0],
     status=lambda job: ["scontrol", "show", "job", "--oneliner", job],
     cancel=lambda job: ["scancel", job],
     logs=lambda job: [f"*-{job}.log"],
     tell=tell,
-    log_of=lambda said: _fields(said).get("StdOut", ""),
+    log_of=lambda output: _fields(output).get("StdOut", ""),
     ended=ended,
     silent=("a configuration source", "ontact slurm controller"),
     ending=".slurm.sh",
