@@ -369,11 +369,11 @@ class CallbackRunner:
             if variable.path.rpartition("/")[2] != "learning_rate" and not same_mark(old, new)
         ]
 
-    def _warn_ignored(self, what: str, remedy: str) -> None:
-        """Warn, once for each ``what``, that workers ignore a value that a callback has set."""
-        if what not in self._warned:
-            self._warned.add(what)
-            warn(f"A callback has set {what}, which has no effect on the workers. {remedy}")
+    def _warn_ignored(self, change: str, remedy: str) -> None:
+        """Warn, once for each ``change``, that workers ignore a value that a callback has set."""
+        if change not in self._warned:
+            self._warned.add(change)
+            warn(f"A callback has set {change}, which has no effect on the workers. {remedy}")
 
     def _rate(self) -> float:
         if not self.user:

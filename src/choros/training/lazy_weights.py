@@ -152,17 +152,17 @@ class LazyWeights:
             self._own.append(type(rate))
             self._lazy.append(self._watched_class(type(rate)))
 
-    def _watched_class(self, own: type) -> type:
+    def _watched_class(self, base: type) -> type:
         """Return the subclass of the learning rate's class that records each use. It fetches no weights."""
         import keras
 
         lazy: LazyWeights = self
-        plainly: Any = own.__getattribute__
-        set_plainly: Any = own.__setattr__
+        plainly: Any = base.__getattribute__
+        set_plainly: Any = base.__setattr__
 
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
-                return own
+                return base
             lazy.rate_used = lazy.rate_used or name not in _OF_VARIABLES
             return plainly(self, name)
 
@@ -177,24 +177,24 @@ class LazyWeights:
                 lazy._rate_value, lazy._rate_array = value, np.array(value)
             return np.array(lazy._rate_array, dtype=dtype)
 
-        body = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": own.__module__}
+        body = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": base.__module__}
         if keras.backend.backend() == "jax":  # loggers read the rate after each batch; immutable arrays can be cached
             body["__array__"] = __array__
-        return types.new_class(own.__name__, (own,), exec_body=lambda room: room.update(body))
+        return types.new_class(base.__name__, (base,), exec_body=lambda room: room.update(body))
 
-    def _class_of(self, own: type, names: frozenset[str]) -> type:
-        if own not in self._classes:
-            self._classes[own] = self._make(own, names)
-        return self._classes[own]
+    def _class_of(self, base: type, names: frozenset[str]) -> type:
+        if base not in self._classes:
+            self._classes[base] = self._make(base, names)
+        return self._classes[base]
 
-    def _make(self, own: type, names: frozenset[str]) -> type:
+    def _make(self, base: type, names: frozenset[str]) -> type:
         """Make the subclass of a class whose use calls ``touch``."""
         lazy: LazyWeights = self
-        plainly: Any = own.__getattribute__
+        plainly: Any = base.__getattribute__
 
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
-                return own
+                return base
             # Keras' ``Callback.model`` calls it. No loop of Keras holds state of this model, so nothing is synced.
             if name == "jax_state_sync":
                 return lambda: None
@@ -222,25 +222,25 @@ class LazyWeights:
             "__getattribute__": __getattribute__,
             "__setattr__": __setattr__,
             "__delattr__": __delattr__,
-            "__module__": own.__module__,
-            "__qualname__": own.__qualname__,
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
         }
-        for name in dir(own):
+        for name in dir(base):
             if not (name.startswith("__") and name.endswith("__")) or name in _PLAIN:
                 continue
-            plain = next(vars(base)[name] for base in own.__mro__ if name in vars(base))
+            plain = next(vars(base)[name] for base in base.__mro__ if name in vars(base))
             # The interpreter looks special methods up on the class, so ``__getattribute__`` does not see them.
             if isinstance(plain, types.FunctionType) or name in ("__repr__", "__reduce_ex__", "__reduce__"):
-                body[name] = self._forward(own, name)
-        return types.new_class(own.__name__, (own,), exec_body=lambda room: room.update(body))
+                body[name] = self._forward(base, name)
+        return types.new_class(base.__name__, (base,), exec_body=lambda room: room.update(body))
 
-    def _forward(self, own: type, name: str) -> Callable[..., Any]:
+    def _forward(self, base: type, name: str) -> Callable[..., Any]:
         """Return a special method that fetches the weights and then calls the original one."""
 
         def method(this: object, *args: Any, **how: Any) -> Any:
             if not self.passing:
                 self.spring()
-            return getattr(own, name)(this, *args, **how)
+            return getattr(base, name)(this, *args, **how)
 
         return method
 

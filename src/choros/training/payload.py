@@ -146,15 +146,15 @@ class SharedCodeFolder:
         self.close()
 
 
-def read_code(told: Told) -> list[bytes]:
+def read_code(code_files: Told) -> list[bytes]:
     """Return the content of the files in a ``SharedCodeFolder``.
 
     Raises:
         InvalidInputError: a file cannot be read, is not private to this user, or has another digest.
     """
     paths = []
-    for number, digest in enumerate(told["digests"]):
-        path, host = os.path.join(told["folder"], str(number)), os.uname().nodename
+    for number, digest in enumerate(code_files["digests"]):
+        path, host = os.path.join(code_files["folder"], str(number)), os.uname().nodename
         try:
             with open(path, "rb") as file:
                 facts = os.fstat(file.fileno())

@@ -259,9 +259,9 @@ class ControlBlock:
         """Return copies of the ranks' saved states, and of their metrics from this epoch on, for a checkpoint."""
         return [self._turns.copy(), self._left.copy(), self._ended[epoch:].copy(), self._parts[epoch:].copy()]
 
-    def put_back(self, whole: list[Array]) -> None:
-        """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""
-        turns, remaining, ended, parts = whole
+    def put_back(self, state: list[Array]) -> None:
+        """Restore the result of ``state``. This control block must begin with the epoch that was passed there."""
+        turns, remaining, ended, parts = state
         self._turns[:], self._left[:] = turns, remaining
         count = min(len(ended), len(self._ended))
         self._ended[:count], self._parts[:count] = ended[:count], parts[:count]

@@ -298,7 +298,7 @@ def mean_of(averages: dict[int, tuple[int, Array]]) -> Array:
     return mean
 
 
-def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
+def unlike(name: str, saved: Any, other: Any) -> tuple[str, Any, Any]:
     """Return the name of the first difference between two unequal JSON values, and both values there.
 
     Example:
@@ -309,17 +309,17 @@ def unlike(name: str, one: Any, other: Any) -> tuple[str, Any, Any]:
         >>> unlike("optimizer", ["Adam", {"beta_1": 0.9}], ["Adam", {"beta_1": 0.8}])
         ("optimizer[1]['beta_1']", 0.9, 0.8)
     """
-    if isinstance(one, list) and isinstance(other, list):
-        if len(one) != len(other):
-            return f"number of {name}", len(one), len(other)
-        at: Any = next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-    elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        at = next(at for at in one if one[at] != other[at])
+    if isinstance(saved, list) and isinstance(other, list):
+        if len(saved) != len(other):
+            return f"number of {name}", len(saved), len(other)
+        at: Any = next(at for at, (a, b) in enumerate(zip(saved, other, strict=True)) if a != b)
+    elif isinstance(saved, dict) and isinstance(other, dict) and saved.keys() == other.keys():
+        at = next(at for at in saved if saved[at] != other[at])
     else:
-        return name, one, other
+        return name, saved, other
     if name == "variables":
-        return f"{name}[{at}]", one[at], other[at]
-    return unlike(f"{name}[{at!r}]", one[at], other[at])
+        return f"{name}[{at}]", saved[at], other[at]
+    return unlike(f"{name}[{at!r}]", saved[at], other[at])
 
 
 def facts_of(model: keras.Model, source: Source) -> dict[str, Any]:

@@ -149,12 +149,12 @@ def rule_of(every: object) -> dict[str, Any]:
     raise InvalidInputError(f"every={every!r}: give 'epoch', a number of global batches, or a datetime.timedelta.")
 
 
-def checkpoint_of(given: object) -> Checkpoint | None:
+def checkpoint_of(checkpoint: object) -> Checkpoint | None:
     """Return a ``Checkpoint`` of the argument of ``fit(checkpoint=)``: a ``Checkpoint``, a directory, or None."""
-    if given is None or isinstance(given, Checkpoint):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return Checkpoint(given)
+    if checkpoint is None or isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    if isinstance(checkpoint, (str, os.PathLike)):
+        return Checkpoint(checkpoint)
     raise InvalidInputError(
-        f"checkpoint={given!r}: give a directory, or choros.Checkpoint(directory, every=..., keep=...)."
+        f"checkpoint={checkpoint!r}: give a directory, or choros.Checkpoint(directory, every=..., keep=...)."
     )

@@ -145,11 +145,11 @@ class CallbackServer(ABC):
                 came.get_nowait()[3].put(None)
 
     @abstractmethod
-    def tell(self, what: str, rank: int) -> Told:
+    def tell(self, request: str, rank: int) -> Told:
         """Return the reply to a request of a rank outside of callbacks, such as for its job.
 
         Args:
-            what: the name of the request.
+            request: the name of the request.
             rank: the rank that sent it.
         """
 

@@ -307,19 +307,19 @@ class InJobCallbackChannel:
         with _patient(self.base), self.hangs.watching(give_up):
             self.base.barrier()
 
-    def spread(self, mine: list[Any]) -> list[Any]:
+    def spread(self, values: list[Any]) -> list[Any]:
         """Return rank 0's values. Collective. Other ranks wait for up to seven days, because callbacks may be slow.
 
         The death of rank 0 is noticed at once. Callbacks that never return only cause a warning, which names the rank.
         """
         group = self.run.group if self.together else self.base
         with _patient(group):
-            reports: list[Any] = json.loads(group.gather(json.dumps(mine).encode())[0])
+            reports: list[Any] = json.loads(group.gather(json.dumps(values).encode())[0])
         return reports
 
-    def apply_control(self, told: dict[str, Any]) -> TrainerControl:
+    def apply_control(self, fields: dict[str, Any]) -> TrainerControl:
         """Take the new variables of rank 0's control message, and return the message. The loop applies the rest."""
-        control = TrainerControl(**told)
+        control = TrainerControl(**fields)
         if control.variables:
             group = self.run.group if self.together else self.base
             local_set = self.set if self.lead else self.run.replica.snapshot()

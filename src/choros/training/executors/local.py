@@ -484,9 +484,7 @@ class LocalRun:
                 if number == rank and event["event"] in ("failed", "died"):
                     self.fail(number, event)
                 self.later.append((number, event, blobs))
-        raise CommTimeoutError(
-            f"rank {rank} has not written the weights that a callback reads in {self.job.timeout:g} s."
-        )
+        raise CommTimeoutError(f"rank {rank} has not sent the weights for a callback in {self.job.timeout:g} s.")
 
     def hear_of(self, epoch: int) -> None:
         """Receive the optimizers' states of an epoch's end. Each rank has sent its state before it ended the epoch.

@@ -114,15 +114,15 @@ class RemoteRun(CallbackServer):
         if self.how.echo:
             write_line(text)
 
-    def tell(self, what: str, rank: int) -> Told:
+    def tell(self, request: str, rank: int) -> Told:
         """Return the job, the data, the weights or the state of a rank; or whether the end is requested."""
-        if what == "weights":
+        if request == "weights":
             return {}, self.given
-        if what == "end":
+        if request == "end":
             return {"asked": self.asked.wait(_POLL)}, []
-        if what == "state":
+        if request == "state":
             return self.state_of(rank)
-        if what == "data":
+        if request == "data":
             data = np.empty(self.nbytes, np.uint8)
             serialization.write(self.entries, self.payload.arrays, data)
             return {}, [data]

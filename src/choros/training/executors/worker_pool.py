@@ -216,12 +216,12 @@ def check_workers(workers: object) -> int:
     return workers
 
 
-def each_devices(given: int | Sequence[int], workers: int) -> list[int]:
+def each_devices(devices: int | Sequence[int], workers: int) -> list[int]:
     """Return the number of devices of each worker; refuse invalid ``devices_per_worker``."""
-    several = list(given) if isinstance(given, Sequence) else [given] * workers
+    several = list(devices) if isinstance(devices, Sequence) else [devices] * workers
     if len(several) != workers or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in several):
         raise InvalidInputError(
-            f"devices_per_worker={given!r}: give a whole number, 1 or more, or one for each of {workers}."
+            f"devices_per_worker={devices!r}: give a whole number, 1 or more, or one for each of {workers}."
         )
     return several
 

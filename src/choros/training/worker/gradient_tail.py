@@ -80,6 +80,6 @@ class Tail:
         return total
 
 
-def _joined(words: Array) -> Array:
+def _joined(values: Array) -> Array:
     """Return the float64 values that were written as 16-bit numbers."""
-    return words.astype(np.uint16).view(np.float64)
+    return values.astype(np.uint16).view(np.float64)
