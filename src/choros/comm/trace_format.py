@@ -127,8 +127,8 @@ def _events(
     yield {"ph": "M", "name": "process_sort_index", **track, "args": {"sort_index": rank}}
     yield {"ph": "M", "name": "thread_name", **track, "args": {"name": title}}
 
-    def mark(what: str, at: float) -> dict[str, Any]:
-        return {"ph": "i", "s": "p", "name": what, "cat": "mark", "ts": at, **track}
+    def mark(name: str, at: float) -> dict[str, Any]:
+        return {"ph": "i", "s": "p", "name": name, "cat": "mark", "ts": at, **track}
 
     if cut and events:
         yield mark("older events were dropped", (min(event[2] for event in events) - zero) / 1000)

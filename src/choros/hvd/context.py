@@ -353,7 +353,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _forget(one: ProcessSet) -> None:
-    if one is not global_process_set and one.collectives is not None:
-        one.collectives.group.close()
-    one.process_set_id, one.collectives = None, None
+def _forget(process_set: ProcessSet) -> None:
+    if process_set is not global_process_set and process_set.collectives is not None:
+        process_set.collectives.group.close()
+    process_set.process_set_id, process_set.collectives = None, None

@@ -97,8 +97,8 @@ class ElasticClient:
         secret = hmac.digest(self._secret, f"generation {self.generation}".encode(), "sha256")
         return init.join_by_sockets(place["rank"], place["size"], self._swap, secret, address, timeout)
 
-    def _swap(self, mine: bytes) -> list[bytes]:
-        self._tell({"say": "swap", "generation": self.generation, "text": mine.decode()})
+    def _swap(self, text: bytes) -> list[bytes]:
+        self._tell({"say": "swap", "generation": self.generation, "text": text.decode()})
         return [text.encode() for text in self._next("swap", self._limit)["all"]]
 
     def _next(self, what: str, limit: float = math.inf) -> dict[str, Any]:
@@ -137,23 +137,23 @@ class ElasticClient:
             self._gone.set()
             self._give_up("the driver of this elastic job (choros run) has gone")
 
-    def _take(self, said: dict[str, Any]) -> None:
-        kind = said.get("say")
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message.get("say")
         if kind == "ping":
             self._tell({"say": "alive"})
         elif kind == "changed":
-            self.coming = self.coming or bool(said.get("coming"))
+            self.coming = self.coming or bool(message.get("coming"))
             self.changed = True
         elif kind == "place":
-            self.generation, self.broken = int(said["generation"]), ""
-            self.sync, self.changed, self.coming = bool(said["sync"]), False, False
-            self._said.put(said)
+            self.generation, self.broken = int(message["generation"]), ""
+            self.sync, self.changed, self.coming = bool(message["sync"]), False, False
+            self._said.put(message)
         elif kind == "broken":
-            if said["generation"] == self.generation:
-                self._give_up(str(said["reason"]))
-            self._said.put(said)
+            if message["generation"] == self.generation:
+                self._give_up(str(message["reason"]))
+            self._said.put(message)
         else:
-            self._said.put(said)
+            self._said.put(message)
 
     def _give_up(self, reason: str) -> None:
         self.broken = reason

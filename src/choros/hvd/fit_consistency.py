@@ -35,8 +35,8 @@ def compare(model: keras.Model, call: dict[str, Any], calls: Collectives) -> Non
     built = all(layer.built for layer in model._flatten_layers())
     local_facts = {**facts_of_model(model), "batches": batches(call), "built": built, "host": platform.node()}
 
-    def gather(told: object) -> list[Any]:
-        return calls.allgather_object(told, name="what fit was given")
+    def gather(facts: object) -> list[Any]:
+        return calls.allgather_object(facts, name="what fit was given")
 
     all_facts = gather(local_facts)
     unknown = ["batches"] if any(other["batches"] is None for other in all_facts) else []
