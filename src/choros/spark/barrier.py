@@ -170,10 +170,10 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
         door = None if rank else held.enter_context(AuthListener("", plan.secret, ports(plan.secret)))
         place = f"{address if door else hosts[0]}:{','.join(map(str, ports(plan.secret)))}"
 
-        def swap(own: bytes) -> list[bytes]:
+        def swap(payload: bytes) -> list[bytes]:
             if door:
                 Rendezvous(door, plan.size, from_variable=False)
-            return join_rendezvous(place, plan.secret, rank, plan.timeout, from_variable=False)(own)
+            return join_rendezvous(place, plan.secret, rank, plan.timeout, from_variable=False)(payload)
 
         try:
             same_version(plan.version)
@@ -206,16 +206,16 @@ def _validating(plan: _Plan, spill: RowStore) -> int:
     return spill.data({}, True).rows if plan.columns.marked else 0
 
 
-def _agreed(plan: _Plan, said: list[dict[str, Any]], wrong: BaseException | None) -> dict[str, Form]:
+def _agreed(plan: _Plan, reports: list[dict[str, Any]], wrong: BaseException | None) -> dict[str, Form]:
     """Return the forms of the arrays over all tasks. Raise an error if a task failed or there are no rows."""
     if wrong is not None:
         raise wrong
-    failed = [rank for rank, report in enumerate(said) if report["failed"]]
+    failed = [rank for rank, report in enumerate(reports) if report["failed"]]
     if failed:
         raise PeerLostError(f"Worker {failed[0]} could not take its rows.")
-    if not sum(report["rows"][0] for report in said):
+    if not sum(report["rows"][0] for report in reports):
         raise InvalidDataError("The frame has no rows to train with.")
-    return agree(plan.columns, [report["forms"] for report in said])
+    return agree(plan.columns, [report["forms"] for report in reports])
 
 
 def _address(hosts: list[str], rank: int) -> str:

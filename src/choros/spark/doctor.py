@@ -139,10 +139,10 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
     driver, others = facts[0], facts[1:]
     problems: list[str] = []
 
-    def tell(wrong: Sequence[dict[str, Any]], words: str) -> None:
+    def tell(wrong: Sequence[dict[str, Any]], problem: str) -> None:
         hosts = ", ".join(dict.fromkeys(facts_of_task["host"] for facts_of_task in wrong))
         if wrong:
-            problems.append(f"The executors on {hosts} {words}")
+            problems.append(f"The executors on {hosts} {problem}")
 
     backend = driver["backend"]
     if backend and driver["packages"].get(backend, "unknown") is None:
@@ -196,13 +196,13 @@ def report(facts: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *(wrong or ["Nothing is wrong."])])
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Examine a cluster, by default that of spark-submit or the environment; return 1 if there is a problem, else 0."""
     parser = argparse.ArgumentParser(
         "python -m choros.spark.doctor", description="Checks which packages and settings executors lack."
     )
     parser.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     try:
         spark = session(options.master, "choros doctor")
     except InvalidInputError as error:

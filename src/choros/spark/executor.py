@@ -179,18 +179,18 @@ class SparkRun:
         assert stage.found is not None  # noqa: S101 - one of the two is there
         return stage.found
 
-    def _result(self, found: list[bytes]) -> tuple[RunRecord, list[Any], list[bytes]]:
+    def _result(self, answers: list[bytes]) -> tuple[RunRecord, list[Any], list[bytes]]:
         """Set the model's weights and the history from the results of the tasks.
 
         Returns:
             The record, the members of an ensemble, and the lanes of a timeline.
         """
         plan, models = self.plan, list[Any]()
-        header, arrays = results(found[0])
+        header, arrays = results(answers[0])
         lanes, arrays = [lane.tobytes() for lane in arrays[: header["lanes"]]], arrays[header["lanes"] :]
         conductor, tallies, losses = plan.conductor, header["tallies"], header["losses"]
         if plan.job.ensemble:
-            members = [results(payload) for payload in found]
+            members = [results(payload) for payload in answers]
             scores = [head["score"] for head, _ in members]
             tallies = [{**head["tallies"][0], "rank": rank} for rank, (head, _) in enumerate(members)]
             header["history"] = members[best_of(scores)][0]["history"]

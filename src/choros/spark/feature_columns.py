@@ -76,48 +76,51 @@ class _Maker:
     leaves: dict[str, ColumnSpec] = field(default_factory=dict)
     made: list[Any] = field(default_factory=list)
 
-    def nested(self, asked: Any, letter: str, shapes: Sequence[tuple[str, Shape]] | None, what: str) -> Any:
-        """Create the arrays of ``asked``, and return their names, nested in the same way."""
-        if isinstance(asked, Mapping):
+    def nested(self, selection: Any, letter: str, shapes: Sequence[tuple[str, Shape]] | None, role: str) -> Any:
+        """Create the arrays of ``selection``, and return their names, nested in the same way."""
+        if isinstance(selection, Mapping):
             by_name = dict(shapes or ())
-            if by_name and set(by_name) != set(asked) and len(by_name) == len(asked):
+            if by_name and set(by_name) != set(selection) and len(by_name) == len(selection):
                 raise InvalidDataError(
-                    f"{what} names {sorted(asked)}, but the model has {sorted(by_name)}: give these names."
+                    f"{role} names {sorted(selection)}, but the model has {sorted(by_name)}: give these names."
                 )
-            return {name: self.leaf(item, letter, by_name.get(name), what) for name, item in asked.items()}
-        several = isinstance(asked, Sequence) and not isinstance(asked, str)
+            return {name: self.leaf(item, letter, by_name.get(name), role) for name, item in selection.items()}
+        several = isinstance(selection, Sequence) and not isinstance(selection, str)
         if shapes is not None and len(shapes) > 1:
-            if not several or len(asked) != len(shapes):
+            if not several or len(selection) != len(shapes):
                 raise InvalidDataError(
-                    f"{what}={asked!r}, but the model has {len(shapes)} of them ({[name for name, _ in shapes]}): give "
+                    f"{role}={selection!r}, but the model has {len(shapes)} of them "
+                    f"({[name for name, _ in shapes]}): give "
                     "a list with one for each, or a dict from these names to columns."
                 )
-            return [self.leaf(item, letter, shape, what) for item, (_, shape) in zip(asked, shapes, strict=True)]
-        return self.leaf(asked, letter, shapes[0][1] if shapes else None, what)
+            return [self.leaf(item, letter, shape, role) for item, (_, shape) in zip(selection, shapes, strict=True)]
+        return self.leaf(selection, letter, shapes[0][1] if shapes else None, role)
 
-    def leaf(self, asked: Any, letter: str, shape: Shape | None, what: str) -> str:
+    def leaf(self, selection: Any, letter: str, shape: Shape | None, role: str) -> str:
         """Create one array from one or several columns; return its name."""
-        names = (asked,) if isinstance(asked, str) else tuple(asked) if isinstance(asked, Sequence) else ()
+        names = (
+            (selection,) if isinstance(selection, str) else tuple(selection) if isinstance(selection, Sequence) else ()
+        )
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise InvalidDataError(f"{what}={asked!r}: give a column's name, a list of names, or a dict of these.")
-        columns = tuple(self.find(name, what) for name in names)
+            raise InvalidDataError(f"{role}={selection!r}: give a column's name, a list of names, or a dict of these.")
+        columns = tuple(self.find(name, role) for name in names)
         name = f"choros_{letter}{len(self.leaves)}"
         if len(columns) == 1:
-            kind, made = self.one(columns[0], what)
+            kind, made = self.one(columns[0], role)
         else:
-            kind, made = "list", self.together(columns, what)
+            kind, made = "list", self.together(columns, role)
         fixed = tuple(int(size) for size in shape if size) if shape is not None and all(shape) else None
         self.leaves[name] = ColumnSpec(name, columns, kind, fixed)
         self.made.append(made.alias(name))
         return name
 
-    def find(self, name: str, what: str) -> str:
+    def find(self, name: str, role: str) -> str:
         """Return the name of a column as the frame spells it."""
         names, same = self.frame.columns, letters(self.frame)
         twice = [other for other in names if same(other) == same(name)]
         if len(twice) > 1:
             raise InvalidDataError(
-                f"{what}: the frame has {len(twice)} columns that Spark takes for {name!r} ({', '.join(twice)}): "
+                f"{role}: the frame has {len(twice)} columns that Spark takes for {name!r} ({', '.join(twice)}): "
                 "rename all but one (toDF), or drop them."
             )
         if name in names:
@@ -127,9 +130,9 @@ class _Maker:
             return str(alike[0])
         near = difflib.get_close_matches(name, names, n=1)
         hint = f": did you mean {near[0]!r}?" if near else "."
-        raise InvalidDataError(f"{what}: the frame has no column {name!r}{hint} It has {', '.join(names)}.")
+        raise InvalidDataError(f"{role}: the frame has no column {name!r}{hint} It has {', '.join(names)}.")
 
-    def one(self, name: str, what: str) -> tuple[str, Any]:
+    def one(self, name: str, role: str) -> tuple[str, Any]:
         """Return the form of a column in Arrow, and the expression for it."""
         column, kind = F.col(quoted(name)), self.frame.schema[name].dataType
         if is_vector(kind):
@@ -142,16 +145,16 @@ class _Maker:
             inside, depth = kind.elementType, 1
             while isinstance(inside, T.ArrayType):
                 inside, depth = inside.elementType, depth + 1
-            wanted = "array<" * depth + self.number(inside, name, what) + ">" * depth
+            wanted = "array<" * depth + self.number(inside, name, role) + ">" * depth
             return "list", column if kind.simpleString() == wanted else column.cast(wanted)
-        return "number", column.cast(self.number(kind, name, what))
+        return "number", column.cast(self.number(kind, name, role))
 
-    def together(self, columns: tuple[str, ...], what: str) -> Column:
+    def together(self, columns: tuple[str, ...], role: str) -> Column:
         """Return an expression that concatenates several columns of numbers, vectors and arrays."""
         kinds = {name: self.frame.schema[name].dataType for name in columns}
         inside = {n: k.elementType if isinstance(k, T.ArrayType) else k for n, k in kinds.items()}
         real = "double" if self.floatx == "float64" else "float"
-        types_found = {real if is_vector(kind) else self.number(kind, name, what) for name, kind in inside.items()}
+        types_found = {real if is_vector(kind) else self.number(kind, name, role) for name, kind in inside.items()}
         wanted = types_found.pop() if len(types_found) == 1 else "bigint" if types_found == {"int", "bigint"} else real
         parts, run = [], list[Any]()
         for name, kind in kinds.items():
@@ -174,7 +177,7 @@ class _Maker:
         dtype = "float64" if self.floatx == "float64" else "float32"
         return F.when(column.isNotNull(), vector_to_array(column, dtype))
 
-    def number(self, kind: Any, name: str, what: str) -> str:
+    def number(self, kind: Any, name: str, role: str) -> str:
         """Return the Spark type to which numbers of a type are cast. Integers stay integers."""
         type_name = kind.typeName()
         if type_name in _WHOLE:
@@ -183,11 +186,11 @@ class _Maker:
             return "double" if self.floatx == "float64" else "float"
         if type_name == "string":
             raise InvalidDataError(
-                f"{what}: the column {name!r} holds text, which a model cannot take: make numbers of it with "
+                f"{role}: the column {name!r} holds text, which a model cannot take: make numbers of it with "
                 "StringIndexer (classes) or cast('float')."
             )
         raise InvalidDataError(
-            f"{what}: the column {name!r} is of type {kind.simpleString()}: give numbers, vectors, arrays of numbers, "
+            f"{role}: the column {name!r} is of type {kind.simpleString()}: give numbers, vectors, arrays of numbers, "
             "bytes or Spark's images."
         )
 
@@ -317,9 +320,9 @@ def letters(frame: DataFrame) -> Callable[[str], str]:
     return str if minds else str.lower
 
 
-def is_map(thing: object) -> bool:
+def is_map(value: object) -> bool:
     """Return whether an object is a mapping."""
-    return isinstance(thing, Mapping)
+    return isinstance(value, Mapping)
 
 
 def quoted(name: str) -> str:

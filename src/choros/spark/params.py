@@ -62,13 +62,13 @@ class ColumnParams(Params):  # type: ignore[misc]
             nulls="error",
         )
 
-    def setParams(self, **given: Any) -> Any:
+    def setParams(self, **values: Any) -> Any:
         """Set Params by name; None keeps the present value.
 
         Raises:
             InvalidInputError: there is no such Param, or a number is out of range.
         """
-        for name, value in given.items():
+        for name, value in values.items():
             if not self.hasParam(name):
                 known = ", ".join(sorted(parameter.name for parameter in self.params))
                 raise InvalidInputError(f"{type(self).__name__} has no parameter {name!r}. It has {known}.")

@@ -68,11 +68,11 @@ def predict(order: PredictTask, batches: Iterable[Any]) -> Iterator[Any]:
             yield batch_of([*columns, *_made(order, {name: batch.column(name) for name in order.columns.leaves})])
 
 
-def answer(order: PredictTask, given: Iterable[Any]) -> Iterator[Any]:
+def answer(order: PredictTask, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield a column of structs with the prediction, for batches of the columns that the model reads."""
     from choros.spark.pyarrow import struct_of
 
-    for columns in given:
+    for columns in batches:
         columns = columns if isinstance(columns, tuple) else (columns,)
         if len(columns[0]):
             made = _made(order, dict(zip(order.columns.leaves, columns, strict=True)))
@@ -82,7 +82,7 @@ def answer(order: PredictTask, given: Iterable[Any]) -> Iterator[Any]:
         yield struct_of(made)
 
 
-def _made(order: PredictTask, given: dict[str, Any]) -> list[tuple[str, Array]]:
+def _made(order: PredictTask, columns: dict[str, Any]) -> list[tuple[str, Array]]:
     from pyspark import TaskContext
 
     from choros.spark.pyarrow import to_array
@@ -91,7 +91,7 @@ def _made(order: PredictTask, given: dict[str, Any]) -> list[tuple[str, Array]]:
         hold_back(context)
         on_cpu_unless_given(context.resources())
     model, sizes = load(order)
-    arrays = {name: to_array(given[name], leaf) for name, leaf in order.columns.leaves.items()}
+    arrays = {name: to_array(columns[name], leaf) for name, leaf in order.columns.leaves.items()}
     rows = len(next(iter(arrays.values())))
     outputs = values(model, order.columns.x, arrays, rows, fitting(rows, order.batch_size, sizes))
     if len(outputs) != len(order.outputs):
@@ -151,12 +151,12 @@ def values(model: keras.Model, x: object, arrays: dict[str, Array], rows: int, s
     for first in range(0, rows, size):
         valid = min(size, rows - first)
 
-        def cut(name: str, first: int = first, here: int = valid) -> Array:
-            piece = arrays[name][first : first + here]
-            if here == size:
+        def cut(name: str, first: int = first, valid: int = valid) -> Array:
+            piece = arrays[name][first : first + valid]
+            if valid == size:
                 return piece
             filled = np.zeros((size, *piece.shape[1:]), piece.dtype)
-            filled[:here] = piece
+            filled[:valid] = piece
             return filled
 
         outputs = model.predict_on_batch(_nested(x, cut))

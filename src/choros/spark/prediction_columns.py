@@ -215,7 +215,7 @@ def _loss(model: keras.Model, number: int, name: str) -> Any:
     return loss
 
 
-def _column(asked: object, name: str, several: int) -> str:
-    if isinstance(asked, dict):
-        return str(asked.get(name, ""))
-    return f"{asked}_{name}" if asked and several > 1 else str(asked or "")
+def _column(requested: object, name: str, several: int) -> str:
+    if isinstance(requested, dict):
+        return str(requested.get(name, ""))
+    return f"{requested}_{name}" if requested and several > 1 else str(requested or "")

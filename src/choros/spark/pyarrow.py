@@ -66,13 +66,13 @@ def _refuse_nulls(column: pa.Array, leaf: ColumnSpec) -> None:
         )
 
 
-def _refuse_no_class(found: Array, leaf: ColumnSpec, classes: int) -> None:
-    wrong = (found < 0) | (found >= classes) | (found != np.floor(found))
+def _refuse_no_class(labels: Array, leaf: ColumnSpec, classes: int) -> None:
+    wrong = (labels < 0) | (labels >= classes) | (labels != np.floor(labels))
     if leaf.ignored is not None:
-        wrong &= found != leaf.ignored
+        wrong &= labels != leaf.ignored
     if wrong.any():
         raise InvalidDataError(
-            f"The label {found[wrong][0]:g} in {leaf.description} is no class: the model has {classes}, so labels "
+            f"The label {labels[wrong][0]:g} in {leaf.description} is no class: the model has {classes}, so labels "
             f"are whole numbers from 0 to {classes - 1} (StringIndexer makes such ones)."
         )
 
@@ -111,14 +111,14 @@ def _images(column: pa.Array, leaf: ColumnSpec) -> Array:
     return images[..., [2, 1, 0, *range(3, sizes[2])]]  # Spark stores the channels as blue, green, red
 
 
-def _shaped(found: Array, leaf: ColumnSpec) -> Array:
-    if leaf.shape is None or found.shape[1:] == leaf.shape:
-        return found
-    if found.size != len(found) * int(np.prod(leaf.shape)):
+def _shaped(array: Array, leaf: ColumnSpec) -> Array:
+    if leaf.shape is None or array.shape[1:] == leaf.shape:
+        return array
+    if array.size != len(array) * int(np.prod(leaf.shape)):
         raise InvalidDataError(
-            f"A row of {leaf.description} has the shape {found.shape[1:]}, but the model takes {leaf.shape}."
+            f"A row of {leaf.description} has the shape {array.shape[1:]}, but the model takes {leaf.shape}."
         )
-    return found.reshape(len(found), *leaf.shape)
+    return array.reshape(len(array), *leaf.shape)
 
 
 def batch_of(columns: Sequence[tuple[str, Any]]) -> Any:

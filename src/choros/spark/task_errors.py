@@ -96,13 +96,13 @@ def translate(error: BaseException, size: int) -> BaseException:
     return _lost(text, size)
 
 
-def _told(one: dict[str, Any]) -> BaseException:
-    event = one["event"]
+def _told(report: dict[str, Any]) -> BaseException:
+    event = report["event"]
     name = str(event["type"]).removeprefix("choros.errors.")
     kind = getattr(choros.errors, name, None)
     if isinstance(kind, type) and issubclass(kind, InvalidInputError):
         return kind(str(event["message"]))
-    return failure(one["rank"], one["size"], event)
+    return failure(report["rank"], report["size"], event)
 
 
 def _lost(text: str, size: int) -> WorkerFailedError:

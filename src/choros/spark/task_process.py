@@ -82,36 +82,38 @@ def keras_here() -> dict[str, Any]:
     return {"backend": keras.backend.backend(), "settings": keras_settings()}
 
 
-def keras_there(told: dict[str, Any]) -> None:
+def keras_there(settings: dict[str, Any]) -> None:
     """Import Keras with the backend and the settings of the driver.
 
     Args:
-        told: a result of ``keras_here``.
+        settings: a result of ``keras_here``.
 
     Raises:
         InvalidInputError: Spark reuses this process, and it has imported Keras with another backend.
         NoBackendError: the driver's backend is not installed here.
     """
     if "keras" not in sys.modules:
-        if not is_installed(told["backend"]):
+        if not is_installed(settings["backend"]):
             raise NoBackendError(
-                f"The executor on {os.uname().nodename} has no {told['backend']} ({sys.executable}), on which the "
-                f"caller's Keras runs: install it there (pip install 'choros[spark,{told['backend']}]'), or ship an "
+                f"The executor on {os.uname().nodename} has no {settings['backend']} ({sys.executable}), on which the "
+                f"caller's Keras runs: install it there (pip install 'choros[spark,{settings['backend']}]'), or "
+                f"ship an "
                 "environment (python -m choros.spark.pack_environment)."
             )
-        os.environ["KERAS_BACKEND"] = told["backend"]
+        os.environ["KERAS_BACKEND"] = settings["backend"]
     with lean_keras_import():
         import keras
 
-    if keras.backend.backend() != told["backend"]:
+    if keras.backend.backend() != settings["backend"]:
         raise InvalidInputError(
-            f"A Python worker has loaded Keras with {keras.backend.backend()}, the caller has {told['backend']}: set "
-            f"spark.executorEnv.KERAS_BACKEND={told['backend']}, or start the session with "
+            f"A Python worker has loaded Keras with {keras.backend.backend()}, the caller has "
+            f"{settings['backend']}: set "
+            f"spark.executorEnv.KERAS_BACKEND={settings['backend']}, or start the session with "
             "spark.python.worker.reuse=false."
         )
     from choros.training.worker.main import configure_keras
 
-    configure_keras(told["settings"])
+    configure_keras(settings["settings"])
 
 
 def on_cpu_unless_given(resources: Mapping[str, Any]) -> None:

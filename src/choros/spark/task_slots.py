@@ -16,14 +16,14 @@ _AGAIN = 60.0  # seconds to wait for replacements of lost executors
 _seen: dict[str, int] = {}  # the largest number of slots of each application
 
 
-def is_connect(thing: object) -> bool:
+def is_connect(session: object) -> bool:
     """Return whether a session or a frame belongs to Spark Connect.
 
     Example:
         >>> is_connect(object())
         False
     """
-    return ".connect." in f"{type(thing).__module__}."
+    return ".connect." in f"{type(session).__module__}."
 
 
 def choose_workers(spark: SparkSession, workers: int | str | None) -> int:

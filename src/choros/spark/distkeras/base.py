@@ -318,14 +318,14 @@ class DistributedTrainer(Trainer):
             self._warn_without_effect("learning_rate", "the workers use the learning rate of worker_optimizer")
 
 
-def _optimizer(given: Any) -> Any:
+def _optimizer(optimizer: Any) -> Any:
     """Return a new optimizer. An optimizer named by a string has the learning rate of Keras 2."""
     import keras
 
-    if isinstance(given, str):
-        rate = RATES.get(given.lower())
-        made = keras.optimizers.get(given)
+    if isinstance(optimizer, str):
+        rate = RATES.get(optimizer.lower())
+        made = keras.optimizers.get(optimizer)
         if rate is not None:
             made.learning_rate = rate
         return made
-    return type(given).from_config(given.get_config())
+    return type(optimizer).from_config(optimizer.get_config())
