@@ -173,15 +173,15 @@ def differences(expected: Result, found: Result, tolerance: float, noise: dict[A
 
 
 def _difference(
-    kind: str, name: str, expected: Array, found: Array | None, tolerance: float, first: int = 0
+    kind: str, name: str, expected: Array, actual: Array | None, tolerance: float, first: int = 0
 ) -> Difference:
     nan = float("nan")
-    if found is None or found.shape != expected.shape:
-        where = "missing" if found is None else f"of shape {list(found.shape)}, not {list(expected.shape)}"
+    if actual is None or actual.shape != expected.shape:
+        where = "missing" if actual is None else f"of shape {list(actual.shape)}, not {list(expected.shape)}"
         return Difference(kind, name, float("inf"), tolerance, where, nan, nan)
     if not expected.size:
         return Difference(kind, name, 0.0, tolerance, "[]", 0.0, 0.0)
-    a, b = (array.astype(np.float64) for array in (expected, found))
+    a, b = (array.astype(np.float64) for array in (expected, actual))
     both = (np.isnan(a) & np.isnan(b)) | (a == b)  # also equal infinities
     with np.errstate(invalid="ignore"):
         apart = np.where(both, 0.0, np.abs(a - b) / (1 + np.abs(a)))

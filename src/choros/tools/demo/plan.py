@@ -62,7 +62,7 @@ def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
     return tuple(dict.fromkeys(algorithms.by_name(name) for name in requested))
 
 
-def choose_backend(asked: str | None, environment: Mapping[str, str] = os.environ) -> str:
+def choose_backend(requested: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """Return the requested backend, else that of ``KERAS_BACKEND``, else the first installed one.
 
     Raises:
@@ -72,7 +72,7 @@ def choose_backend(asked: str | None, environment: Mapping[str, str] = os.enviro
         >>> choose_backend(None, {"KERAS_BACKEND": "jax"})
         'jax'
     """
-    backend = asked or environment.get("KERAS_BACKEND") or next(filter(_installed, BACKENDS), "jax")
+    backend = requested or environment.get("KERAS_BACKEND") or next(filter(_installed, BACKENDS), "jax")
     if backend not in BACKENDS:
         raise InvalidInputError(
             f"KERAS_BACKEND is {backend!r}: the demo runs on {', '.join(BACKENDS)}; give --backend."

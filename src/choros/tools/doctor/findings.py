@@ -107,14 +107,14 @@ def _listed(some: list[Facts]) -> str:
     return f"ranks {', '.join(ranks)}" if len(ranks) <= 16 else spell(facts["rank"] for facts in some)
 
 
-def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) -> Finding:
+def made(kind: str, name: str, some: Iterable[Facts], description: str, remedy: str) -> Finding:
     """Return a finding about some ranks.
 
     Args:
         kind: as in ``Finding``.
         name: as in ``Finding``.
         some: the facts of the ranks.
-        what: the description, in which ``{at}`` is replaced by the ranks and hosts.
+        description: the description, in which ``{at}`` is replaced by the ranks and hosts.
         remedy: advice.
 
     Example:
@@ -122,7 +122,7 @@ def made(kind: str, name: str, some: Iterable[Facts], what: str, remedy: str) ->
         'Rank 1 on b: late.'
     """
     some = list(some)
-    text = what.replace("{at}", at(some))
+    text = description.replace("{at}", at(some))
     hosts = dict.fromkeys(facts["host"] for facts in some)
     return Finding(kind, name, text[0].upper() + text[1:], remedy, tuple(facts["rank"] for facts in some), tuple(hosts))
 

@@ -51,9 +51,9 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
             os.close(fd)
 
 
-def _put_together(size: int, outcome: JobResult, left: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _put_together(size: int, outcome: JobResult, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the report of rank 0 if there is one and no rank died; else a report from the ranks' partial results."""
-    report = left[0].get("report")
+    report = parts[0].get("report")
     died = [
         {
             "rank": rank,
@@ -65,13 +65,13 @@ def _put_together(size: int, outcome: JobResult, left: Sequence[dict[str, Any]])
             "tail": output,
         }
         for rank, ended, output in outcome.failed
-        if ended.signal or not (report or left[rank].get("troubles"))
+        if ended.signal or not (report or parts[rank].get("troubles"))
     ]
     if report is not None and not died:
         return dict(report)
-    ranks = next((part["ranks"] for part in left if len(part.get("ranks", ())) == size), None)
-    rank_facts = [entry for part in left for entry in part.get("ranks", ())[:1]] if ranks is None else ranks
-    troubles = [trouble for part in left for trouble in part.get("troubles", ())]
+    ranks = next((part["ranks"] for part in parts if len(part.get("ranks", ())) == size), None)
+    rank_facts = [entry for part in parts for entry in part.get("ranks", ())[:1]] if ranks is None else ranks
+    troubles = [trouble for part in parts for trouble in part.get("troubles", ())]
     return summary(Observations(size, rank_facts, troubles=[*died, *troubles]))
 
 

@@ -55,7 +55,7 @@ def measure(group: Group, available_memory: int, engines: dict[str, Group]) -> M
     return measures
 
 
-def tell(group: Group, what: object) -> list[Any]:
+def tell(group: Group, value: object) -> list[Any]:
     """All-gather a value in JSON types; return the values of all ranks by rank.
 
     Example:
@@ -63,7 +63,7 @@ def tell(group: Group, what: object) -> list[Any]:
         >>> tell(SingleRankGroup(), {"a": 1})
         [{'a': 1}]
     """
-    return [json.loads(text) for text in group.gather(json.dumps(what).encode())]
+    return [json.loads(text) for text in group.gather(json.dumps(value).encode())]
 
 
 # -- CPU and memory

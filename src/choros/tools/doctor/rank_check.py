@@ -113,12 +113,12 @@ class RankCheck:
         self.broken = True
         self._troubles.append({"rank": self.rank, "host": platform.node(), "kind": kind, "text": text, **more})
 
-    def _together(self, own: Facts) -> None:
+    def _together(self, local_facts: Facts) -> None:
         """Run the steps that need communication between ranks."""
         from choros.comm.host_identity import machine
         from choros.comm.single_rank_group import SingleRankGroup
 
-        own["machine"] = machine()
+        local_facts["machine"] = machine()
         try:
             group: Group = SingleRankGroup()
             if self.size > 1:
@@ -131,19 +131,19 @@ class RankCheck:
             self._trouble("lost" if missing else "meeting", str(error), **({"missing": missing} if missing else {}))
             return
         try:
-            self._meet(group, own)
+            self._meet(group, local_facts)
         except (ChorosError, OSError, MemoryError) as error:
             self._trouble("lost", str(error), missing=list(getattr(error, "missing", ())))
             return
         if self.size == 1:
             group.close()
 
-    def _meet(self, group: Group, own: Facts) -> None:
+    def _meet(self, group: Group, local_facts: Facts) -> None:
         from choros.tools.doctor.link_bandwidth import links
         from choros.tools.doctor.measurements import measure, tell
 
         group.doing = "choros doctor: what each rank found"
-        self._ranks = tell(group, own)
+        self._ranks = tell(group, local_facts)
         available = min(available_memory(some) for some in self.seen.machines())
         group.doing = "choros doctor: measuring"
         self._measures = measure(group, min(available, 1 << 31), self._engines(group))

@@ -96,24 +96,24 @@ def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
         yield from _row(name, ranks, row_text)
 
 
-def _row(name: str, ranks: Sequence[Facts], say: Callable[[Facts], str]) -> Iterator[str]:
+def _row(name: str, ranks: Sequence[Facts], text_of: Callable[[Facts], str]) -> Iterator[str]:
     """Yield one line if all ranks have the same value, else one line for each value."""
-    values = list(alike(ranks, say))
+    values = list(alike(ranks, text_of))
     for value, some in values:
         suffix = f"  ({spell(facts['rank'] for facts in some)})" if len(values) > 1 else ""
         if value or len(values) > 1:
             yield f"{name:<{_WIDTH}} {value or '-'}{suffix}"
 
 
-def _cores(each: Facts) -> str:
-    cores = each["cores"]
+def _cores(facts: Facts) -> str:
+    cores = facts["cores"]
     usable = ",".join(map(str, cores["usable"][:16])) + (",..." if len(cores["usable"]) > 16 else "")
     quota = f", time of {cores['quota']:g} allowed" if cores["quota"] else ""
     return f"{len(cores['usable'])} of {cores['machine']} ({usable}){quota}"
 
 
-def _memory(each: Facts) -> str:
-    memory = each["memory"]
+def _memory(facts: Facts) -> str:
+    memory = facts["memory"]
     limits = [f"{amount(memory[name])} {label}" for name, label in _LIMITS.items() if memory[name] is not None]
     return f"{amount(memory['total'] or 0)}" + (f", limited to {', '.join(limits)}" if limits else "")
 
@@ -121,11 +121,11 @@ def _memory(each: Facts) -> str:
 _LIMITS = {"limit": "by the control group", "address_space": "of addresses"}
 
 
-def _interfaces(each: Facts) -> str:
+def _interfaces(facts: Facts) -> str:
     return ", ".join(
         f"{interface['name']} {interface['addresses'][0]}"
         + (f" {interface['speed'] / 1e3:g} Gbit/s" if interface["speed"] else "")
-        for interface in each["interfaces"]
+        for interface in facts["interfaces"]
         if interface["up"] and interface["addresses"]
     )
 
@@ -174,8 +174,8 @@ def _seconds(value: float) -> str:
     return f"{value * 1e6:.0f} us" if value < 1e-3 else f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
-def _pairs(found: dict[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in found.items())
+def _pairs(values: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def brief(findings: Sequence[Finding]) -> str:

@@ -106,17 +106,17 @@ def processors(seen: Observations) -> Iterator[Finding]:
             )
 
 
-def _version(name: str, each: Facts) -> str:
-    return str(each["versions"].get(name, ""))
+def _version(name: str, facts: Facts) -> str:
+    return str(facts["versions"].get(name, ""))
 
 
-def _backend(each: Facts) -> str:
-    return str(each["backend"]).partition(" ")[0]
+def _backend(facts: Facts) -> str:
+    return str(facts["backend"]).partition(" ")[0]
 
 
-def _lacks(each: Facts) -> tuple[str, ...]:
+def _lacks(facts: Facts) -> tuple[str, ...]:
     """Return the CPU features that the submitting machine has and this machine lacks."""
-    return tuple(sorted(set(each["submitted"]) - set(each["features"])))
+    return tuple(sorted(set(facts["submitted"]) - set(facts["features"])))
 
 
 def _few(names: tuple[str, ...] | list[str]) -> str:

@@ -12,14 +12,14 @@ _MANY = 4  # cores for each thread of a rank from which there are too few thread
 _OMP, _AFFINITY, _BLOCKTIME = "OMP_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME"
 
 
-def threads_of(each: Facts) -> int:
+def threads_of(facts: Facts) -> int:
     """Return the number of threads of a rank: that of ``OMP_NUM_THREADS``, else one for each core.
 
     Example:
         >>> threads_of({"threads": {"OMP_NUM_THREADS": "8"}, "cores": {"usable": [0, 1]}})
         8
     """
-    return _number(each["threads"].get(_OMP)) or len(each["cores"]["usable"])
+    return _number(facts["threads"].get(_OMP)) or len(facts["cores"]["usable"])
 
 
 def _number(text: str | None) -> int:

@@ -27,13 +27,13 @@ _LINK = 4.0  # factor to the usual bandwidth from which a link is slow
 _SHARE = 0.02  # fraction of the fastest interface's speed that every library should reach
 
 
-def named(variable: str, value: str, each: Facts) -> list[dict[str, Any]] | None:
+def named(variable: str, value: str, facts: Facts) -> list[dict[str, Any]] | None:
     """Return the interfaces that a variable selects on a rank's host.
 
     Args:
         variable: the name of the variable.
         value: its value: names, or networks such as ``10.0.0.0/8``, separated by commas.
-        each: the rank's facts.
+        facts: the rank's facts.
 
     Returns:
         The interfaces; None if the value names devices of another kind, excludes interfaces, or selects all.
@@ -49,18 +49,18 @@ def named(variable: str, value: str, each: Facts) -> list[dict[str, Any]] | None
     matches = []
     for prefix in (item.strip() for item in value.removeprefix("=").split(",")):
         name = prefix.partition(":")[0]
-        if name in each["fabrics"]:
+        if name in facts["fabrics"]:
             return None
-        for interface in each["interfaces"]:
+        for interface in facts["interfaces"]:
             fits = interface["name"] == name or (beginnings and interface["name"].startswith(name))
             if fits or _within(prefix, interface["addresses"]):
                 matches.append(interface)
     return matches
 
 
-def _within(word: str, addresses: list[str]) -> bool:
+def _within(text: str, addresses: list[str]) -> bool:
     with suppress(ValueError):
-        network = ipaddress.ip_network(word, strict=False)
+        network = ipaddress.ip_network(text, strict=False)
         return any(ipaddress.ip_address(address) in network for address in addresses)
     return False
 
@@ -86,10 +86,10 @@ def interfaces(seen: Observations) -> Iterator[Finding]:
                 )
 
 
-def _wrong(variable: str, several: bool, each: Facts) -> tuple[str, str]:
+def _wrong(variable: str, several: bool, facts: Facts) -> tuple[str, str]:
     """Return a variable's value, and a description of its error; "" if there is none."""
-    value = each["network"][variable]
-    interfaces = named(variable, value, each)
+    value = facts["network"][variable]
+    interfaces = named(variable, value, facts)
     if interfaces is None:
         return value, ""
     if not interfaces:
@@ -129,11 +129,11 @@ def names(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _back(each: Facts) -> list[str]:
+def _back(facts: Facts) -> list[str]:
     """Return the addresses of a host's name if all are loopback addresses and the backend may resolve the name."""
-    addresses: list[str] = each["names"].get(each["host"], [])
-    named = any(each["network"].get(variable) for variable in ("CHOROS_NETWORK", "GLOO_SOCKET_IFNAME"))
-    if named and not each["backend"].startswith("jax"):  # JAX reads no such variable
+    addresses: list[str] = facts["names"].get(facts["host"], [])
+    named = any(facts["network"].get(variable) for variable in ("CHOROS_NETWORK", "GLOO_SOCKET_IFNAME"))
+    if named and not facts["backend"].startswith("jax"):  # JAX reads no such variable
         return []
     return (
         addresses if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses) else []
@@ -179,9 +179,9 @@ def links(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _fastest(each: Facts) -> int:
+def _fastest(facts: Facts) -> int:
     return max(
-        (interface["speed"] for interface in each["interfaces"] if interface["up"] and not interface["loopback"]),
+        (interface["speed"] for interface in facts["interfaces"] if interface["up"] and not interface["loopback"]),
         default=0,
     )
 
