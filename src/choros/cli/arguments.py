@@ -79,20 +79,20 @@ def some_seconds(text: str) -> float:
     return value
 
 
-def job_parser(subparsers: SubParsers, name: str, words: str) -> argparse.ArgumentParser:
+def job_parser(subparsers: SubParsers, name: str, description: str) -> argparse.ArgumentParser:
     """Add the parser of a command about one job of a scheduler.
 
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
         name: the command.
-        words: the help text of the command.
+        description: the help text of the command.
 
     Returns:
         The parser.
     """
     from choros.launch.schedulers import SCHEDULERS
 
-    parser = subparsers.add_parser(name, help=words)
+    parser = subparsers.add_parser(name, help=description)
     parser.add_argument(
         "--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one found on this machine)"
     )
