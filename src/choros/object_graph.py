@@ -12,13 +12,13 @@ from typing import Any
 _LONGEST = 10_000  # number of items of a container that are read
 
 
-def children(thing: object) -> Iterator[tuple[str, Any]]:
+def children(parent: object) -> Iterator[tuple[str, Any]]:
     """Yield the objects that an object references, each with its path in Python syntax.
 
     A function references its closure, its defaults, and the globals that it and the functions within it use.
 
     Args:
-        thing: any object.
+        parent: any object.
 
     Example:
         >>> rate = 0.5
@@ -27,26 +27,26 @@ def children(thing: object) -> Iterator[tuple[str, Any]]:
         >>> dict(children({"a": 1}))
         {"['a']": 1}
     """
-    if isinstance(thing, types.FunctionType):
-        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+    if isinstance(parent, types.FunctionType):
+        for name, cell in zip(parent.__code__.co_freevars, parent.__closure__ or (), strict=True):
             try:
                 yield f" (its variable {name!r})", cell.cell_contents
             except ValueError:  # an empty cell
                 continue
-        for name in global_names(thing):
-            yield f" (its global {name!r})", thing.__globals__[name]
-        yield from ((f" (its default {number})", value) for number, value in enumerate(thing.__defaults__ or ()))
-        yield from ((f" (its default {name!r})", value) for name, value in (thing.__kwdefaults__ or {}).items())
+        for name in global_names(parent):
+            yield f" (its global {name!r})", parent.__globals__[name]
+        yield from ((f" (its default {number})", value) for number, value in enumerate(parent.__defaults__ or ()))
+        yield from ((f" (its default {name!r})", value) for name, value in (parent.__kwdefaults__ or {}).items())
         return
-    if isinstance(thing, types.MethodType):
-        yield from ((".__self__", thing.__self__), (".__func__", thing.__func__))
-    elif isinstance(thing, functools.partial):
-        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
-    elif isinstance(thing, (dict, list, tuple, set, frozenset, deque)):
-        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+    if isinstance(parent, types.MethodType):
+        yield from ((".__self__", parent.__self__), (".__func__", parent.__func__))
+    elif isinstance(parent, functools.partial):
+        yield from ((".func", parent.func), (".args", parent.args), (".keywords", parent.keywords))
+    elif isinstance(parent, (dict, list, tuple, set, frozenset, deque)):
+        items = parent.items() if isinstance(parent, dict) else enumerate(parent)
         yield from ((f"[{key!r}]", value) for key, value in itertools.islice(items, _LONGEST))
     try:
-        attributes = object.__getattribute__(thing, "__dict__")
+        attributes = object.__getattribute__(parent, "__dict__")
     except AttributeError:
         return
     if isinstance(attributes, dict):

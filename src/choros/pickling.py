@@ -503,10 +503,10 @@ class _Probe(ModelPickler):
         return False, 0, (), ""  # values do not count
 
 
-def _cost(thing: object, apart: set[int]) -> Exception | int:
+def _cost(item: object, apart: set[int]) -> Exception | int:
     buffer = io.BytesIO()
     try:
-        _Probe(buffer, apart).dump_all(thing)
+        _Probe(buffer, apart).dump_all(item)
     except Exception as error:  # an object's __reduce__ may raise any exception
         return error
     return buffer.tell()
