@@ -85,13 +85,13 @@ class NonFiniteDetector:
     def note(self, name: str | None, epoch: int, step: int) -> None:
         """Take down what ``look`` returned of gradients that count."""
         if name:
-            self.tell(name, epoch, step)
+            self.report(name, epoch, step)
         self.over = self.over or name is not None
 
     def weights(self, local: Array, epoch: int, step: int | None) -> None:
         """Look at this rank's weights, before it meets the others."""
         if not self.over and not _finite(local):
-            self.tell("a weight", epoch, step)
+            self.report("a weight", epoch, step)
 
     def met(self, local: Array) -> None:
         """Look at what this rank goes on with after a meeting."""
@@ -100,9 +100,9 @@ class NonFiniteDetector:
     def loss(self, loss: object, epoch: int) -> None:
         """Check the loss of an epoch without an earlier report."""
         if isinstance(loss, float) and not math.isfinite(loss) and self.tally().lost_epoch < 0:
-            self.tell("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
+            self.report("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
 
-    def tell(self, quantity: str, epoch: int, step: int | None) -> None:
+    def report(self, quantity: str, epoch: int, step: int | None) -> None:
         """Take it down, and say it on stderr."""
         self.over = True
         tally = self.tally()
