@@ -31,8 +31,8 @@ def test_a_process_that_reads_nothing_keeps_no_other_waiting_and_is_dropped(cont
     told = []
 
     def drive():
-        told.extend(control_server.tell(0, {"say": "x" * (1 << 20)}) for _ in range(100))
-        told.append(control_server.tell(1, {"say": "good day"}))
+        told.extend(control_server.send(0, {"say": "x" * (1 << 20)}) for _ in range(100))
+        told.append(control_server.send(1, {"say": "good day"}))
 
     threading.Thread(target=drive, daemon=True).start()
     assert other.receive()[0] == {"say": "good day"}
@@ -47,7 +47,7 @@ def test_a_process_that_reads_nothing_keeps_no_other_waiting_and_is_dropped(cont
 def test_what_was_told_last_arrives_before_the_desk_closes(control_server):
     other = come(control_server, 0)
     text = "x" * (1 << 22)
-    assert control_server.tell(0, {"say": text})
+    assert control_server.send(0, {"say": text})
     closing = threading.Thread(target=control_server.close)
     closing.start()
     assert other.receive()[0] == {"say": text}
@@ -58,7 +58,7 @@ def test_what_was_told_last_arrives_before_the_desk_closes(control_server):
 
 def test_the_desk_closes_though_a_process_reads_nothing(control_server):
     stuck = come(control_server, 0)
-    control_server.tell(0, {"say": "x" * (1 << 24)})
+    control_server.send(0, {"say": "x" * (1 << 24)})
     begun = time.monotonic()
     control_server.close()
     assert time.monotonic() - begun < 5

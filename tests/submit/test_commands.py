@@ -192,7 +192,7 @@ def test_a_scheduler_that_does_not_answer(command, capsys, verb):
     assert main([verb, "17"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"choros {verb}: no slurm answers here: give --on and the scheduler that is meant (slurm, ")
-    assert "said: scon" in said or "said: scan" in said
+    assert "printed: scon" in said or "printed: scan" in said
 
 
 def test_cancel_of_a_job_that_is_over(room, command, capsys):

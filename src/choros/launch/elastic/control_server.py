@@ -34,7 +34,7 @@ class ControlServer:
         >>> from choros.comm.tcp.auth_socket import dial
         >>> control_server = ControlServer(AuthListener("127.0.0.1", b"a secret"))
         >>> far = RpcConnection(dial(control_server.place, b"a secret", {"member": 3}, 5.0), "the control server", 5.0)
-        >>> control_server.heard.get(timeout=5.0), control_server.tell(3, {"say": "good day"}), far.receive()[0]
+        >>> control_server.heard.get(timeout=5.0), control_server.send(3, {"say": "good day"}), far.receive()[0]
         ((3, {'say': 'here'}), True, {'say': 'good day'})
         >>> control_server.close(), far.close()
         (None, None)
@@ -47,10 +47,10 @@ class ControlServer:
         self._over = False
         threading.Thread(target=self._welcome, name="choros-control", daemon=True).start()
 
-    def tell(self, number: int, head: dict[str, Any]) -> bool:
+    def send(self, number: int, head: dict[str, Any]) -> bool:
         """Queue a message for a process. Return False if it is not connected, or does not read."""
         line = self._lines.get(number)
-        return line is not None and line.tell(head)
+        return line is not None and line.send(head)
 
     def close(self) -> None:
         """Stop accepting, send queued messages for at most 2 s, then close all connections."""
@@ -73,15 +73,15 @@ class ControlServer:
                 end.close()
                 continue
             line = self._lines[number] = _Line(end, f"process {number} of the job")
-            self._hear(number, {"say": "here"})
+            self._receive(number, {"say": "here"})
             threading.Thread(target=self._listen, args=(number, line), name="choros-listen", daemon=True).start()
 
     def _listen(self, number: int, line: _Line) -> None:
         with suppress(ChorosError, ValueError):  # the process has ended; the driver sees its exit status
             while True:
-                self._hear(number, line.channel.receive()[0])
+                self._receive(number, line.channel.receive()[0])
 
-    def _hear(self, number: int, head: dict[str, Any]) -> None:
+    def _receive(self, number: int, head: dict[str, Any]) -> None:
         self.heard.put((number, head))
         self._called()
 
@@ -96,7 +96,7 @@ class _Line:
         self._thread = threading.Thread(target=self._send, name="choros-send", daemon=True)
         self._thread.start()
 
-    def tell(self, head: dict[str, Any]) -> bool:
+    def send(self, head: dict[str, Any]) -> bool:
         """Queue a message. Return False if the connection is broken, or the process does not read."""
         size = len(json.dumps(head))
         with self._lock:

@@ -85,7 +85,7 @@ class Driver(RankSupervisor):
             self._wait()
             self._reap()
             while not self.control_server.heard.empty():
-                self._hear(*self.control_server.heard.get())
+                self._receive(*self.control_server.heard.get())
             if (self._asked or self._broken) and not self._forwarded:
                 self._forwarded = True
                 self._stop(128 + (self._asked[0] if self._asked else signal.SIGPIPE), "")
@@ -149,7 +149,7 @@ class Driver(RankSupervisor):
         pid = self.keeper.children[member.number].pid
         return f"{name} (process {member.number}, pid {pid}, host {member.host})"
 
-    def _hear(self, number: int, head: dict[str, Any]) -> None:
+    def _receive(self, number: int, head: dict[str, Any]) -> None:
         """Handle a message of a process."""
         member = self.members.get(number)
         kind = head.get("say")
@@ -183,7 +183,7 @@ class Driver(RankSupervisor):
     def _tell_all(self, head: dict[str, Any]) -> None:
         for member in self.members.values():
             if member.rank >= 0:
-                self.control_server.tell(member.number, head)
+                self.control_server.send(member.number, head)
 
     def _decide(self) -> None:
         now = time.monotonic()
@@ -232,7 +232,7 @@ class Driver(RankSupervisor):
 
     def _leave(self, member: Member, now: float, limit: float) -> None:
         member.state, member.rank, member.until = LEAVING, -1, now + limit
-        if not self.control_server.tell(member.number, {"say": "leave"}):
+        if not self.control_server.send(member.number, {"say": "leave"}):
             self.keeper.children[member.number].send_signal(signal.SIGTERM)
 
     def _kill_late(self) -> None:
@@ -251,7 +251,7 @@ class Driver(RankSupervisor):
                 silent = (member.sent - member.answered) * _PING
                 if silent >= self.terms.pulse:
                     self._give_up(member, f"sent no heartbeat for {silent:.0f} s")
-                elif self.control_server.tell(member.number, {"say": "ping"}) or member.sent:
+                elif self.control_server.send(member.number, {"say": "ping"}) or member.sent:
                     member.sent += 1  # count also if its socket is broken, as only this limit ends it then
                 elif member.state == STARTING and now - member.began > self.terms.timeout:
                     self._give_up(member, f"did not reach hvd.init within {self.terms.timeout:g} s")
@@ -339,7 +339,7 @@ class Driver(RankSupervisor):
             member.rank, member.state, member.suspect = place["rank"], IN, False
             message = {"say": "place", "generation": self.generation, "sync": sync, "near": self.terms.here, **place}
             message["hosts"] = list(dict.fromkeys(other.machine or "localhost" for other in members))
-            self.control_server.tell(member.number, message)
+            self.control_server.send(member.number, message)
         if self.generation > 1:
             among = ", ".join(f"rank {place}: process {m.number}" for place, m in enumerate(members[:16]))
             more = f" and {len(members) - 16} more" if len(members) > 16 else ""

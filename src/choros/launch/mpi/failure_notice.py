@@ -16,7 +16,7 @@ HEAD = "CHOROS_HEAD"
 _NOTICE = 5.0  # seconds for the report
 
 
-def tell(code: int) -> None:
+def report_exit(code: int) -> None:
     """Report to ``choros run`` that this rank ends with a code.
 
     If the process cannot be reached, this does nothing, and the launcher's exit code is used.

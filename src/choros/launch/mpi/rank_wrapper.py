@@ -16,7 +16,7 @@ import sys
 from choros.cluster import Place
 from choros.cluster.hardware import plan, usable_cores, variables
 from choros.cluster.rank_threads import shares_cores
-from choros.launch.mpi.failure_notice import HEAD, tell
+from choros.launch.mpi.failure_notice import HEAD, report_exit
 
 
 def settle(place: Place, bind: bool = True, threads: int | None = None) -> None:
@@ -54,7 +54,7 @@ def main() -> int:
     code = rank.wait()
     code = code if code >= 0 else 128 - code
     if code:
-        tell(code)
+        report_exit(code)
     return code
 
 

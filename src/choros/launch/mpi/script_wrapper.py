@@ -18,7 +18,7 @@ from types import TracebackType
 
 from choros.comm.bootstrap.exit_hooks import ROOT_CAUSE_SECONDS, exit_code_of
 from choros.errors import PeerLostError
-from choros.launch.mpi.failure_notice import tell
+from choros.launch.mpi.failure_notice import report_exit
 
 
 def main() -> None:
@@ -38,12 +38,12 @@ def main() -> None:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ending:
         if code := exit_code_of(ending):
-            tell(code)
+            report_exit(code)
         raise
     except BaseException as error:
         if isinstance(error, PeerLostError):  # another rank failed; let its report arrive first
             time.sleep(ROOT_CAUSE_SECONDS)
-        tell(exit_code_of(error))
+        report_exit(exit_code_of(error))
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
             trace = trace.tb_next
@@ -53,7 +53,7 @@ def main() -> None:
 def _before_it_is_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Report a SystemExit that reaches the hook as a failure: a Trainer ended the rank in the middle of training."""
     if isinstance(error, SystemExit):
-        tell(exit_code_of(error) or 1)
+        report_exit(exit_code_of(error) or 1)
     sys.__excepthook__(kind, error, trace)
 
 

@@ -74,7 +74,7 @@ def job_status(scheduler: Scheduler, job: str) -> str:
         InvalidInputError: the scheduler does not know the job.
     """
     output = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} does not report job {job}")
-    return scheduler.tell(output) if scheduler.tell else output.rstrip()
+    return scheduler.describe(output) if scheduler.describe else output.rstrip()
 
 
 def cancel_job(scheduler: Scheduler, job: str) -> bool:

@@ -23,7 +23,7 @@ class Scheduler:
         status, cancel: functions from an id to the command.
         logs: function from an id to the patterns of its log files; unused if ``follow`` is given.
         follow: function from an id, and whether to continue until the job ends, to the command that prints the log.
-        tell: function from the output of ``status`` to a text for users; None shows the output itself.
+        describe: function from the output of ``status`` to a text for users; None shows the output itself.
         log_of: function from the output of ``status`` to the path of the log, or "".
         ended: function from the output of ``status`` to whether the job has ended.
         silent: parts of error messages by which its commands report that no such scheduler can be reached.
@@ -40,7 +40,7 @@ class Scheduler:
     cancel: Callable[[str], list[str]]
     logs: Callable[[str], list[str]] = lambda _: []
     follow: Callable[[str, bool], list[str]] | None = None
-    tell: Callable[[str], str] | None = None
+    describe: Callable[[str], str] | None = None
     log_of: Callable[[str], str] = lambda _: ""
     ended: Callable[[str], bool] = lambda output: not output.strip()
     silent: tuple[str, ...] = ()

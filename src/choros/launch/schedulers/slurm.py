@@ -75,11 +75,11 @@ def _srun(job: Job) -> str:
     return f"{shlex.join(command)} {rank_command(job, 'srun')}"
 
 
-def tell(output: str) -> str:
+def describe(output: str) -> str:
     """Return the output of ``scontrol show job --oneliner`` as one readable line.
 
     Example:
-        >>> tell("JobId=7 JobName=a JobState=RUNNING Reason=None RunTime=00:01:02 TimeLimit=01:00:00 NodeList=n[1-2]")
+        >>> describe("JobId=7 JobName=a JobState=RUNNING RunTime=00:01:02 TimeLimit=01:00:00 NodeList=n[1-2]")
         'job 7 (a): RUNNING, 00:01:02 of 01:00:00, on n[1-2]'
     """
     fields = _fields(output)
@@ -117,7 +117,7 @@ SLURM = Scheduler(
     status=lambda job: ["scontrol", "show", "job", "--oneliner", job],
     cancel=lambda job: ["scancel", job],
     logs=lambda job: [f"*-{job}.log"],
-    tell=tell,
+    describe=describe,
     log_of=lambda output: _fields(output).get("StdOut", ""),
     ended=ended,
     silent=("a configuration source", "ontact slurm controller"),
