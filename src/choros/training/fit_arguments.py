@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from choros.data import StreamSource, make_source, make_validation
 from choros.data import validation as checks
-from choros.training.validation import check_epochs, check_numbers, check_rest, go_on
+from choros.training.validation import check_epochs, check_numbers, check_rest, resume_point
 
 if TYPE_CHECKING:
     import os
@@ -64,7 +64,7 @@ class FitArguments:
         )
         check_epochs(self.epochs, self.initial_epoch, self.initial_batch)
         seed = self.seed if synchronous else None
-        epoch, batch = go_on(self.callbacks, self.initial_epoch, self.initial_batch, seed)
+        epoch, batch = resume_point(self.callbacks, self.initial_epoch, self.initial_batch, seed)
         check_epochs(self.epochs, epoch, batch)
         check_numbers(self.seed, self.verbose, self.validation_steps, self.validation_batch_size, self.validation_freq)
         checked = replace(self, initial_epoch=epoch, initial_batch=batch)

@@ -278,7 +278,7 @@ def check_epochs(epochs: int, initial_epoch: int, initial_batch: int) -> None:
         )
 
 
-def go_on(
+def resume_point(
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
     initial_epoch: int,
     initial_batch: int,

@@ -68,14 +68,14 @@ class CallbackServer(ABC):
             self._asking.put(({"show": True}, []))
             limit = time.monotonic() + self.job.timeout
             while True:
-                heard = self._hear(0.5)
-                if heard is not None and heard[0] == 0 and heard[1]["event"] == "weights":
-                    _, event, self.latest, self._asking = heard
+                received = self._receive(0.5)
+                if received is not None and received[0] == 0 and received[1]["event"] == "weights":
+                    _, event, self.latest, self._asking = received
                     self.conductor.show_metrics(event["held"])
                     break
-                if heard is not None:
-                    self._later.append(heard)
-                if heard is not None and heard[0] == 0 and heard[1]["event"] in ("failed", "gone"):
+                if received is not None:
+                    self._later.append(received)
+                if received is not None and received[0] == 0 and received[1]["event"] in ("failed", "gone"):
                     raise PeerLostError("rank 0 has ended while a callback read its weights: see what it printed.")
                 if time.monotonic() > limit:
                     raise CommTimeoutError(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
@@ -110,10 +110,10 @@ class CallbackServer(ABC):
     def _guest(self, rank: int, channel: RpcConnection, came: queue.Queue[Any], aside: bool) -> None:
         def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
             if "said" in head:
-                self.heard(rank, str(head["said"]))
+                self.show_output(rank, str(head["said"]))
                 return {}, []
             if "ask" in head:
-                return self.tell(head["ask"], rank)
+                return self.answer(head["ask"], rank)
             back: queue.Queue[Told | None] = queue.Queue()
             came.put((rank, head, [np.array(array) for array in arrays], back))
             if came is not self._came:  # no code reads this queue any more
@@ -145,7 +145,7 @@ class CallbackServer(ABC):
                 came.get_nowait()[3].put(None)
 
     @abstractmethod
-    def tell(self, request: str, rank: int) -> Told:
+    def answer(self, request: str, rank: int) -> Told:
         """Return the reply to a request of a rank outside of callbacks, such as for its job.
 
         Args:
@@ -153,15 +153,15 @@ class CallbackServer(ABC):
             rank: the rank that sent it.
         """
 
-    def heard(self, rank: int, text: str) -> None:
+    def show_output(self, rank: int, text: str) -> None:
         """Print a line of a rank's output, with its rank."""
         write_line(f"[{rank}] {text}")
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
         """Return the next event: rank, metadata, arrays, queue for the reply. Return None after ``timeout`` seconds."""
-        return self._later.popleft() if self._later else self._hear(timeout)
+        return self._later.popleft() if self._later else self._receive(timeout)
 
-    def _hear(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
+    def _receive(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
         try:
             return self._came.get(timeout=timeout)
         except queue.Empty:

@@ -326,10 +326,10 @@ class LocalRun:
         """Start training when all ranks are ready. A rank that is restarted later starts at once."""
         self.ready.add(rank)
         if self.begun_training:
-            self.tell(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
+            self.publish(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
         elif len(self.ready) == self.job.workers:
             self.begun_training = True
-            self.tell(self.conductor.begin(self.job.initial_epoch), everyone=True)
+            self.publish(self.conductor.begin(self.job.initial_epoch), everyone=True)
 
     def handle_batch(self, rank: int, message: dict[str, Any]) -> None:
         """Run the callbacks of a batch."""
@@ -344,13 +344,13 @@ class LocalRun:
         """Run the callbacks of an epoch's end, and open the next epoch for asynchronous ranks."""
         epoch, logs = message["epoch"], message["logs"]
         if self.job.alone and self.job.per_batch:
-            self.hear_of(epoch)  # rank 0 has sent its batches already, but on another connection than this event
+            self.receive_states(epoch)  # rank 0 has sent its batches already, but on another connection than this event
             for event in [item for item in self.later if item[1]["event"] == "batch" and item[1]["epoch"] <= epoch]:
                 self.later.remove(event)
                 self.handle(*event)
         if "loss" in logs:
             self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
-        self.tell(self.conductor.epoch_end(epoch, logs, message["held"]))
+        self.publish(self.conductor.epoch_end(epoch, logs, message["held"]))
         self.control_block.open(epoch + 1)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
             self.hangs.forgive()
@@ -378,7 +378,7 @@ class LocalRun:
         if self.line is not None and control == GO_ON:
             self.line.go_on()
         else:
-            self.tell(control, ranks=[rank])
+            self.publish(control, ranks=[rank])
 
     def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
         """Return the next event of any worker, or None.
@@ -393,7 +393,7 @@ class LocalRun:
         except CommTimeoutError:
             return None
 
-    def tell(self, control: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
+    def publish(self, control: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Send a control message to waiting ranks; for asynchronous ranks publish it in the control block."""
         if control.weights and self.job.ensemble and not everyone:
             raise InvalidInputError(
@@ -408,9 +408,9 @@ class LocalRun:
             self.control_block.order(control, self.conductor.epoch)
         waiting = self.ranks if self.job.together or everyone else []
         for rank in waiting if ranks is None else ranks:
-            self.say(rank, {"control": vars(control)})
+            self.send_to(rank, {"control": vars(control)})
 
-    def say(self, rank: int, message: dict[str, Any]) -> None:
+    def send_to(self, rank: int, message: dict[str, Any]) -> None:
         """Send a worker a message. If it has ended, raise nothing, because its ``died`` event follows."""
         with suppress(PeerLostError):
             self.pool.send(rank, message)
@@ -430,7 +430,7 @@ class LocalRun:
             assign_vectors(self.model, *vectors)
             optimizer, averages = None, self.averages
             if epoch is not None:
-                self.hear_of(epoch)
+                self.receive_states(epoch)
                 optimizer, averages = self.ended.optimizer(epoch), {**averages, **self.ended.averages(epoch)}
             assign_optimizer(self.model, optimizer or self.slots[0])
             if averages:
@@ -473,7 +473,7 @@ class LocalRun:
         for number, event, _ in self.later:
             if number == rank and event["event"] in ("failed", "died"):
                 self.fail(number, event)
-        self.say(rank, {"show": True})
+        self.send_to(rank, {"show": True})
         limit = time.monotonic() + self.job.timeout
         while time.monotonic() < limit:
             with suppress(CommTimeoutError):
@@ -486,7 +486,7 @@ class LocalRun:
                 self.later.append((number, event, blobs))
         raise CommTimeoutError(f"rank {rank} has not sent the weights for a callback in {self.job.timeout:g} s.")
 
-    def hear_of(self, epoch: int) -> None:
+    def receive_states(self, epoch: int) -> None:
         """Receive the optimizers' states of an epoch's end. Each rank has sent its state before it ended the epoch.
 
         If training resumes from a checkpoint, a rank may have ended that epoch in the earlier run.
@@ -579,7 +579,7 @@ class LocalRun:
             if event["event"] in ("failed", "died") and first[1].get("type") in _SECOND_HAND:
                 first = (other, event)
             if event["event"] in ("ready", "epoch_end"):
-                self.tell(TrainerControl(stop=True), everyone=True)
+                self.publish(TrainerControl(stop=True), everyone=True)
         self.restart_policy.unfit = died | (set(self.ranks) - gone)
         self.restart_policy.judge(first[1])
         raise self.pool.failure(*first, weights=self.last())

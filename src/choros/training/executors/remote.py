@@ -114,7 +114,7 @@ class RemoteRun(CallbackServer):
         if self.how.echo:
             write_line(text)
 
-    def tell(self, request: str, rank: int) -> Told:
+    def answer(self, request: str, rank: int) -> Told:
         """Return the job, the data, the weights or the state of a rank; or whether the end is requested."""
         if request == "weights":
             return {}, self.given
