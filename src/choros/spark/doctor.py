@@ -139,7 +139,7 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
     driver, others = facts[0], facts[1:]
     problems: list[str] = []
 
-    def tell(wrong: Sequence[dict[str, Any]], problem: str) -> None:
+    def add_problem(wrong: Sequence[dict[str, Any]], problem: str) -> None:
         hosts = ", ".join(dict.fromkeys(facts_of_task["host"] for facts_of_task in wrong))
         if wrong:
             problems.append(f"The executors on {hosts} {problem}")
@@ -151,7 +151,7 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
             "KERAS_BACKEND to a backend that is installed."
         )
     minor = driver["python"].rpartition(".")[0]
-    tell(
+    add_problem(
         [task for task in others if task["python"].rpartition(".")[0] != minor],
         f"run another Python than the driver's {minor}: set spark.pyspark.python, or ship an environment.",
     )
@@ -161,18 +161,18 @@ def findings(facts: Sequence[dict[str, Any]]) -> list[str]:
         needed = name in _NEEDED or name == driver["backend"]
         missing = [task for task in others if task["packages"].get(name) is None]
         if needed:
-            tell(
+            add_problem(
                 missing, f"have no {name} (the driver has {version}): pip install {name}=={version} there, or ship it."
             )
         other = [task for task in others if task["packages"].get(name) not in (None, version)]
         if needed and other:
             versions = ", ".join(sorted({task["packages"][name] for task in other}))
-            tell(other, f"have {name} {versions}, the driver {version}: install the same.")
+            add_problem(other, f"have {name} {versions}, the driver {version}: install the same.")
     small = [task for task in others if task["shm"] < _ROOM]
-    tell(small, "have less than 256 MB free in /dev/shm, which the workers of one host share: give them more.")
+    add_problem(small, "have less than 256 MB free in /dev/shm, which the workers of one host share: give them more.")
     backends = [task for task in others if task["backend"] not in ("", driver["backend"])]
     if driver["backend"]:
-        tell(backends, f"have another KERAS_BACKEND: set spark.executorEnv.KERAS_BACKEND={driver['backend']}.")
+        add_problem(backends, f"have another KERAS_BACKEND: set spark.executorEnv.KERAS_BACKEND={driver['backend']}.")
     return problems
 
 

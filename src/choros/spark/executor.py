@@ -46,7 +46,7 @@ class _Spoken(CallbackServer):
     def __init__(self, plan: FitRequest) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
 
-    def tell(self, what: str, rank: int) -> Told:
+    def answer(self, what: str, rank: int) -> Told:
         """Refuse every request of a task: the stage's closure contains all data.
 
         Raises:
@@ -168,9 +168,9 @@ class SparkRun:
         thread.start()
         try:
             while thread.is_alive():
-                heard = line.next(0.05)
-                if heard is not None and heard[1]["event"] in ("begin", "batch", "epoch_end"):
-                    line.apply_control(*heard[1:])
+                received = line.next(0.05)
+                if received is not None and received[1]["event"] in ("begin", "batch", "epoch_end"):
+                    line.apply_control(*received[1:])
         except BaseException:
             _cancel(self.session, tag)
             raise
