@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from choros.comm.group import Group
-from choros.tools.doctor.measurements import tell
+from choros.tools.doctor.measurements import gather_values
 
 _SIZES = (1_000_000, 16_000_000)  # bytes
 _LONGEST = 0.25  # most seconds of the smaller size for which the larger one is tried
@@ -40,7 +40,7 @@ def links(group: Group, leaders: list[int], available_memory: int) -> dict[str, 
         for pair in (leaders[at : at + 2] for at in range(first, len(leaders) - 1, 2)):
             if group.rank in pair:
                 best = max(best, _rate(part(pair), available_memory))
-    replies = tell(group, best)
+    replies = gather_values(group, best)
     return {str(leader): replies[leader] for leader in leaders}
 
 
@@ -61,7 +61,7 @@ def _rate(pair: Group, available_memory: int) -> float:
             begun = time.perf_counter()
             pair.sum(x)
             times.append(time.perf_counter() - begun)
-        took = max(tell(pair, statistics.median(times)))
+        took = max(gather_values(pair, statistics.median(times)))
         rate = size / took
     pair.close()
     return rate

@@ -45,7 +45,10 @@ def measure(group: Group, available_memory: int, engines: dict[str, Group]) -> M
         >>> len(found["work"]), found["clock"], found["engines"]
         (1, [[0.0, 0.0]], {})
     """
-    measures: Measures = {"work": attempts(group), "memory": tell(group, memory_bandwidth(available_memory // 4))}
+    measures: Measures = {
+        "work": attempts(group),
+        "memory": gather_values(group, memory_bandwidth(available_memory // 4)),
+    }
     measures["clock"] = clocks(group) if group.size > 1 else [[0.0, 0.0]]
     measures["engines"], wrong = {}, set()
     for name, engine in engines.items():
@@ -55,12 +58,12 @@ def measure(group: Group, available_memory: int, engines: dict[str, Group]) -> M
     return measures
 
 
-def tell(group: Group, value: object) -> list[Any]:
+def gather_values(group: Group, value: object) -> list[Any]:
     """All-gather a value in JSON types; return the values of all ranks by rank.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
-        >>> tell(SingleRankGroup(), {"a": 1})
+        >>> gather_values(SingleRankGroup(), {"a": 1})
         [{'a': 1}]
     """
     return [json.loads(text) for text in group.gather(json.dumps(value).encode())]
@@ -99,7 +102,7 @@ def attempts(group: Group) -> list[dict[str, list[float]]]:
     while len(made) < ATTEMPTS:
         time.sleep(_PAUSE if made else 0.0)
         group.barrier()
-        times = tell(group, work())
+        times = gather_values(group, work())
         made.append({"wall": [wall for wall, _ in times], "cpu": [cpu for _, cpu in times]})
         if slowest(made[-1]["wall"])[1] < SLOW_WALL and slowest(made[-1]["cpu"])[1] < SLOW_CPU:
             good += 1
@@ -142,7 +145,7 @@ def clocks(group: Group, rounds: int = 24) -> list[list[float]]:
         before = time.time()
         group.barrier()
         stamps.append((before, time.time()))
-    replies = tell(group, stamps)
+    replies = gather_values(group, stamps)
     first = replies[0]
     return [
         [
@@ -169,7 +172,7 @@ def collectives(group: Group, available_memory: int) -> tuple[dict[str, Any], li
     """
     group.barrier()
     gather = statistics.median(_timed(lambda: group.gather(b"8 bytes!")) for _ in range(50))
-    slow = max(tell(group, gather))
+    slow = max(gather_values(group, gather))
     sums: dict[str, float] = {}
     wrong: list[int] = []
     expected = group.size * (group.size + 1) // 2
@@ -185,7 +188,7 @@ def collectives(group: Group, available_memory: int) -> tuple[dict[str, Any], li
             total = group.sum(x)
             times.append(time.perf_counter() - begun)
             right = right and bool((total == expected).all())
-        replies = tell(group, [statistics.median(times), right])
+        replies = gather_values(group, [statistics.median(times), right])
         before = max(seconds for seconds, _ in replies)
         sums[str(size)] = before
         wrong += [rank for rank, (_, good) in enumerate(replies) if not good]

@@ -140,10 +140,10 @@ class RankCheck:
 
     def _meet(self, group: Group, local_facts: Facts) -> None:
         from choros.tools.doctor.link_bandwidth import links
-        from choros.tools.doctor.measurements import measure, tell
+        from choros.tools.doctor.measurements import gather_values, measure
 
         group.doing = "choros doctor: what each rank found"
-        self._ranks = tell(group, local_facts)
+        self._ranks = gather_values(group, local_facts)
         available = min(available_memory(some) for some in self.seen.machines())
         group.doing = "choros doctor: measuring"
         self._measures = measure(group, min(available, 1 << 31), self._engines(group))
@@ -169,7 +169,7 @@ class RankCheck:
     def _train(self, group: Group) -> None:
         """Train on each backend in helper processes; those of one machine form a job."""
         from choros.comm.bootstrap.init import part
-        from choros.tools.doctor.measurements import tell
+        from choros.tools.doctor.measurements import gather_values
 
         mates = next(some for some in self.seen.machines() if any(facts["rank"] == self.rank for facts in some))
         ranks = [facts["rank"] for facts in mates]
@@ -180,7 +180,7 @@ class RankCheck:
             group.doing = f"choros doctor: training on {backend}"
             group.timeout = self.wish.timeout + self.wish.smoke_timeout
             result = self._trained(backend, local)
-            for rank, end in enumerate(tell(group, result)):
+            for rank, end in enumerate(gather_values(group, result)):
                 self._smoke.setdefault(rank, []).append(end)
             group.timeout = self.wish.timeout
         group.doing = ""
