@@ -249,8 +249,8 @@ def main(args: argparse.Namespace) -> int:
     if args.launcher != "ssh" and any(launcher_only.values()):
         raise InvalidInputError(
             f"{', '.join(name for name, value in launcher_only.items() if value)}: for ranks that choros run starts "
-            f"itself. With "
-            f"--launcher {args.launcher} leave it out; that program starts them, and has options of its own"
+            f"itself. With --launcher {args.launcher} leave it out; that program starts them, and has options of its "
+            "own"
         )
     size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:

@@ -220,6 +220,6 @@ def _wrong(table: LauncherEnv, problem: str) -> InvalidInputError:
     names = ", ".join(table.detect_any + tuple(name for name in table.detect_all if name not in table.detect_any))
     mpi_advice = " set CHOROS_COMM=mpi on all ranks to get the ranks from MPI," if table.mpi else ""
     return InvalidInputError(
-        f"this process's place, as {table.launcher} reports it, is inconsistent: {problem}. "
-        f"Start it through {table.launcher} again,{mpi_advice} or unset {names} to run it on its own."
+        f"this process's place, as {table.launcher} reports it, is inconsistent: {problem}. Start it through "
+        f"{table.launcher} again,{mpi_advice} or unset {names} to run it on its own."
     )

@@ -246,8 +246,8 @@ def _code(code: object, blobs: list[bytes]) -> int | None:
     except Exception as error:
         name = f"function {code.__name__}" if hasattr(code, "__name__") else f"dataset {type(code).__name__}"
         raise NotSerializableError(
-            f"The {name} cannot be sent to the workers ({type(error).__name__}: {error}): "
-            f"let it open files, locks and connections when it reads its first batch, not when it is made."
+            f"The {name} cannot be sent to the workers ({type(error).__name__}: {error}): let it open files, locks "
+            "and connections when it reads its first batch, not when it is made."
         ) from error
     blobs.append(blob)
     return len(blobs) - 1

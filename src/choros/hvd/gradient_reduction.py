@@ -161,9 +161,8 @@ class GradientBuffer:
                 raise RankMismatchError(
                     f"The ranks train different models, or were given different settings: rank {number} on {host} is "
                     f"about to reduce {description}, and rank {self._calls.ranks[0]} on {reports[0][1]} "
-                    f"{reports[0][0]}. Build the "
-                    "same model on every rank, with rows of the same shape, and give hvd.DistributedOptimizer the same "
-                    "settings."
+                    f"{reports[0][0]}. Build the same model on every rank, with rows of the same shape, and give "
+                    "hvd.DistributedOptimizer the same settings."
                 )
 
     @property

@@ -89,9 +89,8 @@ class _Maker:
         if shapes is not None and len(shapes) > 1:
             if not several or len(selection) != len(shapes):
                 raise InvalidDataError(
-                    f"{role}={selection!r}, but the model has {len(shapes)} of them "
-                    f"({[name for name, _ in shapes]}): give "
-                    "a list with one for each, or a dict from these names to columns."
+                    f"{role}={selection!r}, but the model has {len(shapes)} of them ({[name for name, _ in shapes]}): "
+                    "give a list with one for each, or a dict from these names to columns."
                 )
             return [self.leaf(item, letter, shape, role) for item, (_, shape) in zip(selection, shapes, strict=True)]
         return self.leaf(selection, letter, shapes[0][1] if shapes else None, role)

@@ -96,9 +96,8 @@ def keras_there(settings: dict[str, Any]) -> None:
         if not is_installed(settings["backend"]):
             raise NoBackendError(
                 f"The executor on {os.uname().nodename} has no {settings['backend']} ({sys.executable}), on which the "
-                f"caller's Keras runs: install it there (pip install 'choros[spark,{settings['backend']}]'), or "
-                f"ship an "
-                "environment (python -m choros.spark.pack_environment)."
+                f"caller's Keras runs: install it there (pip install 'choros[spark,{settings['backend']}]'), or ship "
+                "an environment (python -m choros.spark.pack_environment)."
             )
         os.environ["KERAS_BACKEND"] = settings["backend"]
     with lean_keras_import():
@@ -106,9 +105,8 @@ def keras_there(settings: dict[str, Any]) -> None:
 
     if keras.backend.backend() != settings["backend"]:
         raise InvalidInputError(
-            f"A Python worker has loaded Keras with {keras.backend.backend()}, the caller has "
-            f"{settings['backend']}: set "
-            f"spark.executorEnv.KERAS_BACKEND={settings['backend']}, or start the session with "
+            f"A Python worker has loaded Keras with {keras.backend.backend()}, the caller has {settings['backend']}: "
+            f"set spark.executorEnv.KERAS_BACKEND={settings['backend']}, or start the session with "
             "spark.python.worker.reuse=false."
         )
     from choros.training.worker.main import configure_keras

@@ -46,10 +46,9 @@ def choose_workers(spark: SparkSession, workers: int | str | None) -> int:
     available, free = _waited(spark, None if auto else wanted)
     if available < wanted:
         raise InvalidInputError(
-            f"workers={wanted}, but this cluster has {available} task slot{'s' * (available != 1)} "
-            f"({_said(spark)}), and all workers run at once: give workers={max(available, 1)} or 'auto', more "
-            f"executors or "
-            "cores, or a smaller spark.task.cpus."
+            f"workers={wanted}, but this cluster has {available} task slot{'s' * (available != 1)} ({_said(spark)}), "
+            f"and all workers run at once: give workers={max(available, 1)} or 'auto', more executors or cores, or a "
+            "smaller spark.task.cpus."
         )
     return max(free, 1) if auto else wanted
 

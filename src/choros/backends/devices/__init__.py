@@ -64,9 +64,8 @@ def logical_devices(count: int) -> list[str]:
         raise InvalidInputError(f"{count!r} devices: give a whole number, 1 or more.")
     if not _backend().logical(count) and (available := len(list_devices("cpu"))) < count:
         raise InvalidInputError(
-            f"The backend runs already, with {available} CPU devices: call logical_devices({count}) before the "
-            f"first model "
-            "or array is made."
+            f"The backend runs already, with {available} CPU devices: call logical_devices({count}) before the first "
+            "model or array is made."
         )
     return [f"cpu:{number}" for number in range(count)]
 

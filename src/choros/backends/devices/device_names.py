@@ -174,6 +174,5 @@ def _check_task(job: str, task: int, text: str) -> None:
     if not matches:
         raise InvalidInputError(
             f"The device {text} is of another process; this one is {this_task}. Give the devices of this process, "
-            f"such as "
-            "'/device:GPU:0'."
+            "such as '/device:GPU:0'."
         )

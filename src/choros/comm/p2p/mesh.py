@@ -214,8 +214,8 @@ class FullMesh:
 
     def _warn(self, missing: set[int], waited: float, activity: Callable[[], str]) -> None:
         logger.warning(
-            f"{self._where} has waited {waited:.1f} s at {activity()} for "
-            f"{format_ranks(sorted(missing))} of {self.size}. It waits for up to {self.timeout:g} s in all."
+            f"{self._where} has waited {waited:.1f} s at {activity()} for {format_ranks(sorted(missing))} of "
+            f"{self.size}. It waits for up to {self.timeout:g} s in all."
         )
 
     @property

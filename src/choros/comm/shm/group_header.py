@@ -311,8 +311,8 @@ class GroupHeader:
             self._warned = target
             logger.warning(
                 f"{self.where} has waited {waited:.1f} s at {self._activity(describe_call)} for "
-                f"{self._describe_missing(missing)} of {self.size}. "
-                f"{self._last_activities(missing)}It waits for up to {self.timeout:g} s in all."
+                f"{self._describe_missing(missing)} of {self.size}. {self._last_activities(missing)}It waits for up "
+                f"to {self.timeout:g} s in all."
             )
 
     def _describe_missing(self, missing: list[int]) -> str:

@@ -171,8 +171,8 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
         text = errors.read().strip() or "".join(lines[-5:]).strip()
     if process.returncode and any(phrase in text for phrase in scheduler.silent):
         raise _NoAnswer(
-            f"no {scheduler.name} answers here: give --on and the scheduler that is meant "
-            f"({', '.join(SCHEDULERS)}), or go to a machine of its cluster. {command[0]} printed: {text}"
+            f"no {scheduler.name} answers here: give --on and the scheduler that is meant ({', '.join(SCHEDULERS)}), "
+            f"or go to a machine of its cluster. {command[0]} printed: {text}"
         )
     if process.returncode:
         raise InvalidInputError(f"{failed}: {text or f'code {process.returncode}'}")

@@ -162,15 +162,14 @@ class WorkerPool:
         device_text = f" with {needed} devices" if needed > self.size else ""
         if not usable:
             return (
-                f"{self.size} workers{device_text}, but no GPU that the installed {self.backend} can use: install "
-                f"its build "
-                "for GPUs (README, Install), show a GPU to this process (CUDA_VISIBLE_DEVICES), or give devices='cpu'."
+                f"{self.size} workers{device_text}, but no GPU that the installed {self.backend} can use: install its "
+                "build for GPUs (README, Install), show a GPU to this process (CUDA_VISIBLE_DEVICES), or give "
+                "devices='cpu'."
             )
         return (
-            f"{self.size} workers{device_text}, but {usable} GPU{'s' if usable != 1 else ''}: several workers on "
-            f"one GPU wait "
-            f"for each other. Give workers={max(usable // max(self.per_worker), 1)}, devices='shared' to share GPUs "
-            "all the same, or devices='cpu' to train on the CPU."
+            f"{self.size} workers{device_text}, but {usable} GPU{'s' if usable != 1 else ''}: several workers on one "
+            f"GPU wait for each other. Give workers={max(usable // max(self.per_worker), 1)}, devices='shared' to "
+            "share GPUs all the same, or devices='cpu' to train on the CPU."
         )
 
     def kill(self) -> None:
