@@ -25,12 +25,14 @@ def test_a_level_silences_messages(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_closed_stderr_does_not_raise(monkeypatch):
+def test_a_closed_or_missing_stderr_does_not_raise(monkeypatch, capsys):
     stream = io.StringIO()
     stream.close()
     for stderr in (stream, None):
-        monkeypatch.setattr(sys, "stderr", stderr)
-        logging.getLogger("choros").warning("waiting")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stderr)
+            logging.getLogger("choros").warning("waiting")
+    assert capsys.readouterr().out == ""
 
 
 def test_the_handler_is_added_once():

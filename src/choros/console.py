@@ -27,8 +27,9 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; a closed or missing stderr must not end the caller."""
         prefix = "choros run" if record.name == LAUNCHER else "choros"
-        with suppress(OSError, ValueError):
-            write_line(f"{prefix}: {self.format(record)}", sys.stderr)
+        if sys.stderr is not None:
+            with suppress(OSError, ValueError):
+                write_line(f"{prefix}: {self.format(record)}", sys.stderr)
 
 
 def add_handler() -> None:
