@@ -14,7 +14,7 @@ HIGGS = ROOT.parent / "shared/data/atlas_higgs.csv.gz"
 PLOTS = """
 for number in plt.get_fignums():
     (axes,) = plt.figure(number).axes
-    print("plot:", axes.get_title(), [round(bar.get_height(), 4) for bar in axes.patches])
+    print("plot:", axes.get_title(), [round(float(bar.get_height()), 4) for bar in axes.patches])
 """
 
 
