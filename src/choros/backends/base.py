@@ -223,8 +223,7 @@ class BaseReplica(Metrics):
         Floats of more than 16 bits are cast to Keras' floatx.
         """
         if batch.packed is not None:
-            packed: tuple[Any, ...] = batch.packed
-            return packed
+            return tuple(batch.packed)
         floatx = keras.config.floatx()
 
         def leaf(array: Any) -> Any:
