@@ -132,6 +132,24 @@ def test_the_notebooks_trainers(higgs, name):
     assert trainer.history.run.rows == 800 * TRAINERS[name]["num_epoch"]
 
 
+def test_settings_are_set_and_read_and_each_epoch_leaves_a_record(higgs):
+    trainer = distkeras.DOWNPOUR(network(), "sgd", "categorical_crossentropy", features_col="features_normalized")
+    assert not trainer.has_history()
+    for name, value in (("num_workers", 2), ("num_epoch", 2), ("minibatch_size", 16)):
+        getattr(trainer, f"set_{name}")(value)
+        assert getattr(trainer, f"get_{name}")() == value
+    assert (trainer.get_features_column(), trainer.get_label_column()) == ("features_normalized", "label")
+    trainer.set_model(network())
+    trainer.train(higgs)
+    records = trainer.get_history()
+    assert trainer.has_history()
+    assert [record["iteration"] for record in records] == [1, 2]
+    assert trainer.get_executor_history(0) == records
+    assert trainer.num_updates == trainer.history.run.exchanges > 0
+    trainer.add_history({"worker_id": 0, "iteration": 3, "history": [0.0, 1.0], "timestamp": 0.0})
+    assert len(trainer.get_history()) == 3
+
+
 def test_an_ensemble_gives_its_members(higgs):
     trainer = distkeras.EnsembleTrainer(network(), "adam", "categorical_crossentropy", num_ensembles=2, **{
         "features_col": "features_normalized"})  # fmt: skip
