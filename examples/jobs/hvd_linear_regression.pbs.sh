@@ -17,6 +17,8 @@ export NUMEXPR_NUM_THREADS=8
 export TF_NUM_INTRAOP_THREADS=8
 export TF_NUM_INTEROP_THREADS=2
 export NPROC=8
+export KMP_BLOCKTIME=0
+export KMP_AFFINITY=none
 export CHOROS_STOP_AT=$(($(date +%s) + 1800 - 90))
 export CHOROS_REQUEUE="$PWD/.choros-requeue-$PBS_JOBID"
 rm -f "$CHOROS_REQUEUE"

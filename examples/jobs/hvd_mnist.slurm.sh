@@ -20,6 +20,8 @@ export NUMEXPR_NUM_THREADS=8
 export TF_NUM_INTRAOP_THREADS=8
 export TF_NUM_INTEROP_THREADS=2
 export NPROC=8
+export KMP_BLOCKTIME=0
+export KMP_AFFINITY=none
 export CHOROS_REQUEUE="$PWD/.choros-requeue-$SLURM_JOB_ID"
 rm -f "$CHOROS_REQUEUE"
 srun --kill-on-bad-exit=1 --label --mpi=pmi2 --nodes=2 --ntasks-per-node=4 --cpus-per-task=8 bash -c 'trap "" USR2; exec "$@"' rank python hvd_mnist.py --epochs 12 --batch-size 128 --out checkpoints

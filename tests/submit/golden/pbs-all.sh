@@ -21,12 +21,14 @@ export NUMEXPR_NUM_THREADS=16
 export TF_NUM_INTRAOP_THREADS=16
 export TF_NUM_INTEROP_THREADS=2
 export NPROC=16
+export KMP_BLOCKTIME=0
+export KMP_AFFINITY=none
 export CHOROS_SUBMIT_CPU='avx avx2'
 export A='b c'
 export CHOROS_STOP_AT=$(($(date +%s) + 5400 - 90))
 export CHOROS_REQUEUE="$PWD/.choros-requeue-$PBS_JOBID"
 rm -f "$CHOROS_REQUEUE"
-mpiexec -n 8 --map-by ppr:4:node:PE=8 -x OMP_NUM_THREADS -x MKL_NUM_THREADS -x OPENBLAS_NUM_THREADS -x VECLIB_MAXIMUM_THREADS -x NUMEXPR_NUM_THREADS -x TF_NUM_INTRAOP_THREADS -x TF_NUM_INTEROP_THREADS -x NPROC -x CHOROS_SUBMIT_CPU -x A -x CHOROS_REQUEUE -x CHOROS_STOP_AT --hostfile "$PBS_NODEFILE" bash -c 'trap "" USR2; all=(0 1 2 3); [ -z "$CUDA_VISIBLE_DEVICES" ] || IFS=, read -ra all <<<"$CUDA_VISIBLE_DEVICES"; mine=("${all[@]:$(($OMPI_COMM_WORLD_LOCAL_RANK * 1)):1}"); export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${mine[*]}")"; exec vtune -collect hotspots -r out."$OMPI_COMM_WORLD_RANK" -- "$@"' rank python train.py --epochs 3
+mpiexec -n 8 --map-by ppr:4:node:PE=8 -x OMP_NUM_THREADS -x MKL_NUM_THREADS -x OPENBLAS_NUM_THREADS -x VECLIB_MAXIMUM_THREADS -x NUMEXPR_NUM_THREADS -x TF_NUM_INTRAOP_THREADS -x TF_NUM_INTEROP_THREADS -x NPROC -x KMP_BLOCKTIME -x KMP_AFFINITY -x CHOROS_SUBMIT_CPU -x A -x CHOROS_REQUEUE -x CHOROS_STOP_AT --hostfile "$PBS_NODEFILE" bash -c 'trap "" USR2; all=(0 1 2 3); [ -z "$CUDA_VISIBLE_DEVICES" ] || IFS=, read -ra all <<<"$CUDA_VISIBLE_DEVICES"; mine=("${all[@]:$(($OMPI_COMM_WORLD_LOCAL_RANK * 1)):1}"); export CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${mine[*]}")"; exec vtune -collect hotspots -r out."$OMPI_COMM_WORLD_RANK" -- "$@"' rank python train.py --epochs 3
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"

@@ -17,11 +17,13 @@ export NUMEXPR_NUM_THREADS=8
 export TF_NUM_INTRAOP_THREADS=8
 export TF_NUM_INTEROP_THREADS=2
 export NPROC=8
+export KMP_BLOCKTIME=0
+export KMP_AFFINITY=none
 export CHOROS_SUBMIT_CPU='avx avx2'
 export CHOROS_STOP_AT=$(($(date +%s) + 5400 - 90))
 export CHOROS_REQUEUE="$PWD/.choros-requeue-$JOB_ID"
 rm -f "$CHOROS_REQUEUE"
-mpiexec -n 8 --map-by ppr:4:node:PE=8 -x OMP_NUM_THREADS -x MKL_NUM_THREADS -x OPENBLAS_NUM_THREADS -x VECLIB_MAXIMUM_THREADS -x NUMEXPR_NUM_THREADS -x TF_NUM_INTRAOP_THREADS -x TF_NUM_INTEROP_THREADS -x NPROC -x CHOROS_SUBMIT_CPU -x CHOROS_REQUEUE -x CHOROS_STOP_AT bash -c 'trap "" USR2; exec "$@"' rank python train.py --epochs 3
+mpiexec -n 8 --map-by ppr:4:node:PE=8 -x OMP_NUM_THREADS -x MKL_NUM_THREADS -x OPENBLAS_NUM_THREADS -x VECLIB_MAXIMUM_THREADS -x NUMEXPR_NUM_THREADS -x TF_NUM_INTRAOP_THREADS -x TF_NUM_INTEROP_THREADS -x NPROC -x KMP_BLOCKTIME -x KMP_AFFINITY -x CHOROS_SUBMIT_CPU -x CHOROS_REQUEUE -x CHOROS_STOP_AT bash -c 'trap "" USR2; exec "$@"' rank python train.py --epochs 3
 code=$?
 if [ -e "$CHOROS_REQUEUE" ]; then
     rm -f "$CHOROS_REQUEUE"

@@ -15,6 +15,8 @@ export NUMEXPR_NUM_THREADS=1
 export TF_NUM_INTRAOP_THREADS=1
 export TF_NUM_INTEROP_THREADS=1
 export NPROC=1
+export KMP_BLOCKTIME=0
+export KMP_AFFINITY=none
 export CHOROS_SUBMIT_CPU='avx avx2'
 export CHOROS_REQUEUE="$PWD/.choros-requeue-$SLURM_JOB_ID"
 rm -f "$CHOROS_REQUEUE"
