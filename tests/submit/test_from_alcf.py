@@ -18,9 +18,10 @@ PAGE = (ROOT / "docs" / "from-alcf.md").read_text()
 SCRIPT = ROOT / "examples" / "jobs" / "hvd_mnist.polaris.pbs.sh"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 CONSOLE = [text for language, text in BLOCKS if language == "console"]
+RETIRED = [text for text in CONSOLE if "--launcher aprun" in text or "--on cobalt" in text]  # these start nothing
 
 
-@pytest.mark.parametrize("block", CONSOLE, ids=lambda text: text[:32])
+@pytest.mark.parametrize("block", RETIRED, ids=lambda text: text[:32])
 def test_a_command_of_the_page_prints_what_follows_it(script_folder, capsys, block):
     command, _, expected = block.removeprefix("$ choros ").partition("\n")
     assert main(shlex.split(command)) == 2
@@ -29,7 +30,7 @@ def test_a_command_of_the_page_prints_what_follows_it(script_folder, capsys, blo
 
 
 def test_both_retired_commands_are_on_the_page():
-    assert len(CONSOLE) == 2
+    assert len(RETIRED) == 2
 
 
 def test_the_job_of_the_page_is_the_example():
@@ -42,7 +43,7 @@ def test_the_job_of_the_page_is_the_example():
 def test_the_options_of_the_page_are_options(capsys):
     """Of each command whose help lists them; those of other programs are on the list."""
     listed = ""
-    for command in ("run", "submit", "doctor", "log"):
+    for command in ("run", "submit", "doctor", "log", "tune"):
         assert main([command, "--help"]) == 0
         listed += capsys.readouterr().out
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
