@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import os
 import pathlib
 import re
@@ -61,6 +62,19 @@ def test_it_is_the_training_of_workers_of_this_machine_to_the_bit(spark, rows, c
     for one, two in zip([*ours.get_weights(), *mine], [*plain.get_weights(), *seen], strict=True):
         np.testing.assert_array_equal(one, two)
     assert [worker.rows for worker in history.run.workers] == [worker.rows for worker in other.run.workers]
+
+
+def test_a_timeline_has_a_lane_for_each_task(spark, rows, tmp_path):
+    path = tmp_path / "run.json"
+    for algorithm in ("allreduce", "aeasgd"):
+        trainer = choros.Trainer(make(), algorithm, workers=2, launcher=choros.Spark(spark), timeline=path)
+        history = trainer.fit(*rows, epochs=2, batch_size=16, verbose=0)
+        events = json.loads(path.read_text())["traceEvents"]
+        for rank, worker in enumerate(history.run.workers):
+            kinds = [event["cat"] for event in events if event["pid"] == rank + 1 and event["ph"] == "X"]
+            assert (kinds.count("data"), kinds.count("exchange")) == (worker.steps, worker.exchanges)
+    with pytest.raises(InvalidInputError, match="do not reach the members of an Ensemble"):
+        choros.Trainer(make(), "ensemble", workers=2, launcher=choros.Spark(spark), timeline=path)
 
 
 def test_a_sparse_matrix_is_trained_as_a_dense_one(spark):
