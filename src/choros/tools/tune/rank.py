@@ -11,53 +11,30 @@ import inspect
 import json
 import os
 import runpy
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 import choros
+from choros.callbacks.step_timer import StepTimer
 from choros.cluster import Place
 from choros.tools.tune.settings import TUNE, TuneSettings
 
 _FOREVER = 3600.0  # seconds that a rank waits for its end
 
 
-class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]
-    """Callback that times the steps after a warm-up, writes their median to a file, and then waits for its end.
+def write_result(path: str, step: float, steps: int | None) -> None:
+    """Write the result of a trial to a file, which then appears as a whole.
 
     Args:
-        settings: TuneSettings.
-        lead: bool. Whether this process writes the result.
+        path: str. The file.
+        step: float. Median seconds of a step.
+        steps: int or None. Steps of an epoch.
     """
-
-    def __init__(self, settings: TuneSettings, lead: bool) -> None:
-        super().__init__()
-        self.settings, self.lead, self.times = settings, lead, list[float]()
-        self._last = 0.0
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Record the time since the end of the last step. On JAX this waits for the step's metrics."""
-        if logs:
-            float(next(iter(logs.values())))
-        now = time.perf_counter()
-        self.times.append(now - self._last)
-        self._last = now
-        if len(self.times) >= self.settings.warmup + self.settings.steps:
-            self._finish()
-
-    def _finish(self) -> None:
-        if self.lead:
-            step = statistics.median(self.times[self.settings.warmup :])
-            steps = (self.params or {}).get("steps")
-            text = json.dumps({"step": step, "epoch": steps and steps * step})
-            with open(f"{self.settings.path}.part", "w") as file:
-                file.write(text)
-            os.replace(file.name, self.settings.path)
-        time.sleep(_FOREVER)
+    with open(f"{path}.part", "w") as file:
+        json.dump({"step": step, "epoch": steps and steps * step}, file)
+    os.replace(file.name, path)
 
 
 def add_callback(fit: Callable[..., Any], timer: StepTimer) -> Callable[..., Any]:
@@ -69,7 +46,7 @@ def add_callback(fit: Callable[..., Any], timer: StepTimer) -> Callable[..., Any
         bound = signature.bind(*args, **kwargs)
         callbacks = bound.arguments.get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-        if not any(isinstance(callback, StepTimer) for callback in callbacks):
+        if timer not in callbacks:
             bound.arguments["callbacks"] = [*callbacks, timer]
         return fit(*bound.args, **bound.kwargs)
 
@@ -91,8 +68,17 @@ def with_one_worker(init: Callable[..., None]) -> Callable[..., None]:
 
 def main() -> None:
     """Run the script or module of the command line."""
-    place = Place.here()
-    timer = StepTimer(TuneSettings.of(os.environ[TUNE]), place.rank == 0)
+    import keras
+
+    place, settings = Place.here(), TuneSettings.of(os.environ[TUNE])
+
+    def report(step: float, steps: int | None) -> None:
+        """Write the result on rank 0, and wait for the end of this process."""
+        if place.rank == 0:
+            write_result(settings.path, step, steps)
+        time.sleep(_FOREVER)
+
+    timer = StepTimer(settings.warmup, settings.steps, report)
     keras.Model.fit = add_callback(keras.Model.fit, timer)
     choros.Trainer.fit = add_callback(choros.Trainer.fit, timer)  # type: ignore[method-assign]
     if place.size == 1:
