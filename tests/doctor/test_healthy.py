@@ -39,6 +39,7 @@ def test_a_healthy_job_of_mpi(mpiexec, two_cores):
     assert report.findings == []
     assert report.code == 0
     assert set(report.all["measures"]["engines"]) == {"MPI", "shared memory"}
+    assert [each["chosen"]["KMP_BLOCKTIME"] for each in report.all["ranks"]] == ["0", "0"]  # mpiexec sets no threads
     assert [end["backend"] for end in report.all["smoke"]["1"]] == ["jax"]
 
 
