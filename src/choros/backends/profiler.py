@@ -55,16 +55,16 @@ class StepProfiler:
             self._stop = self._attempt("start", self._start)
             self._over = self._stop is None
 
-    def after_step(self, wait: Callable[[], object], steps: int = 1) -> None:
+    def after_step(self, finish_steps: Callable[[], object], steps: int = 1) -> None:
         """Count steps, and stop the profiler after the last step of the window.
 
         Args:
-            wait: returns when the device has finished the steps. Called only at the end of the window.
+            finish_steps: returns when the device has finished the steps. Called only at the end of the window.
             steps: int. The number of steps since ``before_step``. Defaults to 1.
         """
         self._done += steps
         if self._stop is not None and self._done >= self.first_step + self.steps:
-            wait()
+            finish_steps()
             self.end()
 
     def end(self) -> None:

@@ -189,4 +189,4 @@ def _end(job: subprocess.Popen[bytes]) -> None:
         job.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
+        job.wait(_PATIENCE)
