@@ -37,33 +37,34 @@ def write_result(path: str, step: float, steps: int | None) -> None:
     os.replace(file.name, path)
 
 
-def add_callback(fit: Callable[..., Any], timer: StepTimer) -> Callable[..., Any]:
-    """Return a function like ``fit`` that adds a callback."""
-    signature = inspect.signature(fit)
+def with_argument(function: Callable[..., Any], name: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a function like the given one that changes one of its arguments.
 
-    @functools.wraps(fit)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        callbacks = bound.arguments.get("callbacks") or []
-        callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-        if timer not in callbacks:
-            bound.arguments["callbacks"] = [*callbacks, timer]
-        return fit(*bound.args, **bound.kwargs)
+    Args:
+        function: any function with a parameter of this name.
+        name: str.
+        change: returns the new value; called with the given value, or None.
 
-    return timed
+    Example:
+        >>> with_argument(lambda x, y=1: (x, y), "y", lambda y: 7)(1)
+        (1, 7)
+    """
+    position = list(inspect.signature(function).parameters).index(name)
+
+    @functools.wraps(function)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        if position < len(args):
+            return function(*args[:position], change(args[position]), *args[position + 1 :], **kwargs)
+        return function(*args, **{**kwargs, name: change(kwargs.get(name))})
+
+    return changed
 
 
-def with_one_worker(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a function like ``Trainer.__init__`` that starts one worker: the only rank is to train alone."""
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def single(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
-        bound.arguments["workers"] = 1
-        init(*bound.args, **bound.kwargs)
-
-    return single
+def add_timer(callbacks: Any, timer: StepTimer) -> list[Any]:
+    """Return the argument ``callbacks`` of ``fit`` as a list that has the timer once."""
+    callbacks = callbacks or []
+    callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    return callbacks if timer in callbacks else [*callbacks, timer]
 
 
 def main() -> None:
@@ -79,10 +80,13 @@ def main() -> None:
         time.sleep(_FOREVER)
 
     timer = StepTimer(settings.warmup, settings.steps, report)
-    keras.Model.fit = add_callback(keras.Model.fit, timer)
-    choros.Trainer.fit = add_callback(choros.Trainer.fit, timer)  # type: ignore[method-assign]
-    if place.size == 1:
-        choros.Trainer.__init__ = with_one_worker(choros.Trainer.__init__)  # type: ignore[method-assign]
+    owners: tuple[Any, ...] = (keras.Model, choros.Trainer)
+    for owner in owners:
+        owner.fit = with_argument(owner.fit, "callbacks", lambda callbacks: add_timer(callbacks, timer))
+    if place.size == 1:  # the only rank trains alone, and starts no workers
+        choros.Trainer.__init__ = with_argument(  # type: ignore[method-assign]
+            choros.Trainer.__init__, "workers", lambda workers: 1
+        )
     module = sys.argv[1] == "-m"
     sys.argv = sys.argv[2:] if module else sys.argv[1:]
     if module:
