@@ -1,6 +1,6 @@
 import pytest
 
-from choros.cluster import Place, expand_hosts, expand_tasks, strange, why
+from choros.cluster import LauncherEnv, Place, expand_hosts, expand_tasks, launcher_env, strange, why
 from choros.errors import InvalidInputError
 
 CHOROS = {"CHOROS_RANK": "2", "CHOROS_SIZE": "4", "CHOROS_LOCAL_RANK": "2", "CHOROS_LOCAL_SIZE": "4"}
@@ -213,6 +213,22 @@ def test_pals_tells_its_hosts_by_the_file_of_the_job(tmp_path, lines, environ, s
 def test_the_refusal_says_what_to_do():
     with pytest.raises(InvalidInputError, match="Start it through torchrun again, or unset RANK, WORLD_SIZE"):
         Place.here({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "environ", "words"),
+    [
+        ({"local_rank": ("TOY_LOCAL",)}, {"TOY_LOCAL": "0"}, "names no variable for the local size (local_size, or"),
+        ({"local_size": ("TOY_LOCALS",)}, {"TOY_LOCALS": "2"}, "names no variable for the local rank (local_rank)"),
+    ],
+)
+def test_a_launcher_entry_without_names_is_named(monkeypatch, fields, environ, words):
+    entry = LauncherEnv(launcher="toy", detect_any=("TOY_RANK",), rank=("TOY_RANK",), size=("TOY_SIZE",), **fields)
+    monkeypatch.setattr(launcher_env, "TABLES", (*launcher_env.TABLES, entry))
+    with pytest.raises(InvalidInputError) as caught:
+        Place.here({"TOY_RANK": "0", "TOY_SIZE": "2", **environ})
+    assert words in str(caught.value)
+    assert "is not set" not in str(caught.value)
 
 
 def test_one_rank_needs_no_local_place():

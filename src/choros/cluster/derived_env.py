@@ -9,6 +9,7 @@ from typing import Any
 
 from choros.errors import InvalidInputError
 
+# Names of derived variables. They contain spaces, so they cannot be real variables; error messages print them.
 NODEFILE = "hosts of PBS_NODEFILE"
 NODEFILE_SIZE = "PALS_LOCAL_SIZE x hosts of PBS_NODEFILE"
 FLUX_LOCAL_SIZE = "FLUX_JOB_SIZE / FLUX_JOB_NNODES"

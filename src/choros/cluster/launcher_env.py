@@ -1,13 +1,13 @@
-"""Tables of environment variables, one for each launcher. A new launcher is one more ``LauncherEnv`` in ``TABLES``.
+"""Launcher entries: the environment variables of each launcher. A new launcher is a ``LauncherEnv`` in ``TABLES``.
 
 An installed package adds a launcher by an entry point of the group ``choros.places`` that refers to a ``LauncherEnv``.
-It is tried after ``choros`` and before the others.
+This launcher entry is tried after ``choros`` and before the others.
 
 The order matters, as a process often has the variables of two launchers. The inner launcher started the process. The
-outer one only provided the allocation, so the inner one must be found first. The tables are tried in this order:
+outer one only provided the allocation, so the inner one must be found first. The entries are tried in this order:
 
 1. ``choros``: the variables of ``choros run``. No other launcher starts ranks inside it. ``mpi``: the rank that MPI
-   reports (``CHOROS_COMM=mpi``, ``choros.comm.bootstrap.discover_rank``), if no table below gives the place of this
+   reports (``CHOROS_COMM=mpi``, ``choros.comm.bootstrap.discover_rank``), if no entry below gives the place of this
    process.
 2. ``torchrun``: ``srun`` or ``mpiexec`` may start it once on each node.
 3. ``openmpi``, ``mpich`` (Hydra; also Intel MPI and MVAPICH 3), ``mvapich`` (2), ``pals`` (``mpiexec`` on Polaris and
@@ -38,9 +38,10 @@ PLACES = "choros.places"
 
 @dataclass(frozen=True)
 class LauncherEnv:
-    """Environment variables in which one launcher provides the place of a process.
+    """A launcher entry: the environment variables in which one launcher provides the place of a process.
 
-    Each field lists candidate names; the first one that is set is used. An empty field: the launcher sets none.
+    Each field lists candidate names; the first one that is set is used. An empty field: the launcher sets none. Rank
+    and size are required. With more than one rank, local rank and local size (or ``tasks`` and ``node``) are too.
 
     Attributes:
         launcher: str. The name in ``Place.launcher``.
@@ -222,7 +223,7 @@ TABLES: tuple[LauncherEnv, ...] = (
 
 
 def tables() -> Iterator[LauncherEnv]:
-    """Yield all tables in the order in which they are tried. Packages are searched only after the first table.
+    """Yield all launcher entries in the order in which they are tried. Packages are searched only after the first.
 
     Raises:
         InvalidInputError: a package's entry point cannot be loaded, or is no ``LauncherEnv``.
@@ -234,11 +235,14 @@ def tables() -> Iterator[LauncherEnv]:
             table = point.load()
         except Exception as error:
             raise InvalidInputError(
-                f"the launcher {point.name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error}): "
+                f"the launcher entry {point.name!r} cannot be loaded from {point.value} "
+                f"({type(error).__name__}: {error}): "
                 "repair or uninstall the package"
             ) from error
         if not isinstance(table, LauncherEnv):
-            raise InvalidInputError(f"the launcher {point.name!r}: {point.value} is no choros.cluster.LauncherEnv")
+            raise InvalidInputError(
+                f"the launcher entry {point.name!r}: {point.value} is no choros.cluster.LauncherEnv"
+            )
         yield table
     yield from rest
 

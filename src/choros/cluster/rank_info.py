@@ -24,7 +24,7 @@ class Place:
         node, nodes: int or None. Index of this node and number of nodes; None if the launcher does not report it.
         hosts: tuple of str. Names of the nodes in the order of ``node``; empty if the launcher does not report them.
         coordinator: str or None. Host of rank 0, with ``:port`` if the launcher provides a port.
-        launcher: str. The launcher of this process: ``single``, or the ``launcher`` of one of
+        launcher: str. The launcher of this process: ``single``, or the ``launcher`` of a launcher entry in
             ``choros.cluster.TABLES``.
 
     Example:
@@ -88,7 +88,7 @@ def why(environ: Mapping[str, str] | None = None) -> str:
 
 
 def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return variables of PMI or PMIx if no table gives the rank of this process.
+    """Return variables of PMI or PMIx if no launcher entry gives the rank of this process.
 
     They show that an unknown MPI launcher started it. MPI libraries use PMI or PMIx under every launcher.
 
@@ -96,7 +96,8 @@ def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         environ: an environment. Defaults to ``os.environ``.
 
     Returns:
-        The variables as ``name=value``; empty if a table matches, there is no such variable, or PMI_SIZE is 1.
+        The variables as ``name=value``; empty if a launcher entry matches, there is no such variable, or PMI_SIZE is
+        1.
 
     Example:
         >>> strange({"PMI_FD": "7"}), strange({"PMI_FD": "7", "CHOROS_RANK": "0", "CHOROS_SIZE": "2"})
@@ -128,7 +129,7 @@ def meets_by_mpi(launcher: str) -> bool:
 
 
 def _table(environ: Mapping[str, str]) -> tuple[LauncherEnv | None, Mapping[str, str]]:
-    """Return the table of the launcher, and the environment with its derived variables."""
+    """Return the entry of the launcher, and the environment with its derived variables."""
     for table in tables():
         if any(environ.get(name) for name in table.detect_any) and all(environ.get(name) for name in table.detect_all):
             return table, environ if table.derive is None else {**environ, **table.derive(environ)}
@@ -154,8 +155,13 @@ def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
     if size == 1:
         local_rank, local_size = local_rank or 0, local_size or 1
     if local_rank is None or local_size is None:
-        missing = table.local_rank if local_rank is None else table.local_size + table.tasks
-        raise _wrong(table, f"{' or '.join(missing)} is not set, so this rank's place on its node is unknown")
+        if local_rank is None:
+            names, fields = table.local_rank, "the local rank (local_rank)"
+        else:  # the tasks on each node give a local size only to a rank that has the index of its node
+            names = table.local_size + (table.tasks if table.node else ())
+            fields = "the local size (local_size, or tasks and node)"
+        problem = f"{' or '.join(names)} is not set" if names else f"its launcher entry names no variable for {fields}"
+        raise _wrong(table, f"{problem}, so this rank's place on its node is unknown")
     one_node = table.one_node and nodes in (None, 1)
     if one_node or local_size == size:
         node, nodes = node or 0, nodes or 1
