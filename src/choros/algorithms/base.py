@@ -44,13 +44,21 @@ class Algorithm:
     where ``seen`` is the center as the worker last saw it and ``shown`` is the center before or after the merge.
     The parameters ``center`` and ``meeting`` are the center and an ``ExchangeInfo``.
 
+    A rule sees the weights only, never gradients: ``local``, ``seen``, ``center`` and ``memory`` are flat vectors. Each
+    memory vector has the center's shape; there is no place for a scalar. ``local - seen`` is the update of the last
+    window only if ``adopt`` returns ``shown``. A new value of each exchange needs a field of ``ExchangeInfo``, which
+    the parameter servers (``choros.param_server``) and ``SyncExchange`` then set.
+
     Attributes:
         window: int. Optimizer steps between two exchanges; 0 is one exchange per epoch. Defaults to 1.
         mode: "sync" (all ranks exchange at once), "async" (each with the parameter server) or None (no exchange).
         shows: "before" or "after": whether a worker gets the center before or after the merge.
-        level: "parameters" or "gradients": the kind of vector that is exchanged.
+        level: "parameters", or "gradients" (``AllReduce`` only). Gradients are summed at each step by
+            ``choros.training.worker.allreduce_steps``; training does not call ``propose``, ``merge`` and ``adopt``.
         weighted: True where the mean over workers is weighted by the rows that each worker trained.
-        elementwise: True where the functions may be applied block by block.
+        elementwise: True where the functions may be applied block by block. Must be False if a result depends on other
+            elements (``.sum()``, a norm; see ``ADAG``). The functions then get whole vectors, and the center is not
+            divided among hosts.
         uses_seen: False where ``propose`` does not read ``seen``, which then need not be kept.
         momentum: Nesterov momentum around the compiled optimizer's step; 0 is none.
 

@@ -8,7 +8,11 @@ from choros.algorithms import ExchangeInfo, Memory, Vector
 
 
 class MergeRule(Protocol):
-    """Three pure functions of vectors. ``Vector`` is an array of any library, or a stand-in while a rule is traced."""
+    """Three pure functions of vectors. ``Vector`` is an array of any library, or a stand-in while a rule is traced.
+
+    ``trace_rule``, ``SharedMemoryParameterServer`` and ``ShardedParameterServer`` also read ``uses_seen``, if the rule
+    has it. If it is False, they do not write the shown center to ``seen``.
+    """
 
     @property
     def shows(self) -> str:

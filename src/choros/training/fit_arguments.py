@@ -49,7 +49,8 @@ class FitArguments:
         """Return the checked arguments, with the position at which a callback resumes and ``validation_split`` applied.
 
         Args:
-            synchronous: bool. Whether ranks train synchronously. Only then can training resume within an epoch.
+            synchronous: bool. Whether ranks train synchronously. If not, or without a seed, a ``BeforeTimeLimit``
+                resumes at the first batch of its epoch, so batches are repeated. ``checkpoint=`` is not affected.
 
         Raises:
             InvalidInputError: an argument that cannot work.

@@ -20,7 +20,7 @@ _LAUNCH_ADVICE = "Start it with `choros run -n RANKS script.py`, or with the mpi
 
 
 class Choice(NamedTuple):
-    """The kind of a group: ``SHARED`` (by descriptor, or set up by MPI), ``MPI``, ``TCP`` or ``OTHERS``.
+    """The kind of a group: ``SHARED`` (by descriptor, or set up by MPI), ``MPI``, ``TCP`` or ``ENTRY_POINT``.
 
     Attributes:
         kind: str.
@@ -94,7 +94,8 @@ def _choose(place: Place, requested: str, environ: Mapping[str, str], installed:
     if installed and not requested:
         return Choice(ENTRY_POINT, "the first that takes the job of " + ", ".join(p.name for p in installed), installed)
     raise InvalidInputError(
-        f"This process is a rank of a job ({place.launcher} says {place.size}) whose launcher provides no shared "
-        f"memory and is not of MPI. {_LAUNCH_ADVICE}; or set CHOROS_SECRET to the same 64 random hexadecimal digits on "
-        "all ranks, which then connect by TCP; or unset the launcher's variables to train with workers of its own."
+        f"This process is a rank of a job ({place.launcher} says {place.size}) whose launcher is not an MPI launcher "
+        f"and provides no shared memory, so Choros has no way to connect the ranks. {_LAUNCH_ADVICE}; or set "
+        "CHOROS_SECRET to the same 64 random hexadecimal digits on all ranks, which then connect by TCP; or unset the "
+        "launcher's variables to train with workers of its own."
     )

@@ -260,7 +260,7 @@ class ControlBlock:
         return [self._turns.copy(), self._left.copy(), self._ended[epoch:].copy(), self._parts[epoch:].copy()]
 
     def put_back(self, state: list[Array]) -> None:
-        """Restore the result of ``state``. This control block must begin with the epoch that was passed there."""
+        """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""
         turns, remaining, ended, parts = state
         self._turns[:], self._left[:] = turns, remaining
         count = min(len(ended), len(self._ended))

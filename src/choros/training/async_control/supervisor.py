@@ -94,6 +94,7 @@ class AsyncCheckpointer:
         state, groups = parts[0]
         parts[0] = state, {"center": vectors, "header": [header], "board": control_block, **groups}
         stopped = over and self.control_block.stopped
+        # The center's header has each worker's position (snapshot.position_of). This is the epoch of the callbacks.
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.ordered_rate}
         self.saver.kept(Snapshot(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
