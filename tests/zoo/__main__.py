@@ -6,22 +6,22 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 HEAD = """# The zoo: models that are compared with plain Keras
 
-`tests/zoo` trains each of these models by plain `model.fit` and by AllReduce with 1, 2 and 3 workers, by
-`choros.check`: {rows} rows in global batches of {batch}, so that no batch divides by 3 and the last one leaves a worker
-without a row. Most have sample weights. The models are shrunk examples of the families on keras.io. This page is made
-by `python -m tests.zoo`; a test holds it to the table, and another one the table to what happens.
+`tests/zoo` trains each of these models with plain `model.fit` and with AllReduce on 1, 2 and 3 workers, and compares
+them with `choros.check`. The data are {rows} rows in global batches of {batch}: no batch divides by 3, and in the last
+one a worker has no row. Most models have sample weights. They are small examples of the model families on keras.io.
+`python -m tests.zoo` writes this page. One test compares it with the table, and another one the table with the results.
 
 - **equal**: weights, optimizer slots and metrics differ by at most 1e-5 (2e-2 in 16 bits), or by ten times what another
   order of the rows inside each batch changes. Dropout has rate 0 and batch normalization is frozen: neither can be
   equal with several workers.
-- **inexact**: random numbers that cannot be switched off. Differences lie within the spread of one process over seeds.
-- **refused**: by name, before a worker starts.
-- **library**: the backend's own library fails on such a batch, or on a share of one row, in plain `fit` too.
+- **inexact**: random numbers that cannot be switched off. Differences are within the spread of one process over seeds.
+- **refused**: an error names the reason before a worker starts.
+- **library**: the backend's library fails on such a batch, or on a share of one row, in plain `fit` too.
 - **-**: the example is not for that backend.
 
 Check your own model: `choros check model.py`, or `choros.check(model, x, y)`.
 
-| model | family | JAX | PyTorch | TensorFlow | what it is |
+| model | family | JAX | PyTorch | TensorFlow | description |
 |---|---|---|---|---|---|
 """
 

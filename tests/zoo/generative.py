@@ -51,7 +51,7 @@ class VAE(keras.Model):
 
 @zoo("generative", "inexact")
 def vae():
-    """The same made of two models, which its __init__ takes (vae)."""
+    """A variational autoencoder of two models, which are arguments of its __init__ (vae)."""
     decoder = keras.Sequential([keras.Input((2,)), layers.Dense(8, "relu"), layers.Dense(6)])
     model = VAE(encoder(), decoder)
     model.compile(optimizer=keras.optimizers.Adam())
@@ -277,7 +277,7 @@ class DiffusionModel(keras.Model):
 
 @zoo("generative", "inexact")
 def diffusion():
-    """Denoising, with an average of the weights that train_step makes after the update (ddim), a mean as its loss."""
+    """Denoising; train_step averages the weights after the update; the loss is a mean (ddim)."""
     model = DiffusionModel()
     model.compile(optimizer=keras.optimizers.AdamW(1e-2, weight_decay=1e-3))
     return model, normal(6), None, None
@@ -285,7 +285,7 @@ def diffusion():
 
 @zoo("generative", {"jax": "-", "torch": "-", "tensorflow": "refused"})
 def ddim():
-    """The same with the loss of the example: a row's mean error each, so that the gradient is that of their sum."""
+    """As diffusion, with the loss of the example: one mean error for each row, so the gradient is that of their sum."""
     model = DiffusionModel()
     model.compile(optimizer=keras.optimizers.AdamW(1e-2, weight_decay=1e-3), loss=keras.losses.mean_absolute_error)
     return model, normal(6), None, None
@@ -293,7 +293,7 @@ def ddim():
 
 @zoo("generative", {"jax": "-", "torch": "-", "tensorflow": "inexact"})
 def ddim_declared():
-    """The same with ``loss_divisor = None``, which says that it is a sum over rows."""
+    """As ddim, with ``loss_divisor = None``, which declares the loss as a sum over rows."""
     model, *data = ddim()
     model.loss_divisor = None
     return model, *data
@@ -322,7 +322,7 @@ class Distiller(keras.Model):
 
 @zoo("distillation")
 def distillation():
-    """A student, a teacher, an own compile (knowledge_distillation)."""
+    """A student and a teacher, with an overridden compile (knowledge_distillation)."""
     teacher, student = (keras.Sequential([keras.Input((6,)), layers.Dense(n, "relu"), layers.Dense(3)]) for n in (9, 5))
     model = Distiller(student, teacher)
     model.compile(
@@ -382,14 +382,14 @@ class SupervisedContrastiveLoss(keras.losses.Loss):
 
 @zoo("contrastive", "refused", fast=True)
 def supervised_contrastive():
-    """A compiled loss of the user's that compares the rows of a batch (supervised-contrastive-learning)."""
+    """A custom compiled loss that compares the rows of a batch (supervised-contrastive-learning)."""
     model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(4)])
     return compiled(model, loss=SupervisedContrastiveLoss(0.05), metrics=()), normal(6), whole(3), None
 
 
 @zoo("contrastive", {"jax": "equal", "torch": "equal", "tensorflow": "equal"})
 def triplet():
-    """Anchor, positive and negative through one tower, the loss an output (siamese_network)."""
+    """Anchor, positive and negative through one tower; the loss is an output (siamese_network)."""
     tower = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(4)], name="embedding")
     inputs = [keras.Input((6,), name=name) for name in ("anchor", "positive", "negative")]
     a, p, n = (tower(each) for each in inputs)

@@ -60,7 +60,7 @@ class PlainRecommender(keras.Model):
 
 @zoo("recommender")
 def recommender_without_config():
-    """The same without a get_config, as the first example in keras.Model's documentation."""
+    """As recommender-subclassed, without a get_config, like the first example in keras.Model's documentation."""
     return compiled(PlainRecommender(15), sgd(), "mse", ()), whole(15, 2), uniform(1), weights()
 
 
@@ -80,7 +80,7 @@ class TwoTower(keras.Model):
 
 @zoo("recommender", "refused")
 def two_tower_retrieval():
-    """Towers given to __init__, and a loss of each query against the batch's candidates (retrieval)."""
+    """Towers as arguments of __init__, and a loss of each query against the batch's candidates (retrieval)."""
     towers = [keras.Sequential([keras.Input((4,)), layers.Dense(3)]) for _ in range(2)]
     model = TwoTower(*towers)
     model.compile(optimizer="adagrad")
@@ -156,7 +156,7 @@ def tab_transformer():
 
 @zoo("structured")
 def quantile_regression():
-    """A loss of the user's for each row, and three quantiles."""
+    """A custom loss for each row, and three quantiles."""
 
     def pinball(y_true, y_pred):
         quantiles = ops.convert_to_tensor([0.1, 0.5, 0.9])
@@ -169,7 +169,7 @@ def quantile_regression():
 
 @zoo("structured", fast=True)
 def huber_regression():
-    """A robust loss with a delta of its own, which its get_config() leaves out."""
+    """A robust loss with a custom delta, which its get_config() leaves out."""
     model = keras.Sequential([keras.Input((5,)), layers.Dense(8, activation="tanh"), layers.Dense(1)])
     return (
         compiled(model, loss=keras.losses.Huber(delta=3.0), metrics=("mae",)),

@@ -95,7 +95,7 @@ def transformer_timeseries():
 
 @zoo("text")
 def seq2seq():
-    """An encoder's state starts a decoder (lstm_seq2seq), one-hot characters."""
+    """A decoder that starts from the encoder's state, one-hot characters (lstm_seq2seq)."""
     encoder_inputs = keras.Input((None, 5))
     _, h, c = layers.LSTM(6, return_state=True)(encoder_inputs)
     decoder_inputs = keras.Input((None, 4))

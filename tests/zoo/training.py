@@ -36,7 +36,7 @@ def mixed_float16_loss_scaling():
 
 @zoo("precision")
 def mixed_float16():
-    """The same with the scale of Keras, 32768: a step is left out where one process leaves it out."""
+    """mixed_float16 with the initial scale of Keras, 32768: the same steps are skipped as in one process."""
     return compiled(mlp_under("mixed_float16"), keras.optimizers.SGD(0.05)), normal(6), whole(3), weights()
 
 
@@ -56,7 +56,7 @@ def lora():
 
 @zoo("adaptation")
 def int8_lora():
-    """The same on an int8-quantised model (QLoRA)."""
+    """A Dense layer with LoRA, in an int8-quantised model (QLoRA)."""
     return compiled(adapted("int8")), normal(6), whole(3), weights()
 
 
@@ -71,7 +71,7 @@ def frozen_layers():
 
 @zoo("adaptation")
 def unused_head():
-    """Two heads, a loss for one: plain Keras on PyTorch and TensorFlow leaves the other head alone."""
+    """Two heads, a loss for one: plain Keras on PyTorch and TensorFlow does not change the other head."""
     inputs = keras.Input((6,))
     hidden = layers.Dense(8, activation="relu")(inputs)
     model = keras.Model(inputs, {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(2, name="b")(hidden)})
@@ -94,20 +94,20 @@ def moving_average():
 
 @zoo("optimizer")
 def gradient_accumulation():
-    """Three batches a step."""
+    """Three batches for each step."""
     return compiled(mlp(), keras.optimizers.Adam(1e-2, gradient_accumulation_steps=3)), normal(6), whole(3), weights()
 
 
 @zoo("optimizer")
 def decay_and_clipping():
-    """Weight decay and a global norm of the gradients."""
+    """Weight decay, and clipping of the gradients by their global norm."""
     optimizer = keras.optimizers.AdamW(1e-2, weight_decay=1e-2, global_clipnorm=0.5)
     return compiled(mlp(), optimizer), normal(6), whole(3), weights()
 
 
 @zoo("weights")
 def class_weights():
-    """class_weight beside a last batch of two rows (imbalanced_classification)."""
+    """class_weight with a last batch of two rows (imbalanced_classification)."""
     return compiled(mlp(2)), normal(6), whole(2), None
 
 
@@ -216,7 +216,7 @@ class Distance(keras.metrics.Metric):
 
 @zoo("own metrics")
 def custom_metric():
-    """A metric class of the user's, whose state adds up."""
+    """A custom metric class with an additive state."""
     model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(2)])
     return compiled(model, loss="mse", metrics=[Distance()]), normal(6), normal(2, seed=1), None
 
@@ -333,7 +333,7 @@ class Clipped(AfterUpdate):
 
 @zoo("own steps")
 def clipped_weights():
-    """Weights that train_step clips after the update, as of the first WGAN."""
+    """Weights that train_step clips after the update, as in the first WGAN."""
     inputs = keras.Input((6,))
     model = Clipped(inputs, layers.Dense(2)(layers.Dense(8, "relu")(inputs)))
     return compiled(model, loss="mse", metrics=()), normal(6), normal(2, seed=1), weights()

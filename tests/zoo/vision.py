@@ -7,7 +7,7 @@ from tests.zoo.table import compiled, normal, uniform, weights, whole, zoo
 
 @zoo("vision", fast=True)
 def convnet():
-    """Convolutions, pooling and dropout: the first example of all (mnist_convnet)."""
+    """Convolutions, pooling and dropout: the first example of keras.io (mnist_convnet)."""
     model = keras.Sequential(
         [
             keras.Input((12, 12, 1)),
@@ -25,7 +25,7 @@ def convnet():
 
 @zoo("vision")
 def convnet_batch_normalization():
-    """Convolutions with batch normalisation before the activation (xception from scratch, in small)."""
+    """Convolutions with batch normalisation before the activation (a small xception from scratch)."""
     inputs = keras.Input((10, 10, 3))
     x = layers.Rescaling(1.0 / 255)(inputs)
     for filters in (4, 6):
@@ -123,7 +123,7 @@ def super_resolution():
 
 @zoo("vision", {"jax": "equal", "torch": "library", "tensorflow": "equal"})
 def denoising_autoencoder():
-    """An autoencoder that is given noisy images (autoencoder)."""
+    """An autoencoder with noisy images as input (autoencoder)."""
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -289,7 +289,7 @@ def contrastive_loss(margin=1):
 
 @zoo("vision")
 def ocr_ctc():
-    """Text in images: recurrent layers over columns, and Keras' CTC loss (captcha_ocr)."""
+    """Text in images: recurrent layers over columns, and the CTC loss of Keras (captcha_ocr)."""
     inputs = keras.Input((12, 6, 1))
     x = layers.Conv2D(4, 3, padding="same", activation="relu")(inputs)
     x = layers.Reshape((12, 24))(x)
