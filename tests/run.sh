@@ -30,7 +30,8 @@ apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_exa
 work=(
     "tensorflow $depends --ignore=tests/laws/test_2_every_batch.py"
     "torch $depends"
-    "jax tests/training"
+    "jax tests/training/test_[a-l]*.py"
+    "jax tests/training/test_[m-z]*.py"
     "jax tests/laws tests/hvd"
     "jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
     "jax $(printf -- '--ignore=%s ' $apart)"

@@ -49,12 +49,11 @@ def rank(script, cores=CORES, size=0, **environ):
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     place = {f"OMPI_COMM_WORLD_{name}": str(size if "SIZE" in name else 0) for name in names}
     done = subprocess.run(
-        [sys.executable, "-c", SHOW + textwrap.dedent(script)],
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {sorted(cores)})\n{SHOW}{textwrap.dedent(script)}"],
         env={**clean, **place, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", **environ},
         capture_output=True,
         text=True,
         timeout=200,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -7,13 +7,10 @@ library.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 from collections.abc import MutableMapping
-
-logger = logging.getLogger(__name__)
 
 CORES = "CHOROS_CORES"
 PARENT = "CHOROS_PARENT"
@@ -61,7 +58,7 @@ def main(argv: list[str]) -> int:
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
-        logger.error(f"cannot start {argv[0]}: {error.strerror}")
+        sys.stderr.write(f"choros: cannot start {argv[0]}: {error.strerror}\n")  # no logging: it takes long to import
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
