@@ -1,6 +1,7 @@
 """SharedMemoryParameterServer between real processes: conservation, what an exchange does, what is refused."""
 
 import inspect
+import os
 
 import numpy as np
 import pytest
@@ -229,6 +230,17 @@ def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
         one.read(out, NONE)  # a snapshot in the midst of a window is not what the worker goes on from
         assert one.exchange(local, seen, 1, NONE) == 2
         assert one.contributions == [5, 1, 1]
+
+
+def test_pending_messages_take_no_memory_before_they_are_written():
+    """Of each rank that is a whole vector, and most runs never write one."""
+    count, workers = 1 << 14, 4
+    with a_center(count, workers=workers) as segment:
+        servers = [SharedMemoryParameterServer(segment, Rule(), rank) for rank in range(workers)]
+        allocated = 512 * os.fstat(segment.fd).st_blocks
+        assert allocated < 3 * 8 * count, f"{allocated / (8 * count):.1f} vectors: the center has two buffers"
+        servers[0].leave(np.ones(count), np.zeros(count), 1, NONE)
+        assert 512 * os.fstat(segment.fd).st_blocks >= allocated + 8 * count
 
 
 def test_a_rank_may_come_back_but_not_twice_at_once():

@@ -105,7 +105,8 @@ class SharedMemoryParameterServer:
         self._times_set = int(self._header()[fields.TIMES_SET])
         self._scratch: list[Array] = []
         if rank is not None:
-            self._segment.touch(0, self._segment.nbytes)
+            # Headers and buffers only: most runs write few pending messages, whose pages must take no memory before.
+            self._segment.touch(0, self._pending_offset)
 
     def _check_arguments(self, rule: MergeRule | None, rank: int | None, workers: int | None) -> None:
         if workers is not None and workers != self.workers:
@@ -131,6 +132,7 @@ class SharedMemoryParameterServer:
             for (vector_dtype, count), pair in zip(vectors, layout.areas, strict=True)
         ]
         self._read_only_buffers = [tuple(read_only(buffer) for buffer in pair) for pair in self._buffers]
+        self._pending_offset = layout.pending
         self._pending = segment.array("int64", self.workers * fields.PENDING_WORDS, layout.pending).reshape(
             self.workers, fields.PENDING_WORDS
         )
