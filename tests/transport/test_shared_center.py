@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from choros.algorithms import DynSGD
 from choros.comm.group import ParameterServer
 from choros.comm.shm.segment import Segment
 from choros.errors import InvalidInputError
@@ -241,6 +242,31 @@ def test_pending_messages_take_no_memory_before_they_are_written():
         assert allocated < 3 * 8 * count, f"{allocated / (8 * count):.1f} vectors: the center has two buffers"
         servers[0].leave(np.ones(count), np.zeros(count), 1, NONE)
         assert 512 * os.fstat(segment.fd).st_blocks >= allocated + 8 * count
+
+
+def test_a_trial_takes_no_message_that_was_written_after_its_copy_of_the_center(monkeypatch):
+    """The worker exchanges and writes a newer message between the trial's check of the old one and its copy of it."""
+    with a_center(1) as segment:
+        reader, writer = (SharedMemoryParameterServer(segment, DynSGD(), rank) for rank in (0, 1))
+        local, seen = np.full(1, 3.0), np.zeros(1)
+        writer.leave(local, seen, 1, NONE)
+        check, checks = reader._pending_is_valid, []
+
+        def check_then_write(header, rank):
+            valid = check(header, rank)
+            checks.append((rank, valid))
+            if valid and checks.count((1, True)) == 2:  # the first is made under the lock, with the copy of the center
+                writer.exchange(local, seen, 1, NONE)
+                writer.leave(local + 4.0, seen, 1, NONE)
+            return valid
+
+        monkeypatch.setattr(reader, "_pending_is_valid", check_then_write)
+        out = np.empty(1)
+        reader.trial(out, NONE)
+        assert checks.count((1, True)) == 2
+        assert out.tolist() == [0.0]  # the center of the copy, whose message is in the newer center
+        reader.trial(out, NONE)
+        assert out.tolist() == [7.0]
 
 
 def test_a_rank_may_come_back_but_not_twice_at_once():

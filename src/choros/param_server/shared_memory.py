@@ -352,17 +352,21 @@ class SharedMemoryParameterServer:
     def _copy_pending(self, header: Array, rank: int, message: Array, mean: Array) -> int | None:
         """Copy a pending message; return the clock that its worker saw last, or None if it is not valid any more."""
         record, deadline = self._pending[rank], time.monotonic() + _WRITE_SECONDS
-        while self._pending_is_valid(header, rank):
-            turn, clock_seen = int(record[0]), int(record[fields.PENDING_CLOCK])
-            fence()  # the version is read before and after the values: equal and even means no write in between
+        while True:
+            # The version is read before the check and after the copy: equal and even means no write in between. So a
+            # message that replaces the checked one is rejected.
+            version = int(record[0])
+            fence()
+            if not self._pending_is_valid(header, rank):
+                return None
+            clock_seen = int(record[fields.PENDING_CLOCK])
             message[:], mean[:] = self._messages[rank]
             fence()
-            if turn % 2 == 0 and int(record[0]) == turn:
+            if version % 2 == 0 and int(record[0]) == version:
                 return clock_seen
             if time.monotonic() > deadline:  # the worker was killed during the write
-                break
+                return None
             time.sleep(1e-4)
-        return None
 
     def _repeat_reply(self, header: Array, others: Array) -> int:
         """Handle an exchange whose number of contributions differs from the header's; a shard's server repeats it."""
