@@ -240,6 +240,7 @@ class ControlBlock:
             state: the metric state.
         """
         turn = int(self._turns[rank])
+        fence()  # a copy of the record that is overwritten now must find the turn changed
         spare = self._left[rank, 1 - turn % 2]
         spare[:3], spare[3 : 3 + len(tally)] = (*place, iterations), tally
         spare[_NOW : _NOW + len(state)] = state
@@ -248,16 +249,29 @@ class ControlBlock:
 
     def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return a rank's last saved position, iterations, counts and metric state; None if it has saved none."""
-        turn = int(self._turns[rank])
+        turn, record = self._saved(rank)
         if not turn:
             return None
-        fence()  # the copy must be read after the turn that selects it
-        place = self._left[rank, turn % 2]
-        return (int(place[0]), int(place[1])), int(place[2]), place[3:_NOW].copy(), place[_NOW:].copy()
+        return (int(record[0]), int(record[1])), int(record[2]), record[3:_NOW], record[_NOW:]
+
+    def _saved(self, rank: int) -> tuple[int, Array]:
+        """Return the turn of a rank and a copy of the state that it selects, while the rank may save new ones."""
+        while True:
+            turn = int(self._turns[rank])
+            fence()  # the copy must be read after the turn that selects it
+            record = self._left[rank, turn % 2].copy()
+            fence()
+            # The rank overwrites this record only after it has published the next turn.
+            if self._turns[rank] == turn:
+                return turn, record
 
     def whole(self, epoch: int) -> list[Array]:
         """Return copies of the ranks' saved states, and of their metrics from this epoch on, for a checkpoint."""
-        return [self._turns.copy(), self._left.copy(), self._ended[epoch:].copy(), self._parts[epoch:].copy()]
+        turns, left = np.zeros_like(self._turns), np.zeros_like(self._left)
+        for rank in range(self.workers):
+            turn, record = self._saved(rank)
+            turns[rank], left[rank, turn % 2] = turn, record
+        return [turns, left, self._ended[epoch:].copy(), self._parts[epoch:].copy()]
 
     def put_back(self, state: list[Array]) -> None:
         """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""

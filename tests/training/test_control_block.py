@@ -1,0 +1,41 @@
+"""The control block of asynchronous workers: copies while workers write, and its users."""
+
+import multiprocessing
+import os
+
+import numpy as np
+
+from choros.comm.shm.segment import Segment
+from choros.training.async_control.control_block import ControlBlock
+
+VALUES = 20_000  # of a rank's metric state, so that a copy takes long enough to meet a write
+
+
+def saves_until_asked(fd):
+    control_block, count = ControlBlock(Segment.open_peer(os.getppid(), fd), 1, 1, VALUES), 0
+    state = np.empty(VALUES)
+    while not control_block.asked:
+        count += 1
+        state[:] = count
+        control_block.leave(0, (0, count), count, [], state)
+        control_block.beat(0)
+
+
+def test_a_checkpoint_copies_no_half_written_state_of_a_rank():
+    control_block, restored = (ControlBlock.create(1, 1, VALUES) for _ in range(2))
+    process = multiprocessing.get_context("spawn").Process(target=saves_until_asked, args=(control_block.segment.fd,))
+    process.start()
+    try:
+        while not control_block.beats()[0]:
+            assert process.is_alive()
+        for _ in range(300):
+            restored.put_back(control_block.whole(0))
+            (_, batch), iterations, _, state = restored.left(0)
+            assert batch == iterations == state[0]
+            assert np.ptp(state) == 0
+    finally:
+        control_block.ask()
+        process.join(10)
+        control_block.close()
+        restored.close()
+    assert process.exitcode == 0
