@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from choros.comm.shm.futex import POLL_SECONDS
 from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError, InvalidDataError, PeerLostError
@@ -66,6 +67,22 @@ def test_a_writer_waits_for_room_and_can_give_up():
     threading.Timer(0.1, lambda: (ring.take(0, 1.0), ring.let_go(0))).start()
     ring.put(64, fill(2), patient)
     assert [int(ring.take(0, 1.0)[0]) for _ in range(1)] == [1]
+    ring.close()
+
+
+def test_a_writer_that_waits_long_sleeps_between_its_checks():
+    ring = Ring.create(readers=1, depth=1, nbytes=64)
+    ring.put(64, fill(0), patient)
+    waits = []
+
+    def check(waited):
+        waits.append(waited)
+        if waited > 1.3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        ring.put(64, fill(1), check)
+    assert len(waits) <= 1.3 / POLL_SECONDS + 3
     ring.close()
 
 

@@ -95,7 +95,8 @@ class Waiter:
         Args:
             index: int. Index of the word.
             target: int. The value that the word must reach.
-            limit: float. Seconds after which ``check`` is called once more, at the latest.
+            limit: float. The time limit of ``check`` in seconds. No sleep lasts beyond it, so that ``check`` can raise
+                in time. A ``check`` that does not raise then is called every millisecond. ``math.inf`` is no limit.
             check: called with the seconds waited so far, before every sleep; raises to end the wait.
         """
         shared = self.words

@@ -7,6 +7,7 @@ Each counter has one writer, so no lock is needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -57,7 +58,7 @@ class Ring:
         Args:
             nbytes: int. Length of the message in bytes.
             write: called with the slot's memory, a uint8 array of ``nbytes``; writes the message into it.
-            check: called with the seconds waited, at least once a second during the wait; raises to stop waiting.
+            check: called with the seconds waited, before every sleep (at least every 50 ms); raises to stop waiting.
 
         Raises:
             InvalidDataError: the message is longer than a slot.
@@ -71,7 +72,7 @@ class Ring:
         # message is lost.
         index = self._words[_WRITTEN]
         for reader in range(self.readers):
-            self._waiter.wait(_TAKEN + reader, index - self.depth + 1, 1.0, check)
+            self._waiter.wait(_TAKEN + reader, index - self.depth + 1, math.inf, check)  # only ``check`` ends this wait
         offset = self._header_bytes + index % self.depth * self._slot_bytes
         self.segment.array(np.int64, 1, offset)[0] = nbytes
         write(self.segment.array(np.uint8, nbytes, offset + _LENGTH))
