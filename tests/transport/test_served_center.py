@@ -1,5 +1,6 @@
 """A server of the center that ends before it has answered: what it was asked is asked again, and is done once."""
 
+import math
 import os
 import threading
 import time
@@ -224,6 +225,14 @@ def test_notes_of_another_host_are_left_once(host, when):
     assert control_block.rate() == 0.0
     assert one.epoch_log.take() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
     assert (one.harm, one.came) == ({}, 7)
+
+
+@pytest.mark.parametrize(("ordered", "taken"), [(0.0, 0.0), (math.nan, None), (math.inf, None)])
+def test_a_learning_rate_is_taken_on_another_host_as_on_the_same_one(host, ordered, taken):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    one.control_block.order(TrainerControl(learning_rate=ordered))
+    assert one.control_block.rate() == taken
+    assert RemoteControlBlock(one.line).rate() == taken
 
 
 def test_a_server_whose_rank_has_gone_too_is_an_error(host):

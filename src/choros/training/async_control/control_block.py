@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 
@@ -29,6 +29,11 @@ _HEAD = 16
 _LAST = 2  # mark of the rank that ended an epoch last; the mark of the others is 1
 _NOW = 1 + len(fields(WorkerStats))  # before a rank's metric state: epoch, batch, optimizer's iterations, counts
 DONE = float(1 << 52)  # halt number of a rank that makes no more exchanges
+
+
+def rate_in(head: Sequence[float] | Array) -> float | None:
+    """Return the learning rate in a header of a control block; None if none was set, or if it is not finite."""
+    return float(head[2]) if head[9] and math.isfinite(head[2]) else None
 
 
 class ControlBlock:
@@ -172,8 +177,7 @@ class ControlBlock:
     @property
     def ordered_rate(self) -> float | None:
         """Learning rate of the latest control message that has one, or None."""
-        rate = float(self._head[2])
-        return rate if self._head[9] and math.isfinite(rate) else None
+        return rate_in(self._head)
 
     def head(self) -> list[float]:
         """Return a copy of the header, for ranks on other hosts."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from choros.training.async_control.center_snapshots import FarSnapshots
 from choros.training.async_control.center_snapshots import answer as answer_snapshots
-from choros.training.async_control.control_block import ControlBlock
+from choros.training.async_control.control_block import ControlBlock, rate_in
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
 
@@ -131,7 +131,7 @@ class RemoteControlBlock:
         if head[0] == self._version:
             return None
         self._version = head[0]
-        return head[2] if head[9] else None
+        return rate_in(head)
 
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to an epoch. Return True for the last rank to end it; see ``ControlBlock.add``."""
