@@ -1,4 +1,4 @@
-"""The control block of asynchronous workers: copies while workers write, and its users."""
+"""The control block of asynchronous workers: copies while workers write."""
 
 import multiprocessing
 import os

@@ -9,6 +9,7 @@ import logging
 import time
 from typing import Any
 
+from choros.comm.shm.group_header import format_ranks
 from choros.errors import CommTimeoutError
 from choros.training.async_control.control_block import DONE
 from choros.training.async_control.supervisor import AsyncCheckpointer
@@ -21,9 +22,9 @@ _GO = 5.0  # seconds to wait until all ranks have seen the exit code
 
 
 class ShardedCheckpointer(AsyncCheckpointer):
-    """Checkpoints by rank 0. If other ranks do not pause in time, save nothing, and report that on stderr once."""
+    """Checkpoints by rank 0. If other ranks do not pause in time, nothing is saved, and a warning names these ranks."""
 
-    number, told = 0, False
+    number, warned = 0, False
 
     def keep(self, asked: bool = False) -> None:
         """Save the current state. If the end is requested (``asked``), the ranks stay paused until they end."""
@@ -31,15 +32,31 @@ class ShardedCheckpointer(AsyncCheckpointer):
             return
         self.number += 1
         self.control_block.halt(self.number)
-        late = self._late(self.number, min(_COME, 0.5 * self.job.timeout))
-        if not late:
-            super().keep(asked)
-        elif not self.told:
-            self.told = True
-            text = f"ranks {late} are still in a step or a validation: the checkpoint is postponed"
-            logger.warning(text)
-        if not asked:
-            self.control_block.halt(0)
+        stay_paused = False
+        try:
+            late = self._late(self.number, min(_COME, 0.5 * self.job.timeout))
+            if late:
+                self._warn(late, asked)
+            else:
+                super().keep(asked)
+            stay_paused = asked
+        finally:
+            if not stay_paused:  # also after an error, else the other ranks would wait for it until their timeout
+                self.control_block.halt(0)
+
+    def _warn(self, late: list[int], asked: bool) -> None:
+        """Log that nothing is saved: once for all scheduled checkpoints, and always if the end is requested."""
+        ranks = format_ranks(late)
+        if asked:
+            logger.warning(
+                f"{ranks} did not pause in time: this state is not saved, and training resumes from the checkpoint "
+                "before"
+            )
+        elif not self.warned:
+            self.warned = True
+            logger.warning(
+                f"{ranks} did not pause in time (still in a step or a validation): this checkpoint is skipped"
+            )
 
     def let_go(self) -> None:
         """Wait until all ranks have seen the exit code, because this rank's host serves the control block to them."""
