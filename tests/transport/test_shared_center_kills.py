@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from choros.algorithms import DOWNPOUR
+from choros.comm.shm import robust_lock
 from choros.comm.shm.group_header import abort
 from choros.errors import CommTimeoutError, PeerLostError
 from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
@@ -129,6 +130,28 @@ def test_a_stopped_holder_is_named_and_the_center_can_still_be_read(ranks):
         ranks.kill(0, signal.SIGCONT)
         assert ranks.finish() == [[{"ended": 4}]]
         assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 1  # its first read saw clock 3
+
+
+def test_a_holder_without_a_rank_and_one_that_has_just_gone_are_no_rank_of_the_job(ranks, monkeypatch):
+    script = """
+controller = SharedMemoryParameterServer(fd)
+with controller._lock.hold(30, "a test"):
+    say(held=True)
+    time.sleep(60)
+"""
+    with a_center() as segment:
+        ranks.start(script, segment, 2, ranks=[1])
+        assert ranks.line(0) == {"held": True}
+        client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=0.1)
+        with pytest.raises(CommTimeoutError, match=r"held by a process without a rank \(process \d+\)") as caught:
+            client.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        assert caught.value.missing == ()
+        monkeypatch.setattr(robust_lock, "holder", lambda fd, byte: 0)  # released after this process has tried
+        with pytest.raises(CommTimeoutError, match="has just released it or died") as caught:
+            client.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        assert caught.value.missing == ()
+        ranks.kill(0)
+        ranks.finish(codes={0: -signal.SIGKILL})
 
 
 def test_a_killed_holder_lets_the_lock_go_at_once(ranks):

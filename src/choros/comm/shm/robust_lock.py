@@ -115,9 +115,15 @@ class RobustLock:
             raise PeerLostError(f"{self._name}: the run was aborted during the wait for {purpose}: {reason}")
         if waited >= timeout:
             rank, pid = self._words[self._holder_word] - 1, holder(self._segment.fd, _LOCK_BYTE)
-            name = f"rank {rank}" if rank >= 0 else "the controller"
+            waited_text = f"{self._name} waited {waited:.1f} s for {purpose}"
+            if not pid:
+                raise CommTimeoutError(
+                    f"{waited_text}: the holder of the center has just released it or died, and the lock is contended. "
+                    "Set a longer timeout."
+                )
+            name = f"rank {rank} (process {pid})" if rank >= 0 else f"a process without a rank (process {pid})"
             raise CommTimeoutError(
-                f"{self._name} waited {waited:.1f} s for {purpose}: the center is held by {name} (process {pid}), "
-                "which is alive, but busy or stopped. Look at that process, or set a longer timeout.",
+                f"{waited_text}: the center is held by {name}, which is alive, but busy or stopped. Look at that "
+                "process, or set a longer timeout.",
                 (rank,) if rank >= 0 else (),
             )
