@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import WorkerFailedError
+from choros.errors import CommTimeoutError, WorkerFailedError
 from choros.training.async_control import hang_detection
+from choros.training.async_control.control_block import ControlBlock
+from choros.training.spec import FitConfig, TrainerControl
 
 
 class Failing(keras.utils.PyDataset):
@@ -337,3 +339,32 @@ def test_time_in_which_nobody_looked_does_not_count(monkeypatch):
     watch.look()
     assert watch.late(3.9, {1}) == []
     assert watch.late(3.9, ()) == [1]
+
+
+def test_ranks_that_hang_and_ranks_that_do_not_end_after_a_stop_are_different_errors(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(hang_detection.time, "monotonic", lambda: clock[0])
+    control_block = ControlBlock.create(3, 1, 1)
+    job = FitConfig(algorithm={}, mode="async", workers=3, epochs=1, batch_size=3, timeout=4.0, first_timeout=9.0)
+    hangs = hang_detection.JobHangs(control_block, job, 0, ["a", "b", "c"])
+    for _ in range(6):
+        clock[0] += 1.0
+        control_block.beat(0)
+        if clock[0] < 102.0:
+            control_block.beat(1)
+        if clock[0] < 106.0:
+            hangs.check()
+    with pytest.raises(
+        CommTimeoutError, match=r"^rank 1 on b \(3 ranks in all\) made no step within 4 s, or"
+    ) as caught:
+        hangs.check()
+    assert caught.value.missing == (1,)
+    control_block.order(TrainerControl(stop=True))
+    clock[0] += 1.0
+    hangs.check()
+    clock[0] += 9.5
+    with pytest.raises(
+        CommTimeoutError, match="within 9 s of the stop; one of these hangs: rank 1 on b and rank 2 on c"
+    ):
+        hangs.check()
+    control_block.close()

@@ -70,7 +70,7 @@ def test_an_asynchronous_rank_that_hangs_is_named_while_others_train_or_wait(sto
     done = run_hangs(tmp_path, stops=stops, pause=0.05, index=30, epochs=epochs, first=100)
     assert done.returncode != 0
     assert f"rank {stops} on " in done.stderr
-    assert "made no step for 4 s" in done.stderr
+    assert "made no step within 4 s" in done.stderr
     assert time.monotonic() - began < 60
 
 

@@ -170,9 +170,14 @@ class JobHangs:
         return late
 
     def _text(self, late: Sequence[int]) -> str:
-        ranks = " and ".join(f"rank {rank} on {self.hosts[rank]}" for rank in late)
+        ranks, job = " and ".join(f"rank {rank} on {self.hosts[rank]}" for rank in late), self.job
+        if self._stopped is not None:  # ranks that have ended do not report it, so this list may include them
+            return (
+                f"Not all ranks have ended within {job.first_timeout:g} s of the stop; one of these hangs: {ranks}. "
+                "Look at the output of these processes. The limit is the Trainer's first_timeout=."
+            )
         return (
-            f"{ranks} of {self.job.workers} made no step for {self.job.timeout:g} s (before the first one, or after a "
-            f"stop, {self.job.first_timeout:g} s). Its process is stopped, or waits for a disk or a lock: see what it "
-            "printed. The limits are the Trainer's timeout= and first_timeout=."
+            f"{ranks} ({job.workers} ranks in all) made no step within {job.timeout:g} s, or within "
+            f"{job.first_timeout:g} s before the first step. Look at the output of these processes: they are stopped, "
+            "or wait for a disk or a lock. The limits are the Trainer's timeout= and first_timeout=."
         )
