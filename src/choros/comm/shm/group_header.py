@@ -127,6 +127,7 @@ def abort_reason(words: memoryview) -> str | None:
     """Return the reason of the abort, or None if the run was not aborted."""
     if not words[_ABORT]:
         return None
+    fence()  # the text must be read after the flag that publishes it
     return bytes(words.cast("B")[8 * _REASON_TEXT : 8 * _REASON_TEXT + words[_REASON]]).decode(errors="replace")
 
 

@@ -203,6 +203,7 @@ class ControlBlock:
                 self._parts[epoch, rank, 0, : len(train)] = train
                 self._parts[epoch, rank, 1, : len(validation)] = validation
                 others = np.delete(self._ended[epoch], rank)
+                fence()  # ``complete``, ``sums``, ``part`` and ``whole`` read without the lock
                 # Written last: a rank that is killed before this line has added nothing.
                 self._ended[epoch, rank] = _LAST if others.all() else 1
             return bool(self._ended[epoch, rank] == _LAST)
@@ -217,7 +218,9 @@ class ControlBlock:
 
     def complete(self, epoch: int) -> bool:
         """Return whether all ranks have ended an epoch."""
-        return bool(self._ended[epoch].all())
+        complete = bool(self._ended[epoch].all())
+        fence()  # ``sums`` and ``part`` must be read after these marks
+        return complete
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
         """Return an epoch's sums over ranks: metric states of training, and figures of validation."""
@@ -275,7 +278,9 @@ class ControlBlock:
         for rank in range(self.workers):
             turn, record = self._saved(rank)
             turns[rank], left[rank, turn % 2] = turn, record
-        return [turns, left, self._ended[epoch:].copy(), self._parts[epoch:].copy()]
+        ended = self._ended[epoch:].copy()
+        fence()  # the metric states must be read after the marks that publish them
+        return [turns, left, ended, self._parts[epoch:].copy()]
 
     def put_back(self, state: list[Array]) -> None:
         """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""
