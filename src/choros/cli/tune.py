@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     best = min(outcomes, key=lambda outcome: outcome.cost)
     if best.failure:
         raise WorkerFailedError(f"All trials failed. The first one printed last:\n{outcomes[0].failure}", rank=0)
-    print(f"\nThe fastest here; the line for the job script:\n    {best.trial.line(words)}", flush=True)
+    print(f"\nThe fastest here; the line for the job script:\n    {best.trial.command_line(words)}", flush=True)
     return 0
 
 

@@ -7,6 +7,7 @@ all of them into one file. If the ranks have lost each other, each rank writes a
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import sys
@@ -16,8 +17,11 @@ from types import FrameType
 
 from choros.comm import trace_format
 from choros.comm.tracing import EventLog
+from choros.console import write_line
 from choros.errors import ChorosError, InvalidInputError, RankMismatchError
 from choros.hvd.context import collectives, context, rank, size
+
+logger = logging.getLogger(__name__)
 
 _now: list[Recording] = []
 _at_exit: list[bool] = []
@@ -113,13 +117,13 @@ def stop_timeline() -> None:
 
 
 def finish() -> None:
-    """Stop the recording, if there is one; print an error to stderr instead of raising it."""
+    """Stop the recording, if there is one; log an error instead of raising it."""
     if not _now:
         return
     try:
         stop_timeline()
     except (ChorosError, OSError) as error:
-        print(f"choros: rank {rank()}: {error}", file=sys.stderr, flush=True)
+        logger.error(f"rank {rank()}: {error}")
         if _now:
             _now[0].leave_part(type(error).__name__)
 
@@ -153,9 +157,9 @@ class Recording:
 
     def follow(self, on: bool) -> None:
         """Start or stop recording the groups of all process sets."""
-        for one in context().sets.values():
-            if one.collectives is not None:
-                one.collectives.group.trace = self._events.append if on else None
+        for process_set in context().sets.values():
+            if process_set.collectives is not None:
+                process_set.collectives.group.trace = self._events.append if on else None
 
     def lane(self) -> bytes:
         """Return the recorded events as compressed JSON text; see ``trace_format.lane``."""
@@ -166,13 +170,13 @@ class Recording:
         self.follow(False)
         try:
             trace_format.write(self._part, [self.lane()])
-            said = f"left its part of the timeline in {self._part}, as the ranks do not meet any more ({why})"
+            text = f"left its part of the timeline in {self._part}, because the ranks have lost each other ({why})"
         except OSError as error:
-            said = f"cannot write its part of the timeline to {self._part}: {error.strerror}"
-        line = f"choros: rank {self.rank} on {os.uname().nodename} {said}"
+            text = f"cannot write its part of the timeline to {self._part}: {error.strerror}"
+        line = f"choros: rank {self.rank} on {os.uname().nodename} {text}"
         try:
-            print(line, file=sys.stderr, flush=True)
-        except RuntimeError:  # a signal handler must not print while another print is under way
+            write_line(line, sys.stderr)
+        except RuntimeError:  # a signal handler must not write while another write to the stream is under way
             os.write(2, f"\n{line}\n".encode())
         self.end()  # last, because afterwards a SIGTERM ends this process at once
 

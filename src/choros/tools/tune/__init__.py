@@ -33,7 +33,7 @@ class Trial:
         blocktime: int. Milliseconds that a thread of OpenMP spins after a parallel region.
 
     Example:
-        >>> Trial(2, 4, True, 0).line(["train.py", "--fast"])
+        >>> Trial(2, 4, True, 0).command_line(["train.py", "--fast"])
         'KMP_BLOCKTIME=0 OMP_WAIT_POLICY=PASSIVE choros run -n 2 --threads 4 train.py --fast'
     """
 
@@ -53,7 +53,7 @@ class Trial:
         """The options of ``choros run``."""
         return ["-n", str(self.ranks), "--threads", str(self.threads), *([] if self.bind else ["--no-bind"])]
 
-    def line(self, target: Sequence[str]) -> str:
+    def command_line(self, target: Sequence[str]) -> str:
         """Return the line for a job script.
 
         Args:
