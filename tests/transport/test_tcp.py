@@ -34,7 +34,7 @@ def door():
 def test_a_door_that_does_not_know_the_secret_is_left():
     with (
         AuthListener("127.0.0.1", b"somebody else's") as other,
-        pytest.raises(PeerLostError, match="belongs to another job"),
+        pytest.raises(PeerLostError, match="does not belong to this job"),
     ):
         dial(other.place, SECRET, {}, 5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
