@@ -8,7 +8,7 @@ import pytest
 from choros import algorithms
 from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.rpc import RpcConnection
-from choros.errors import InvalidInputError, PeerLostError
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 from choros.param_server.in_memory import InMemoryParameterServer
 from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
@@ -197,3 +197,32 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     line.close()
     with pytest.raises(PeerLostError, match="host 0 has gone"):
         center.read(np.empty_like(zero), none)
+
+
+def test_after_an_error_at_one_host_no_reply_of_another_is_left_unread(hosts):
+    """A worker reads the center after an error; it must not take the reply to its exchange for that."""
+    rule = algorithms.AEASGD(alpha=0.25)  # its reply is the center before the merge
+    zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
+    center = hosts(rule, zero, none, CUTS["two"])(0, 0)
+    (_, near, server), ready, done = center._local_shards[0], threading.Event(), threading.Event()
+
+    def hold():
+        with server._lock.hold(5.0, "a test"):
+            ready.set()
+            done.wait(20.0)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert ready.wait(5.0)
+    server.timeout = 0.1
+    local = np.ones(SIZE, "float32")
+    with pytest.raises(CommTimeoutError, match="another thread of this process has held the center"):
+        center.exchange(local, zero.copy(), 1, none)
+    done.set()
+    holder.join()
+    center.read(local, none)
+    assert set(local[near]) == {0.0}
+    assert set(local[near.stop :]) == {0.25}  # of the far host, which has merged
+    center.exchange(np.ones(SIZE, "float32"), zero.copy(), 1, none)
+    center.read(local, none)
+    assert set(local[near.stop :]) == {0.4375}

@@ -8,8 +8,8 @@ A request may be repeated after the restart of a server: see ``choros.param_serv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,9 +54,20 @@ class _RemoteShard:
         self.part, self.connection = part, connection
         self.contributions = self.clock = self.times_set = 0
         self.message, self.before_first_exchange = _NONE, True
+        self.awaits_reply = False
+
+    def send(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+        """Send a request; ``receive`` returns its reply."""
+        self.connection.send(header, arrays)
+        self.awaits_reply = True
+
+    def receive(self) -> tuple[dict[str, Any], list[Array]]:
+        """Return the reply of the last request."""
+        self.awaits_reply = False
+        return self.connection.receive()
 
     def counters(self) -> dict[str, int]:
-        """Return the number of contributions, the clock that was seen last, and the number of times of a set center."""
+        """Return the counters: contributions, the clock seen last, and how often the center had been set."""
         return {"sent": self.contributions, "clock": self.clock, "set": self.times_set}
 
     def update_counters(self, header: dict[str, Any]) -> None:
@@ -120,15 +131,16 @@ class ShardedParameterServer:
         See ``SharedMemoryParameterServer.exchange``.
         """
         staleness = 0
-        for index, shard in self._remote_shards:
-            message = self._propose(shard, local[shard.part], seen[shard.part], window)
-            header = {"op": "exchange", "window": window, "place": self.position, **shard.counters()}
-            shard.connection.send(header, [message, _shard_statistics(index, others)])
-        for index, part, server in self._local_shards:
-            server.position = self.position
-            shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, others))
-            staleness = shard_staleness if index == 0 else staleness
-        for index, shard, reply, (shown, mean) in self._receive_all():
+        with self.no_reply_left():
+            for index, shard in self._remote_shards:
+                message = self._propose(shard, local[shard.part], seen[shard.part], window)
+                header = {"op": "exchange", "window": window, "place": self.position, **shard.counters()}
+                shard.send(header, [message, _shard_statistics(index, others)])
+            for index, part, server in self._local_shards:
+                server.position = self.position
+                shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, others))
+                staleness = shard_staleness if index == 0 else staleness
+        for index, shard, reply, (shown, mean) in self.receive_all():
             self._adopt(local[shard.part], seen[shard.part], shown, reply["taken"])
             _shard_statistics(index, others)[:] = mean
             staleness = int(reply["staleness"]) if index == 0 else staleness
@@ -136,22 +148,23 @@ class ShardedParameterServer:
 
     def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
         """Publish the message of an exchange for ``trial``. See ``SharedMemoryParameterServer.leave``."""
-        for index, shard in self._remote_shards:
-            message = self._propose(shard, local[shard.part], seen[shard.part], window)
-            shard.connection.send(
-                {"op": "pending", "window": window, **shard.counters()}, [message, _shard_statistics(index, others)]
-            )
-        for index, part, server in self._local_shards:
-            server.leave(local[part], seen[part], window, _shard_statistics(index, others))
-        self._receive_all()
+        with self.no_reply_left():
+            for index, shard in self._remote_shards:
+                message = self._propose(shard, local[shard.part], seen[shard.part], window)
+                header = {"op": "pending", "window": window, **shard.counters()}
+                shard.send(header, [message, _shard_statistics(index, others)])
+            for index, part, server in self._local_shards:
+                server.leave(local[part], seen[part], window, _shard_statistics(index, others))
+        self.receive_all()
 
     def trial(self, out: Array, others: Array) -> None:
         """Copy out the center with all pending messages. See ``SharedMemoryParameterServer.trial``."""
-        for _, shard in self._remote_shards:
-            shard.connection.send({"op": "trial"})
-        for index, part, server in self._local_shards:
-            server.trial(out[part], _shard_statistics(index, others))
-        for index, shard, _, (vector, mean) in self._receive_all():
+        with self.no_reply_left():
+            for _, shard in self._remote_shards:
+                shard.send({"op": "trial"})
+            for index, part, server in self._local_shards:
+                server.trial(out[part], _shard_statistics(index, others))
+        for index, shard, _, (vector, mean) in self.receive_all():
             out[shard.part] = vector
             _shard_statistics(index, others)[:] = mean
 
@@ -166,16 +179,28 @@ class ShardedParameterServer:
         for _, _, server in self._local_shards:
             server.trace = trace
 
-    def _receive_all(self) -> list[tuple[int, _RemoteShard, dict[str, Any], list[Array]]]:
-        """Return all replies, or raise the first error after all hosts have replied.
+    @contextmanager
+    def no_reply_left(self) -> Iterator[None]:
+        """Receive the replies to the requests of this context if it raises.
 
-        A reply that is not received would be taken for the reply to the next request.
+        An unread reply would be taken for the reply to the next request, and a worker reads the center after an error.
         """
+        try:
+            yield
+        except BaseException:
+            with suppress(ChorosError):
+                self.receive_all()
+            raise
+
+    def receive_all(self) -> list[tuple[int, _RemoteShard, dict[str, Any], list[Array]]]:
+        """Return the replies to all requests that were sent, or raise the first error after all hosts have replied."""
         replies, first_error = [], None
         for index, shard in self._remote_shards:
+            if not shard.awaits_reply:
+                continue
             try:
                 with Span(self._trace, "wait", f"reply of shard {index}") if self._trace else nullcontext():
-                    header, arrays = shard.connection.receive()
+                    header, arrays = shard.receive()
             except ChorosError as error:
                 first_error = first_error or error
             else:
@@ -209,12 +234,13 @@ class ShardedParameterServer:
     def read(self, out: Array, others: Array) -> int:
         """Copy the center out, each shard consistent in itself; return the first shard's clock."""
         clock = 0
-        for _, shard in self._remote_shards:
-            shard.connection.send({"op": "read"})
-        for index, part, server in self._local_shards:
-            shard_clock = server.read(out[part], _shard_statistics(index, others))
-            clock = shard_clock if index == 0 else clock
-        for index, shard, reply, (vector, mean) in self._receive_all():
+        with self.no_reply_left():
+            for _, shard in self._remote_shards:
+                shard.send({"op": "read"})
+            for index, part, server in self._local_shards:
+                shard_clock = server.read(out[part], _shard_statistics(index, others))
+                clock = shard_clock if index == 0 else clock
+        for index, shard, reply, (vector, mean) in self.receive_all():
             out[shard.part] = vector
             _shard_statistics(index, others)[:] = mean
             clock = int(reply["clock"]) if index == 0 else clock
@@ -226,16 +252,16 @@ class ShardedParameterServer:
         Each host first returns how many times its shard was set. It sets the shard only if that number is unchanged. So
         a repeated request has no effect. If another process set the shard meanwhile, that value stays.
         """
-        for _, shard in self._remote_shards:
-            shard.connection.send({"op": "times"})
-        times_set_before = [(index, shard, reply["set"]) for index, shard, reply, _ in self._receive_all()]
-        for index, shard, times_set in times_set_before:
-            shard.connection.send(
-                {"op": "replace", "set": times_set}, [center[shard.part], _shard_statistics(index, others)]
-            )
-        for index, part, server in self._local_shards:
-            server.replace(center[part], _shard_statistics(index, others))
-        self._receive_all()
+        with self.no_reply_left():
+            for _, shard in self._remote_shards:
+                shard.send({"op": "times"})
+        times_set_before = [(index, shard, reply["set"]) for index, shard, reply, _ in self.receive_all()]
+        with self.no_reply_left():
+            for index, shard, times_set in times_set_before:
+                shard.send({"op": "replace", "set": times_set}, [center[shard.part], _shard_statistics(index, others)])
+            for index, part, server in self._local_shards:
+                server.replace(center[part], _shard_statistics(index, others))
+        self.receive_all()
 
     @property
     def timeout(self) -> float:

@@ -23,10 +23,11 @@ def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
     Raises:
         PeerLostError: a worker was in an exchange, so the shards' clocks differ.
     """
-    for _, shard in server._remote_shards:
-        shard.connection.send({"op": "take"})
-    states = {index: snapshot.export_state(local) for index, _, local in server._local_shards}
-    for index, _, _, (header, *vectors) in server._receive_all():
+    with server.no_reply_left():
+        for _, shard in server._remote_shards:
+            shard.send({"op": "take"})
+        states = {index: snapshot.export_state(local) for index, _, local in server._local_shards}
+    for index, _, _, (header, *vectors) in server.receive_all():
         states[index] = header.copy(), [vector.copy() for vector in vectors]
     (first, (_, others, *_)), count = states[0], len(states[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
@@ -39,15 +40,15 @@ def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
 def import_state(server: ShardedParameterServer, header: Array, vectors: list[Array]) -> None:
     """Restore the result of ``export_state``, on any number of hosts. Rank 0 calls, before any worker exchanges."""
     vector, others, *memory = vectors
-    for _, shard in server._remote_shards:
-        shard.connection.send(
-            {"op": "put"}, [header, vector[shard.part], others[:0], *(vector_[shard.part] for vector_ in memory)]
-        )
-    for index, part, local in server._local_shards:
-        snapshot.import_state(
-            local, header, [vector[part], others if index == 0 else others[:0], *(vector_[part] for vector_ in memory)]
-        )
-    server._receive_all()
+    with server.no_reply_left():
+        for _, shard in server._remote_shards:
+            shard.send(
+                {"op": "put"}, [header, vector[shard.part], others[:0], *(vector_[shard.part] for vector_ in memory)]
+            )
+        for index, part, local in server._local_shards:
+            statistics = others if index == 0 else others[:0]
+            snapshot.import_state(local, header, [vector[part], statistics, *(vector_[part] for vector_ in memory)])
+    server.receive_all()
 
 
 def set_positions(server: ShardedParameterServer, epoch: int, batch: int) -> None:
@@ -66,11 +67,12 @@ def position_of(server: ShardedParameterServer, rank: int) -> tuple[int, int] | 
 
 def refresh(server: ShardedParameterServer) -> None:
     """Read the counters again, in a worker before its first exchange, after ``import_state`` by rank 0."""
-    for _, shard in server._remote_shards:
-        shard.connection.send({"op": "refresh"})
-    for _, _, local in server._local_shards:
-        snapshot.refresh(local)
-    for _, shard, reply, _ in server._receive_all():
+    with server.no_reply_left():
+        for _, shard in server._remote_shards:
+            shard.send({"op": "refresh"})
+        for _, _, local in server._local_shards:
+            snapshot.refresh(local)
+    for _, shard, reply, _ in server.receive_all():
         shard.contributions, shard.times_set = int(reply["sent"]), int(reply["set"])
 
 
