@@ -44,7 +44,7 @@ class Host:
         self.control_block = ControlBlock.create(WORKERS, 2, 3)
         self.epoch_log = EpochLog(Segment.create(3 * LINE), self.control_block)
         self.door = auth_socket.AuthListener("127.0.0.1", b"secret")
-        self.harm = {}  # at which question: before or after it is answered, and what happens then
+        self.harm = {}  # at which question: before or after it is answered, or late, and what happens then
         self.came, self.served, self.closed = 0, [], False
         self.porter = threading.Thread(target=self.welcome, daemon=True)
         self.porter.start()
@@ -68,6 +68,8 @@ class Host:
                 if when == "before":
                     channel.close()
                     return {}, []
+                if when == "late":
+                    meanwhile()
                 said, back = answer(self.control_block, self.epoch_log, head, arrays)
                 if said is None:
                     said, back = center.handle(head, arrays)
@@ -233,6 +235,19 @@ def test_a_learning_rate_is_taken_on_another_host_as_on_the_same_one(host, order
     one.control_block.order(TrainerControl(learning_rate=ordered))
     assert one.control_block.rate() == taken
     assert RemoteControlBlock(one.line).rate() == taken
+
+
+def test_a_reply_that_comes_too_late_is_no_reply_to_the_next_request(host):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    one.line.timeout = 0.2
+    one.harm["head"] = "late", lambda: time.sleep(0.5)
+    with pytest.raises(CommTimeoutError, match="did not answer for 0.2 s"):
+        one.line.request({"op": "head", "rank": 1, "beats": 0, "asks": False})
+    one.line.timeout = 20.0
+    time.sleep(0.6)
+    header, arrays = one.line.request({"op": "sums", "epoch": 0})
+    assert (header, len(arrays)) == ({}, 2)
+    assert one.came == 2
 
 
 def test_a_server_whose_rank_has_gone_too_is_an_error(host):

@@ -215,6 +215,14 @@ def test_a_channel_refuses_what_is_no_number():
     one.timeout = two.timeout = 0.2
     with pytest.raises(CommTimeoutError, match=r"the other did not answer for 0.2 s"):
         one.request({"op": "read"})
+    with pytest.raises(PeerLostError, match="The connection with the other has failed before"):
+        one.request({"op": "read"})
+    one.close()
+    two.close()
+
+
+def test_a_channel_whose_other_end_has_gone_says_so():
+    one, two = (RpcConnection(end, "the other", 5) for end in socket.socketpair())
     two.close()
     with pytest.raises(PeerLostError, match="the other has gone"):
         one.request({"op": "read"})

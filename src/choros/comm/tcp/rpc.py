@@ -33,7 +33,7 @@ class RpcConnection:
         timeout: float. Seconds that one send or receive on the socket may wait.
 
     Attributes:
-        broken: bool. Whether the connection has failed; no message can pass any more.
+        broken: bool. Whether the connection has failed, or a reply came too late; no message can pass any more.
 
     Example:
         >>> import threading
@@ -77,6 +77,8 @@ class RpcConnection:
 
     def send(self, header: Header, arrays: Sequence[Array] = ()) -> None:
         """Send a request; ``receive`` returns the reply. Requests on other connections may be sent in between."""
+        if self.broken:
+            raise PeerLostError(f"The connection with {self.peer} has failed before: see the first error.")
         flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
         array_specs = [[array.dtype.name, array.size] for array in flat]
         data = json.dumps([header, array_specs]).encode()
@@ -192,6 +194,7 @@ class _NamedErrors:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, TimeoutError):
+            self.connection.broken = True  # a late reply would be taken for the reply to the next request
             raise CommTimeoutError(
                 f"{self.connection.peer} did not answer for {self.connection.timeout} s: look at that process, or set "
                 "a longer timeout."

@@ -32,7 +32,7 @@ from choros.comm.shm.segment import Segment
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
-from choros.errors import PeerLostError
+from choros.errors import ChorosError, PeerLostError
 from choros.launch.process.failure_report import raised
 from choros.training.callback_runner import CallbackRunner
 from choros.training.executors import in_job
@@ -68,8 +68,8 @@ def main() -> int:
             line.request({"event": "left"})
         raise
     except BaseException as error:
-        with suppress(PeerLostError):
-            line.request(raised(error))
+        with suppress(ChorosError):
+            (dial_home() if line.broken else line).request(raised(error))
         raise
     return 0
 
