@@ -6,9 +6,11 @@ import pytest
 
 from choros.algorithms import Single
 from choros.comm.single_rank_group import SingleRankGroup
+from choros.errors import CommTimeoutError, PeerLostError
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker import rank_program
 from choros.training.worker.comm_setup import CommHandles
+from choros.training.worker.loop import train
 from choros.training.worker.rank_program import run_rank
 
 
@@ -59,3 +61,21 @@ def test_what_was_opened_is_closed_the_last_first(monkeypatch, failing, kept):
     else:
         assert run() == "trained"
     assert closed == ([] if failing == "connect" else ["board"]) + ([] if kept else ["replica"])
+
+
+def test_the_first_error_is_raised_where_the_center_cannot_be_read_after_it(monkeypatch):
+    class Loop:
+        def __init__(self, run):
+            pass
+
+        def train(self):
+            raise CommTimeoutError("The center's server on b did not answer for 4 s.")
+
+        def last(self):
+            raise PeerLostError("The center's server on b has gone.")
+
+    monkeypatch.setattr(train, "AsyncLoop", Loop)
+    job = types.SimpleNamespace(together=False)
+    run = types.SimpleNamespace(job=job, profiler=None, write_trainable=None)
+    with pytest.raises(CommTimeoutError, match="did not answer"):
+        train.train(run)

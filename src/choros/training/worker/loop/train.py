@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from choros.errors import CommTimeoutError, PeerLostError
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.loop.async_loop import AsyncLoop
@@ -9,12 +11,13 @@ from choros.training.worker.loop.sync_loop import SyncLoop
 
 
 def train(run: WorkerContext) -> None:
-    """Train one rank to the end. If a peer fails, write the last center for the caller, and raise."""
+    """Train one rank to the end. If a peer fails, write the last center for the caller if it can be read, and raise."""
     loop = SyncLoop(run) if run.job.together else AsyncLoop(run)
     try:
         loop.train()
     except (PeerLostError, CommTimeoutError):
-        run.write_trainable(loop.last())
+        with suppress(PeerLostError, CommTimeoutError):  # a host of the center has gone: the first error says so
+            run.write_trainable(loop.last())
         raise
     finally:
         if run.profiler is not None:
