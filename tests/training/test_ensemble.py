@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import choros
+from choros.errors import WorkerFailedError
 
 K = keras.callbacks
 
@@ -28,6 +29,36 @@ def test_members_their_mean_and_the_best(make_model, data, pools):
     assert history.run.mode is None
     assert history.run.exchanges == 0
     assert history.run.rows == 180  # every row by one member, twice
+
+
+class Logging(keras.Model):
+    """A model whose test_step logs more figures than its metrics have values."""
+
+    figures = 8
+
+    def test_step(self, *args):
+        result = super().test_step(*args)
+        logs, *state = result if isinstance(result, tuple) else (result,)
+        logs = {**logs, **{f"part {i}": (i + 1.0) * logs["loss"] for i in range(self.figures)}}
+        return (logs, *state) if state else logs
+
+
+def test_a_members_test_step_may_log_more_figures_than_its_metrics_have_values(pools):
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((4,))
+    model = Logging(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    how = {"batch_size": 8, "epochs": 2, "verbose": 0}
+    trainer = choros.Trainer(model, "ensemble", workers=2, pool=pools(2))
+    logs = trainer.fit(x, x[:, :1], validation_data=(x, x[:, :1]), **how).history
+    assert len(logs["val_part 7"]) == 2
+    np.testing.assert_allclose(logs["val_part 7"], 8 * np.array(logs["val_part 0"]), rtol=1e-5)
+    losses = [member.evaluate(x, x[:, :1], verbose=0, return_dict=True)["loss"] for member in trainer.models]
+    np.testing.assert_allclose(logs["val_loss"][-1], min(losses), rtol=1e-5)
+    model.figures = 500
+    with pytest.raises(WorkerFailedError, match="InvalidDataError: rank .: test_step logs 501 figures"):
+        trainer.fit(x, x[:, :1], validation_data=(x, x[:, :1]), **how)
 
 
 def test_shards_are_disjoint(pools):

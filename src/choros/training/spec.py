@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from choros.training.model_io.serialization import PackedModel
 
 
+_MEMBER_FIGURES = 128  # room for scalars that the ``test_step`` of an Ensemble's model logs without a metric
+
+
 @dataclass(frozen=True)
 class FitConfig:
     """The configuration of one ``fit`` for workers. All values are JSON; models and arrays are sent separately."""
@@ -76,6 +79,11 @@ class FitConfig:
     def ensemble(self) -> bool:
         """True if several ranks never exchange: members, each with a separate shard and model."""
         return self.mode is None and self.workers > 1
+
+    @property
+    def epoch_values(self) -> int:
+        """Most values of one rank and epoch in the control block: its metric state, or a member's ``val_*`` figures."""
+        return self.metric_values + (_MEMBER_FIGURES if self.ensemble and self.validation is not None else 0)
 
     def validates(self, epoch: int) -> bool:
         """Return whether Keras would validate after this epoch (counted from 0)."""

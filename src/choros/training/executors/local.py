@@ -111,7 +111,7 @@ class LocalRun:
         self.ended, self.goes_on = EpochOptimizerStates(), self.saver.latest is not None
         for index, array in zip(self.places, self.slots[0], strict=True):
             now[index] = array
-        self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.metric_values)
+        self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.epoch_values)
         self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
         if not job.alone:
             self.slots = {}

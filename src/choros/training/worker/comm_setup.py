@@ -91,7 +91,7 @@ def meet(
     if not job.alone:
         epochs = job.epochs - job.initial_epoch
         group = part(base, range(base.size)) or base
-        control_block = ControlBlock.create(job.workers, epochs, job.metric_values)
+        control_block = ControlBlock.create(job.workers, epochs, job.epoch_values)
         return CommHandles(group, None, control_block, held=[control_block])
     wide = base.control if isinstance(base, OffloadGroup) else base  # no vectors are summed here
     return _between(wide, job, algorithm, *vectors(), hosts)
@@ -113,7 +113,7 @@ def _on_one(
 
 def _notes(near: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array]]) -> tuple[ControlBlock, EpochLog]:
     """Return the control block and the epoch log, in memory that the ranks of one host share."""
-    lead, sizes = near.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.metric_values)
+    lead, sizes = near.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.epoch_values)
     control_block = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
     logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-epoch-log") if lead else None)
     snapshots = None
@@ -173,7 +173,7 @@ def _between(
             "algorithm": job.algorithm,
             "workers": job.workers,
             "epochs": job.epochs - job.initial_epoch,
-            "values": job.metric_values,
+            "values": job.epoch_values,
             "timeout": job.timeout,
             "secret": secret.hex(),
             "center": segment.fd,

@@ -146,7 +146,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         data = stack.enter_context(closing(Segment.attach(fds[3])))
         epochs = job.epochs - job.initial_epoch
         control_block = stack.enter_context(
-            closing(ControlBlock(Segment.attach(fds[0]), job.workers, epochs, job.metric_values))
+            closing(ControlBlock(Segment.attach(fds[0]), job.workers, epochs, job.epoch_values))
         )
         stack.enter_context(deaf((job.keep or {}).get("signals", ())))
         devices = rank_devices(job, rank)

@@ -9,7 +9,7 @@ import numpy as np
 
 from choros.backends.replica_state import Groups
 from choros.comm.single_rank_group import SingleRankGroup
-from choros.errors import CommTimeoutError
+from choros.errors import CommTimeoutError, InvalidDataError
 from choros.param_server.snapshot import encode_position
 from choros.training.async_control.center_snapshots import SLOTS, has_room
 from choros.training.async_control.recovery import leave, take_up
@@ -182,9 +182,12 @@ class AsyncLoop:
             if run.best is not None:
                 self.wait_for_room(epoch)
                 run.best.put(epoch, run.rank, run.score, replica.snapshot)
-        validation = np.zeros(len(state))
-        validation[: len(members)] = list(members.values())
-        if run.control_block.add(index, run.rank, state, validation):
+        if len(members) > run.job.epoch_values:
+            raise InvalidDataError(
+                f"rank {run.rank}: test_step logs {len(members)} figures, and members of an Ensemble may log "
+                f"{run.job.epoch_values}: log fewer."
+            )
+        if run.control_block.add(index, run.rank, state, np.array(list(members.values()))):
             self.report(epoch, members)
 
     def report(self, epoch: int, members: dict[str, float]) -> None:
