@@ -60,7 +60,7 @@ class AsyncCheckpointer:
         else:
             _, groups = saver.latest.parts[0]
             state_of(center).import_state(center, groups["header"][0], groups["center"])
-            control_block.put_back(groups["board"])
+            control_block.put_back(groups["control_block"])
             control_block.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
     def look(self) -> None:
@@ -92,7 +92,7 @@ class AsyncCheckpointer:
         if self.slots_of is not None:
             parts = {rank: self.slots_of(rank) for rank in self.ranks}
         state, groups = parts[0]
-        parts[0] = state, {"center": vectors, "header": [header], "board": control_block, **groups}
+        parts[0] = state, {"center": vectors, "header": [header], "control_block": control_block, **groups}
         stopped = over and self.control_block.stopped
         # The center's header has each worker's position (snapshot.position_of). This is the epoch of the callbacks.
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.ordered_rate}

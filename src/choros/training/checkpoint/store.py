@@ -25,7 +25,8 @@ from choros.types import Array, dtype_of
 
 logger = logging.getLogger(__name__)
 
-_MAGIC = b"choros checkpoint 1\n"
+_KIND = b"choros checkpoint "
+_MAGIC = _KIND + b"2\n"  # raise the number when files of the version before cannot be resumed any more
 _ALIGN, _DIGEST, _LENGTH = 64, 32, 8  # bytes
 _NAME = re.compile(r"checkpoint-(\d{8,18})\.choros")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -33,6 +34,10 @@ _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some FUSE and SMB moun
 _TEMPORARY = re.compile(r"\.checkpoint-\d+(?:\.(?P<host>.+))?\.(?P<pid>\d{1,9})\.new")
 _STALE = 86_400.0  # seconds after which another host's temporary file counts as abandoned
 _BLOCK = 4096  # bytes
+
+
+class _OtherVersionError(CheckpointError):
+    """A checkpoint file has the format of another version of Choros."""
 
 
 class StoredCheckpoint(NamedTuple):
@@ -142,13 +147,18 @@ class CheckpointStore:
         """Return the content of the newest undamaged file, or None. Report damaged files on stderr.
 
         Raises:
-            CheckpointError: the directory or a file cannot be read. Its content may be good, so no older file is used.
+            CheckpointError: the directory or a file cannot be read, or a file was written by another version of Choros.
+                Its content may be good, so no older file is used.
         """
         path = self.directory
         try:
             for path in reversed(self.paths()):
                 try:
                     return read(path)
+                except _OtherVersionError as error:
+                    raise CheckpointError(
+                        f"{path}: {error}. Resume with that version, or give another directory."
+                    ) from None
                 except (CheckpointError, FileNotFoundError) as error:
                     logger.warning(f"{path} is left out: {error}")
         except (OSError, MemoryError) as error:
@@ -215,8 +225,11 @@ def read(path: Path) -> StoredCheckpoint:
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         # The magic line comes first: a file of another kind may be larger than memory.
-        if size < start + _DIGEST or file.read(len(_MAGIC)) != _MAGIC:
-            raise CheckpointError("it is not a whole checkpoint of Choros, or it has another version")
+        magic = file.read(len(_MAGIC))
+        if magic != _MAGIC and magic.startswith(_KIND):
+            raise _OtherVersionError("it was written by another version of Choros")
+        if size < start + _DIGEST or magic != _MAGIC:
+            raise CheckpointError("it is not a whole checkpoint of Choros")
         file.seek(0)
         data = np.empty(size, np.uint8)  # np.fromfile would treat a disk error as the end of the file
         rest = data.data
