@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import keras
 import numpy as np
@@ -13,6 +14,9 @@ import pytest
 
 import choros
 from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.training.async_control.center_snapshots import has_room
+from choros.training.async_control.control_block import ControlBlock
+from choros.training.callback_runner import CallbackRunner
 from choros.training.executors.local import LocalRun
 
 K = keras.callbacks
@@ -405,3 +409,35 @@ def test_a_thread_that_reads_weights_between_batches_takes_nothing_from_the_call
     assert together.classes == {type(plain)}
     assert type(model) is type(plain)
     assert type(model.layers[0].kernel) is type(plain.layers[0].kernel)
+
+
+def test_an_epoch_that_is_reported_before_an_earlier_one_frees_no_slot_of_it(make_model):
+    """Slots are for two epochs. The callbacks of an epoch must have read its slot before the epoch after next."""
+    control_block, seen = ControlBlock.create(2, 6, 1), []
+    reads = K.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    job = types.SimpleNamespace(alone=True, per_batch=False)
+    conductor = CallbackRunner(make_model(), [reads], 0, 6, None)
+    conductor.begin(0)
+    run = types.SimpleNamespace(
+        job=job,
+        conductor=conductor,
+        control_block=control_block,
+        hangs=None,
+        supervisor=None,
+        losses={},
+        publish=lambda control: None,
+    )
+
+    def report(epoch):
+        LocalRun.handle_epoch_end(run, {"epoch": epoch, "logs": {}, "held": []})
+
+    report(0)
+    assert has_room(control_block, 0, 2)
+    report(2)  # its worker was faster than that of epoch 1
+    assert seen == [0]
+    assert not has_room(control_block, 0, 3)  # its slot holds epoch 1
+    report(1)
+    assert seen == [0, 1, 2]
+    assert has_room(control_block, 0, 4)
+    assert not has_room(control_block, 0, 5)
+    control_block.close()

@@ -219,7 +219,8 @@ class InJobCallbackChannel:
             control = self.record(epoch, logs, seconds, held)
             if self.lead:
                 self.command(control)
-                self.run.control_block.open(epoch + 1)
+                reached = self.conductor.epoch  # callbacks of an epoch that was reported too early have not run yet
+                self.run.control_block.open(epoch + 1 if reached is None else reached)
                 if self.keeper is not None:
                     self.keeper.ended()
 

@@ -351,7 +351,8 @@ class LocalRun:
         if "loss" in logs:
             self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
         self.publish(self.conductor.epoch_end(epoch, logs, message["held"]))
-        self.control_block.open(epoch + 1)
+        reached = self.conductor.epoch  # the callbacks of an epoch that was reported too early have not run yet
+        self.control_block.open(epoch + 1 if reached is None else reached)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
             self.hangs.forgive()
         if self.supervisor is not None:
