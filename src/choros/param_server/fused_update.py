@@ -43,6 +43,7 @@ class _Tape:
         return self.values[key]
 
     def apply(self, function: Any, *operands: Any) -> _Vector:
+        # x * 1 and x / 1 are x, bit for bit.
         if function in (np.multiply, np.true_divide) and type(operands[1]) in (int, float) and operands[1] == 1:
             return operands[0]  # type: ignore[no-any-return]
         if function is np.multiply and type(operands[0]) in (int, float) and operands[0] == 1:
@@ -145,6 +146,8 @@ class Program:
                 places[op] = first_scratch + self._scratch
                 self._scratch += 1
             self._steps.append((op.function, *sources, places[op]))
+        # The order matters: a result that is ``local`` itself is copied to its spare first, and later moves read it
+        # there, because the move to LOCAL overwrites ``local``.
         moves = [(new, spare), *memory_targets, (adopted, LOCAL)]
         if keep_seen or (keep_seen is None and self.reads_seen):
             moves.append((shown, SEEN))

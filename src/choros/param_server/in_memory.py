@@ -90,7 +90,7 @@ class InMemoryParameterServer:
 
 
 class InMemoryClient:
-    """One worker's handle to a ``InMemoryParameterServer``. It implements ``choros.comm.group.ParameterServer``."""
+    """One worker's handle to an ``InMemoryParameterServer``. It implements ``choros.comm.group.ParameterServer``."""
 
     trace: Trace | None = None  # the lock is held for so short a time that waits are not reported
 

@@ -18,6 +18,8 @@ from choros.comm.shm.group_header import FIRST_FREE_WORD, RECORDS
 from choros.comm.shm.segment import align
 
 _PAGE = 4096
+# A dtype has two words (``dtype_code``). The commit word and the lock's words are on separate cache lines: readers poll
+# the first while waiters poll the others.
 WORKERS, COUNT, OTHERS, MEMORIES, DTYPE, DTYPE_OTHERS = (
     *range(FIRST_FREE_WORD, FIRST_FREE_WORD + 5),
     FIRST_FREE_WORD + 6,
@@ -31,7 +33,16 @@ PENDING_CONTRIBUTIONS, PENDING_TIMES_SET, PENDING_CLOCK = range(1, 4)
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes. The creator and each process that attaches compute them from the same numbers."""
+    """Offsets in bytes. The creator and each process that attaches compute them from the same numbers.
+
+    Attributes:
+        headers: the offsets of both center headers.
+        header_words: int. The number of 64-bit words of a center header.
+        areas: for each vector the offsets of its two buffers.
+        pending: int. The offset of the records of pending messages, which follow the buffers.
+        messages: for each rank the offsets of its pending message and of its moving statistics.
+        total: int. The length of the segment.
+    """
 
     headers: tuple[int, int]
     header_words: int

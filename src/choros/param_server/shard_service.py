@@ -3,7 +3,8 @@
 A worker whose connection broke does not know whether its exchange was committed. So each request has the number of the
 worker's contributions. The store that commits an exchange also increments that number in the header. If the numbers are
 equal, the exchange is merged now. If the header's number is one higher, it was merged before, and the server sends the
-same reply again, bit-equal.
+same reply again, bit-equal. An exchange that only takes a center that was set changes no number. A repeated one takes
+the center again, which may be newer.
 
 The reply is kept in a separate segment, written before the commit. A worker sends its next exchange only after it has
 received this reply. So one reply for each worker is enough. The server sends it from there without another copy.
@@ -48,7 +49,7 @@ def reply_segment(center: SharedMemoryParameterServer) -> Segment:
     Args:
         center: SharedMemoryParameterServer. The host's shard.
     """
-    return Segment.create(center.workers * _reply_sizes(center)[1], "choros-answers")
+    return Segment.create(center.workers * _reply_sizes(center)[1], "choros-replies")
 
 
 def _reply_sizes(center: SharedMemoryParameterServer) -> tuple[int, int]:

@@ -222,6 +222,7 @@ class ShardedParameterServer:
         return shard.message
 
     def _adopt(self, local: Array, seen: Array, shown: Array, taken: bool) -> None:
+        """Continue from the shown center: take it as it is if it was set (``taken``), else call the rule's adopt."""
         if taken:
             local[:] = seen[:] = shown
             return

@@ -422,10 +422,8 @@ class SharedMemoryParameterServer:
     ) -> None:
         """Write the merge to the spare buffers; in the new header make the written buffers valid."""
         active = header[fields.ACTIVE : fields.ACTIVE + len(self._buffers)].tolist()
-        del (
-            active[1],
-            (pairs := list(zip(self._read_only_buffers, self._buffers, strict=True)))[1],
-        )  # the moving statistics
+        pairs = list(zip(self._read_only_buffers, self._buffers, strict=True))
+        del active[1], pairs[1]  # the moving statistics
         vectors = [read_only[active_index] for (read_only, _), active_index in zip(pairs, active, strict=True)]
         spares = [buffers[1 - active_index] for (_, buffers), active_index in zip(pairs, active, strict=True)]
         program = trace_rule(rule, window, info, len(vectors) - 1) if rule.elementwise else None
@@ -463,6 +461,7 @@ class SharedMemoryParameterServer:
                 )
             spare[block] = new
             for i, vector in enumerate(new_memory):
+                # A memory vector is written from the first block that changes it; the blocks before are copied.
                 if vector is not old_memory[i] and i not in changed:
                     memory_spares[i][: block.start] = memory[i][: block.start]
                     changed.append(i)
