@@ -45,6 +45,7 @@ JOINED, LEFT = 1, 2
 FAILURE_GRACE: Final = 2.0
 _MAX_SLEEP: Final = 5e-4  # seconds between two polls of a library: short beside a large sum, long beside a poll
 _MAX_DESCRIBED: Final = 8  # missing ranks whose activity a message describes; of the others it gives the number
+# struct flock of the C library
 _FLOCK: Final = "hhqqi4x" if sys.platform == "linux" else "qqihh"
 
 
@@ -273,10 +274,10 @@ class GroupHeader:
         self.waiter.publish(self._own_record + ARRIVED, target)
         try:
             for other in self._others:
-                record = self._record(other)
-                if self.words[record] < target:
+                arrived = self._record(other) + ARRIVED
+                if self.words[arrived] < target:
                     self.waiter.wait(
-                        record, target, self.timeout, lambda waited: self._check_peers(waited, target, describe_call)
+                        arrived, target, self.timeout, lambda waited: self._check_peers(waited, target, describe_call)
                     )
             fence()  # also if no wait was needed: loads from here on must return what the others wrote before
         except BaseException as error:
@@ -297,7 +298,7 @@ class GroupHeader:
             raise PeerLostError(
                 f"{self.where}: the run was aborted while it waited at {self._activity(describe_call)}: {reason}"
             )
-        missing = [other for other in self._others if words[self._record(other)] < target]
+        missing = [other for other in self._others if words[self._record(other) + ARRIVED] < target]
         if waited >= 0.9 * POLL_SECONDS:  # the liveness query is a system call for each rank: not in the first check
             for other in missing:
                 self._check_alive(other, target, describe_call)
@@ -343,8 +344,9 @@ class GroupHeader:
             return
         # The rank may have reached this barrier and ended after ``missing`` was read. Then this barrier is complete;
         # the next one reports the rank.
-        if not state or self.words[record] >= target:
+        if not state or self.words[record + ARRIVED] >= target:
             return
+        # STATE is read again: a rank stores LEFT before it unlocks, so an unlocked rank without LEFT has died.
         fate = "left" if self.words[record + STATE] == LEFT else "died"
         raise PeerLostError(
             f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at "
@@ -386,6 +388,7 @@ class GroupHeader:
             # The library's error names no rank. Look for one that died, and report that one as the cause.
             started = time.perf_counter()
             while time.perf_counter() - started < FAILURE_GRACE:
+                # With POLL_SECONDS as the time waited, this check queries the record locks.
                 self._check_peers(POLL_SECONDS, target, describe_call)
                 time.sleep(_MAX_SLEEP)
             raise

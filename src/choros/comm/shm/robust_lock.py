@@ -82,6 +82,8 @@ class RobustLock:
             # A KeyboardInterrupt may arrive between an acquire and the next line. So ``acquired`` may be False although
             # the record lock is held: it is unlocked in every case, which is harmless if it was not held.
             if thread_lock.acquire(blocking=False):  # succeeds if this thread or no thread has the lock
+                # The holder's word is cleared before the unlock, else it could overwrite that of the next holder. The
+                # count is published after the unlock, so a waiter that it wakes finds the lock free.
                 if acquired:
                     self._words[self._holder_word] = 0
                 fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _LOCK_BYTE)

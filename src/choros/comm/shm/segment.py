@@ -258,7 +258,8 @@ class Segment:
                 pages = np.frombuffer(os.pread(file.fileno(), 8 * (end + 1 - begin), 8 * begin), np.uint64)
         except OSError:
             return True
-        states = pages >> np.uint64(61)  # 1: not in memory
+        # Bit 0: a page of a file. Bit 1: in swap. Bit 2: in memory. A private copy has bit 1 or 2, and not bit 0.
+        states = pages >> np.uint64(61)
         return pages.size != end + 1 - begin or bool(np.any((states > 1) & (states % 2 == 0)))
 
     def close(self) -> None:
