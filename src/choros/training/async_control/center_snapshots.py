@@ -85,6 +85,7 @@ class Snapshots:
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
         """Save the center of an epoch's end in place of the one two epochs before. Ignore it if the slot is newer."""
+        # No lock: an epoch has one reporter.
         tag = self._head[_EPOCHS + epoch % SLOTS :][:1]
         if int(tag[0]) > epoch + 1:
             return
@@ -100,6 +101,7 @@ class Snapshots:
         if int(self._head[_EPOCHS + epoch % SLOTS]) != epoch + 1:
             return False
         fence()  # the content must be read after the mark
+        # No second check of the mark: ``has_room`` lets the slot be written again only after callbacks have read it.
         vector[:], others[:] = self._slots[epoch % SLOTS]
         return True
 

@@ -55,6 +55,7 @@ class ControlBlock:
         self._version = 0.0
         flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
         self._head, flat = flat[:_HEAD], flat[_HEAD:]
+        # One cache line for each rank's counters, so that ranks do not slow each other.
         self._beats, self._rests, flat = flat[: 8 * workers : 8], flat[1 : 8 * workers : 8], flat[8 * workers :]
         self._turns, flat = flat[:workers], flat[workers:]
         self._left, flat = (
@@ -71,7 +72,7 @@ class ControlBlock:
     @classmethod
     def create(cls, workers: int, epochs: int, values: int) -> ControlBlock:
         """Create a control block, all zeros."""
-        return cls(Segment.create(8 * cls._count(workers, epochs, values), "choros-notices"), workers, epochs, values)
+        return cls(Segment.create(8 * cls._count(workers, epochs, values), "choros-control"), workers, epochs, values)
 
     # -- heartbeats
     def beat(self, rank: int) -> None:
@@ -181,6 +182,7 @@ class ControlBlock:
 
     def head(self) -> list[float]:
         """Return a copy of the header, for ranks on other hosts."""
+        # In the order of the words: version and stop are read before the values that they publish (see ``order``).
         return [float(value) for value in self._head]
 
     # -- sums of metrics

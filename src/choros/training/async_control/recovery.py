@@ -65,7 +65,8 @@ def take_up(run: WorkerContext) -> bool:
 def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) -> int:
     """Return the number of steps from one position to another.
 
-    They differ if the worker ended after an exchange, but before ``leave``. Then the center's position is newer.
+    They differ if the worker ended after an exchange, but before ``leave``. Then the center's position is newer. After
+    a resume the saved counts may be newer than the center's position; the result is then negative.
     """
     steps = run.job.steps or run.source.steps(run.job.batch_size)
     if start[0] != end[0] and not steps:

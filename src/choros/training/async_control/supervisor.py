@@ -83,6 +83,9 @@ class AsyncCheckpointer:
         if self.saver.checkpoint is None:
             return
         begun = time.thread_time()
+        # The center is copied before the control block. A worker may exchange and end an epoch between the two copies.
+        # Then it repeats the end of that epoch after a resume, which ``add`` ignores. In the other order it would
+        # resume after an epoch that the control block does not count as ended, and that epoch would never be complete.
         header, vectors = state_of(self.center).export_state(self.center)
         reached = self.conductor.epoch
         over = reached is None
@@ -154,7 +157,7 @@ class AsyncSupervisor(AsyncCheckpointer):
             rank = holder if holder in late else late[0]
             how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
             worker_name = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
-            self.hung[rank] = f"{worker_name} had done no step for {how}, and was ended"
+            self.hung[rank] = f"{worker_name} made no step for {how}, and was ended"
             self.hangs.forgive()
             self.engine.pool.end(rank)
         if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
