@@ -1,4 +1,4 @@
-"""The first number that is not finite: reported once, by the rank whose own it was."""
+"""Detection of the first number that is not finite. The rank that computed it reports it, once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class LossRecord(Protocol):
-    """The place where a rank's numbers first were not finite; -1 where they are."""
+    """The position at which a rank's numbers first were not finite; -1 if they are finite."""
 
     rank: int
     host: str
@@ -27,19 +27,19 @@ class LossRecord(Protocol):
 
 
 class NonFiniteDetector:
-    """Looks at what a rank brings to the others.
+    """Detector of numbers that are not finite in the gradients or weights that a rank exchanges.
 
-    Nothing is searched: four values are looked at where the vector is in this process anyway. Of gradients under
-    loss scaling only the loss counts, as the optimizer leaves out a step of which they are not finite.
+    Gradients under loss scaling are not checked, because the optimizer skips a step whose gradients are not finite.
+    Only the loss is checked then.
 
     Args:
-        tally: called for the record that takes down where it was.
-        workers: int. How many train.
-        optimizer: the model's.
-        held: called for this rank's weights as they are.
+        tally: returns the record that stores the position.
+        workers: int. Number of workers.
+        optimizer: the optimizer of the model.
+        held: returns this rank's present weights.
 
     Attributes:
-        over: bool. Whether it was told, here or (what came from others was not finite) there.
+        over: bool. Whether this rank has reported, or has received numbers that are not finite from another rank.
     """
 
     def __init__(
@@ -57,21 +57,22 @@ class NonFiniteDetector:
         """Check this rank's gradients before they are summed.
 
         Args:
-            gradients: flat array, weighted by what the loss divides by.
-            loss: float. The loss, or a number that is finite where the loss is.
-            epoch: int. From 0.
-            step: int. Within the epoch, from 0.
+            gradients: flat array, weighted by the divisor of the loss.
+            loss: float. The loss, or a number that is finite if the loss is.
+            epoch: int. Counted from 0.
+            step: int. Counted from 0 within the epoch.
         """
         self.note(self.look(gradients, loss), epoch, step)
 
     def look(self, gradients: Array, loss: float) -> str | None:
-        """Return the name of what is not finite in gradients that may yet be dropped; None where all is finite.
-
-        It is "" where an earlier sum was not finite: who brought that has told.
+        """Return the name of the quantity that is not finite, for gradients that may still be dropped.
 
         Args:
-            gradients: as ``gradient`` has them.
-            loss: the same.
+            gradients: as in ``gradient``.
+            loss: as in ``gradient``.
+
+        Returns:
+            None if all values are finite. "" if an earlier sum was not finite; the rank that computed it reports it.
         """
         if self.over:
             return None
@@ -83,18 +84,18 @@ class NonFiniteDetector:
         return ""
 
     def note(self, name: str | None, epoch: int, step: int) -> None:
-        """Take down what ``look`` returned of gradients that count."""
+        """Record the result of ``look`` for gradients that are used."""
         if name:
             self.report(name, epoch, step)
         self.over = self.over or name is not None
 
     def weights(self, local: Array, epoch: int, step: int | None) -> None:
-        """Look at this rank's weights, before it meets the others."""
+        """Check this rank's weights before an exchange."""
         if not self.over and not _finite(local):
             self.report("a weight", epoch, step)
 
     def met(self, local: Array) -> None:
-        """Look at what this rank goes on with after a meeting."""
+        """Check the weights with which this rank continues after an exchange."""
         self.over = self.over or not _finite(local)
 
     def loss(self, loss: object, epoch: int) -> None:
@@ -103,7 +104,7 @@ class NonFiniteDetector:
             self.report("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
 
     def report(self, quantity: str, epoch: int, step: int | None) -> None:
-        """Take it down, and say it on stderr."""
+        """Record the position, and log a warning."""
         self.over = True
         tally = self.tally()
         tally.lost_epoch, tally.lost_step = epoch, -1 if step is None else step
