@@ -67,7 +67,7 @@ def make_replica(
     model: keras.Model,
     workers: int = 1,
     devices: Sequence[str] = (),
-    layout: keras.distribution.LayoutMap | None = None,
+    layout: keras.distribution.ModelParallel | None = None,
 ) -> Replica:
     """Return the replica of a compiled model for the backend that Keras runs on.
 

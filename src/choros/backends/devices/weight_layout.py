@@ -126,7 +126,7 @@ def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, mo
 
 
 @contextmanager
-def laid_out(layout: dict[str, Any] | None) -> Iterator[Any]:
+def laid_out(layout: dict[str, Any] | None) -> Iterator[keras.distribution.ModelParallel | None]:
     """Temporarily create models under a layout; yield Keras' distribution, or None without a layout.
 
     The slots of an optimizer are divided as their weights are, also those of an unpickled optimizer.

@@ -90,6 +90,7 @@ def meet(
         return _on_one(base, job, algorithm, nbytes, vectors)
     if not job.alone:
         epochs = job.epochs - job.initial_epoch
+        # A separate group: training sets its timeout to that of a step, and ``base`` keeps the longer one.
         group = part(base, range(base.size)) or base
         control_block = ControlBlock.create(job.workers, epochs, job.epoch_values)
         return CommHandles(group, None, control_block, held=[control_block])
@@ -147,6 +148,7 @@ def _between(
     near.timeout = base.timeout
     held: list[Any] = [near]
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
+    # Every rank draws a secret, and all use rank 0's.
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
     control_block, epoch_log, center, config, segments = None, None, None, {}, []
     if host_number == 0:

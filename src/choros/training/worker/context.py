@@ -48,7 +48,7 @@ class WorkerContext:
         replica: the model on its backend.
         source, validation: sources of batches; ``validation`` may be None.
         group: Group. All ranks if synchronous, else a group of one rank.
-        control_block: control block: heartbeats, control messages, metrics.
+        control_block: ControlBlock or RemoteControlBlock.
         weights: SharedWeights, through which the caller reads weights, or None.
         center: the parameter server, or None.
         arrived: float. ``time.perf_counter()`` at the arrival of the job.

@@ -125,7 +125,11 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
 
     Args:
         link: the connection with the caller.
-        message: dict with ``job``, and the layouts of the segments.
+        message: dict. "job": the fields of ``FitConfig``. "weights": the layout of ``SharedWeights``. "arrays",
+            "model_arrays": the layout of the data, and the number of its arrays that belong to the model. "depth",
+            "ahead": the slots of the ring of a stream (0: no stream), and the batches to prepare. "state": the layout
+            of the state to resume from, or {}. "again": whether this rank has exchanged before. "snapshots", "best",
+            "line": whether there are snapshots of the center, slots of the best member, and a ``BatchLine``.
         blobs: the model's pickle, the sources' pickles, then the arrays of the state to resume from.
         fds: descriptors of the segments: control block, weights, frozen weights, data; then, as far as they exist, of
             the stream, of the group or the center, of the snapshots or the best member; then the two of ``BatchLine``.
@@ -148,7 +152,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         control_block = stack.enter_context(
             closing(ControlBlock(Segment.attach(fds[0]), job.workers, epochs, job.epoch_values))
         )
-        stack.enter_context(deaf((job.keep or {}).get("signals", ())))
+        stack.enter_context(signals_ignored((job.keep or {}).get("signals", ())))
         devices = rank_devices(job, rank)
         layout = stack.enter_context(laid_out(job.layout))
         source, validation, written = unpack_payload(job, message, [bytes(blob) for blob in blobs], data)
@@ -215,8 +219,11 @@ def check_gpus() -> None:
 
 
 @contextmanager
-def deaf(names: Sequence[str]) -> Iterator[None]:
-    """Ignore these signals within this context. A scheduler sends them to all processes of a job; the caller reacts."""
+def signals_ignored(names: Sequence[str]) -> Iterator[None]:
+    """Ignore these signals within this context, then restore their handlers.
+
+    A scheduler signals all processes of a job, but only the caller may react.
+    """
     before = {name: signal.signal(signal.Signals[name], signal.SIG_IGN) for name in names}
     try:
         yield

@@ -31,7 +31,7 @@ def run_rank(
     train: Callable[[WorkerContext, CommHandles], ResultT],
     *,
     devices: Sequence[str] = (),
-    layout: keras.distribution.LayoutMap | None = None,
+    layout: keras.distribution.ModelParallel | None = None,
     replica: Replica | None = None,
     state: Part | None = None,
     again: bool = False,

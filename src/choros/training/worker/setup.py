@@ -33,7 +33,7 @@ def build_replica(
     workers: int,
     averaged: Sequence[int] = (),
     devices: Sequence[str] = (),
-    layout: keras.distribution.LayoutMap | None = None,
+    layout: keras.distribution.ModelParallel | None = None,
     clone: Callable[[], Any] | None = None,
 ) -> Any:
     """Return the model's replica, built for the first step.

@@ -125,7 +125,8 @@ class AsyncLoop:
                 run.reporter.look()
                 if time.monotonic() > limit:
                     raise CommTimeoutError(
-                        f"not all workers had ended epoch {epoch + 1} after {run.job.first_timeout:g} s."
+                        f"rank {run.rank} has waited {run.job.first_timeout:g} s for all workers to end epoch "
+                        f"{epoch + 1}, or for its callbacks: give the Trainer a larger first_timeout."
                     )
                 time.sleep(_LOOK)
 
@@ -166,9 +167,9 @@ class AsyncLoop:
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
         if run.again and (index < 0 or run.control_block.ended(index, run.rank)):
-            if index >= 0 and run.control_block.complete(
-                index
-            ):  # the last worker may have died before it reported the epoch
+            # index < 0: the epoch was reported before the checkpoint. Else the last worker may have died before it
+            # reported the epoch.
+            if index >= 0 and run.control_block.complete(index):
                 self.report(epoch, {})
             return
         state = replica.metric_state()
