@@ -151,7 +151,7 @@ def pytest_generate_tests(metafunc):
         few = [name for name in cases if not name.startswith("over_two_")]
         counts = 2, 4, 8
         if os.environ["KERAS_BACKEND"] == "tensorflow":  # whose replicas are put together as PyTorch's are
-            cases, counts = few, (2, 8)
+            cases, counts = few, (2,)
         counted = [(name, count) for count in counts for name in (cases if count == 2 else few)]
         ids = [f"{name.removeprefix('over_').removeprefix('two_')}-{count}" for name, count in counted]
         # Four devices take the same paths as two and eight.
