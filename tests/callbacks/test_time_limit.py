@@ -106,7 +106,7 @@ def test_a_plain_fit_is_cut_short_and_goes_on(tmp_path):
         turn.until("epoch 1").until("batch 2")
         turn.process.send_signal(signal.SIGUSR2)
         turn.ends(75)
-    assert "choros: the time limit is near: epoch 2, batch" in turn.errors
+    assert "choros: the time limit is near: epoch 2, after " in turn.errors
     assert not any("done" in line for line in turn.said)
     (state,) = states(where)
     facts = json.loads((where / state / "choros.json").read_text())

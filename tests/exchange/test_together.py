@@ -167,7 +167,7 @@ def test_goes_on_from_a_state_as_if_nothing_had_been(algorithm, ranks, rng):
 def test_what_does_not_fit_is_refused():
     together = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(3, "float32"))
     for wrong in (np.zeros(4, "float32"), np.zeros(3, "float64")):
-        with pytest.raises(ValueError, match="rank 0 brought"):
+        with pytest.raises(ValueError, match="rank 0: the vector has shape"):
             together.meet(wrong, window=1, rows=1)
 
 

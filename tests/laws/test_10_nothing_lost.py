@@ -128,7 +128,7 @@ def test_workers_that_train_together_survive_one(kind, how, pools, net, rows, ca
     assert (restart.rank, restart.signal, restart.epoch, restart.batch) == (1, how.name, 1, 0)
     said = capfd.readouterr().err
     assert f"worker 1 of 2 (counted from 0) on host {os.uname().nodename} was ended by {how.name}" in said
-    assert "all ranks restart with epoch 2, batch 0 (0 restarts left)" in said
+    assert "all ranks restart in epoch 2, after 0 of its batches (0 restarts left)" in said
 
 
 RATE = 1 / 64

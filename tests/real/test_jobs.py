@@ -141,7 +141,7 @@ def test_before_its_limit_a_job_saves_and_goes_on_in_its_next_turn(slurm, submit
     first, second = said.split("choros: stopped before the time limit, the state is saved")
     assert re.findall(r"0: epoch (\d)", first) == ["0", "1"]
     assert re.findall(r"0: epoch (\d)", second) == ["1", "2", "3"]
-    assert "0: choros: the time limit is near: epoch 2, batch" in first
+    assert "0: choros: the time limit is near: epoch 2, after " in first
     assert "0: choros: resuming with epoch 2" in second
     assert len(re.findall(r"rank \d of 2", first)) == 0
     assert len(re.findall(r"rank \d of 2 .* (\w+)", second)) == 2

@@ -153,7 +153,7 @@ def test_a_killed_worker_costs_at_most_an_epoch(spark, capfd):
     _, history, _ = fit(frame, ours, epochs=5, callbacks=[kill], max_restarts=1, partitioned=True)
     assert kill.killed
     (line,) = [one for one in capfd.readouterr().err.splitlines() if "restarts left" in one]
-    assert line.endswith("; all ranks restart with epoch 4, batch 0 (0 restarts left)")
+    assert line.endswith("; all ranks restart in epoch 4, after 0 of its batches (0 restarts left)")
     assert "memory" not in line  # what to do is told once, where the run ends with it
     (restart,) = history.run.restarts
     assert (restart.epoch, restart.batch) == (3, 0)

@@ -207,7 +207,7 @@ def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
     run = Run(tmp_path, "alone", ranks=2, slow=0.02).until("batch 1 2")
     os.kill(run.rank(1), signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
-    saved = re.search(r"choros: stop requested: epoch (\d), batch 0, is saved in", run.errors)
+    saved = re.search(r"choros: stop requested: epoch (\d), after 0 of its batches, is saved in", run.errors)
     assert saved, run.errors
     next_epoch = int(saved[1]) - 1
     assert next_epoch in (1, 2)  # the signal may arrive an epoch later on a busy machine
@@ -333,8 +333,8 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
         r"optimizer\[1\]\['beta_1'\]=0.9; this one has 0.8": {"model": make_model(keras.optimizers.Adam(beta_1=0.8))},
         "loss='sparse_categorical_crossentropy'; this one has 'lambda ": {"model": other_loss()},
         "numbers that its metrics keep=5; this one has 3": {"model": make_model(metrics=())},
-        r"than this one: layer 1 \(Dense\): units 6 and 7": {"model": other(7)},
-        r"than this one: layer 1 \(Dense\): activation 'relu' and 'tanh'": {"model": other(activation="tanh")},
+        r"of another model: layer 1 \(Dense\): units 6 and 7": {"model": other(7)},
+        r"of another model: layer 1 \(Dense\): activation 'relu' and 'tanh'": {"model": other(activation="tanh")},
         "first rows='": {"seeded": 1},
         "first rows=' ": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
     }.items():
@@ -343,7 +343,7 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
     capfd.readouterr()
     small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8)
     assert "choros: checkpoint " in (said := capfd.readouterr().err)
-    assert "checkpoint-00000001.choros: training resumes with epoch 2, batch 0" in said
+    assert "checkpoint-00000001.choros: training resumes in epoch 2, after 0 of its batches" in said
 
 
 def test_a_directory_that_cannot_be_written_to_is_found_before_training(pools, data, make_model, tmp_path):

@@ -209,7 +209,8 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         if Place.here().rank == 0:
             if batch or self.point() != self._at:
                 self._save()
-            text = f"the time limit is near: epoch {epoch + 1}, batch {batch}, is saved in {self.directory}"
+            place = f"epoch {epoch + 1}, after {batch} of its batches"
+            text = f"the time limit is near: {place}, is saved in {self.directory}"
             logger.info(text)
             if stuck:
                 text = f"{_TURNS + 1} jobs in a row ended in epoch {epoch + 1}: set a longer --time or steps_per_epoch"

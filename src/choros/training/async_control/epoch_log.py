@@ -40,7 +40,7 @@ class EpochLog:
             held: values of the metrics' variables. Not written if there are more than 256.
 
         Raises:
-            OverflowError: the logs need more memory than was set aside.
+            OverflowError: the logs need more memory than is free.
         """
         self.put(json.dumps([epoch, logs, seconds, held if len(held) <= _FEW else []]).encode() + b"\n")
 
@@ -50,8 +50,8 @@ class EpochLog:
             end = int(self.control_block.post.item())
             if end + len(line) > len(self.area):
                 raise OverflowError(
-                    f"The logs of an epoch take {len(line)} bytes; {LINE} an epoch were set aside, and "
-                    f"{len(self.area) - end} are left: log fewer or shorter names."
+                    f"The logs of an epoch take {len(line)} bytes, and {len(self.area) - end} are free "
+                    f"({LINE} for each epoch): log fewer values, or shorter names."
                 )
             self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
             self.control_block.post[()] = end + len(line)

@@ -97,12 +97,20 @@ class CheckpointManager:
             self.latest = Snapshot.of(saved.facts, saved.arrays)
             if job.fold_seed not in (None, saved.facts["seed"]):
                 raise InvalidInputError(
-                    f"{saved.path} is of a training with seed={saved.facts['seed']!r}; this one has {job.fold_seed!r}. "
-                    "Give that one, or none."
+                    f"{saved.path} belongs to a training with seed={saved.facts['seed']!r}; this one has "
+                    f"{job.fold_seed!r}. Give that one, or none."
                 )
             job = replace(job, seed=saved.facts["seed"])
-            place = f"epoch {saved.facts['epoch'] + 1}, batch {saved.facts['batch']}"
-            state_text = "training had ended" if saved.facts["over"] else f"training resumes with {place}"
+            epoch, batch = saved.facts["epoch"] + 1, saved.facts["batch"]
+            if saved.facts["over"]:
+                state_text = "training had ended"
+            elif job.alone:
+                state_text = (
+                    f"training resumes; callbacks continue with epoch {epoch}; each worker continues after its own "
+                    "last exchange"
+                )
+            else:
+                state_text = f"training resumes in epoch {epoch}, after {batch} of its batches"
             self._say(lead, f"checkpoint {saved.path}: {state_text}")
         elif resume and self.checkpoint is not None:
             self._say(
@@ -126,13 +134,13 @@ class CheckpointManager:
             if name == "layers":
                 if problem := first_difference(then.get(name, now), now):
                     raise InvalidInputError(
-                        f"{path} is of a training of another model than this one: {problem}. Resume with the same "
-                        f"model, or give another directory."
+                        f"{path} belongs to the training of another model: {problem}. Resume with the same model, or "
+                        "give another directory."
                     )
             elif then.get(name) != now:
                 label, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
                 raise InvalidInputError(
-                    f"{path} is of a training with {label}={was!r}; this one has {new!r}. Resume with the same "
+                    f"{path} belongs to a training with {label}={was!r}; this one has {new!r}. Resume with the same "
                     f"settings and data, or give another directory."
                 )
 
@@ -280,10 +288,12 @@ class CheckpointManager:
         """Write all states, and return the ``SystemExit`` that ends this process."""
         assert self.checkpoint is not None  # noqa: S101 - only the signals of a checkpoint request it
         self.flush()
-        facts = self.latest.facts if self.latest is not None else {"epoch": 0, "batch": 0}
-        where = self.checkpoint.store.directory
-        text = f"stop requested: epoch {facts['epoch'] + 1}, batch {facts['batch']}, is saved in {where}"
-        logger.info(text)
+        if self.latest is None:
+            logger.info("stop requested: no state is saved, so training starts from the beginning")
+        else:
+            facts = self.latest.facts
+            place = f"epoch {facts['epoch'] + 1}, after {facts['batch']} of its batches"
+            logger.info(f"stop requested: {place}, is saved in {self.checkpoint.store.directory}")
         return SystemExit(self.checkpoint.code())
 
 

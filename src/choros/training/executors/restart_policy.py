@@ -69,7 +69,8 @@ class RestartPolicy:
         self.done.append(made)
         who_restarts = "all ranks restart" if whole else f"rank {rank} restarts in a new process"
         why = made.reason.rstrip(".")
-        logger.warning(f"{why}; {who_restarts} with epoch {epoch + 1}, batch {batch} ({self.left} restarts left)")
+        place_text = f"epoch {epoch + 1}, after {batch} of its batches"
+        logger.warning(f"{why}; {who_restarts} in {place_text} ({self.left} restarts left)")
 
     def start(self, workers: WorkerPool) -> Pool:
         """Start the workers, with new processes for ``unfit`` ranks.

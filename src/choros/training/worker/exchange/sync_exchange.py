@@ -98,8 +98,8 @@ class SyncExchange:
         """Yield the mean proposal, block by block. Yield nothing if the total weight is 0."""
         if local.shape != self.center.shape or local.dtype != self.center.dtype:
             raise ValueError(
-                f"rank {self.group.rank} brought {local.shape} values of {local.dtype} to a center of "
-                f"{self.center.shape} values of {self.center.dtype}: give the vector that the model's replica gives."
+                f"rank {self.group.rank}: the vector has shape {local.shape} and type {local.dtype}, the center "
+                f"{self.center.shape} and {self.center.dtype}: pass the vector of the model's replica."
             )
         if self.group.size == 1:  # the message of the only rank is the mean, to the last bit
             for part in self._blocks if rows or not self.algorithm.weighted else []:
