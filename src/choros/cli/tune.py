@@ -79,7 +79,8 @@ def main(args: argparse.Namespace) -> int:
     ranks = args.ranks or [2**power for power in range(cores.bit_length()) if 2**power <= cores]
     trials = grid(ranks, args.threads, cores)
     if not trials:
-        raise InvalidInputError(f"No trial of --threads {args.threads} fits on {cores} cores: give smaller numbers.")
+        threads = ",".join(map(str, args.threads))
+        raise InvalidInputError(f"No trial of --threads {threads} fits on {cores} cores: give smaller numbers.")
     settings = TuneSettings(args.warmup, args.steps)
     bindings = {"yes": [True], "no": [False], "both": [True, False]}[args.bind]
 

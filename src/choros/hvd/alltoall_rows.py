@@ -90,7 +90,7 @@ def _traced(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] | 
     known = calls.allgather_object(even_splits, name=f"splits of {name}")
     if any(len(sent) != calls.size for sent in known):
         raise InvalidInputError(
-            f"alltoall {name or ''}: splits={even_splits}: give {calls.size} whole numbers, one a rank."
+            f"alltoall{' ' + name if name else ''}: splits={even_splits}: give {calls.size} whole numbers, one a rank."
         )
     counts = [sent[calls.rank] for sent in known]
     rows = _send(calls, value, [np.array(even_splits)], [], lambda given: (sum(counts), *given[1:]), name)

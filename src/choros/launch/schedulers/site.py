@@ -101,7 +101,7 @@ def _read(preset_file: dict[str, Any]) -> Site:
     unknown = preset_file.keys() - {field.name for field in fields(Site)}
     if unknown:
         raise InvalidInputError(
-            f"the preset of {preset_file.get('name')} has what no site has: {', '.join(sorted(unknown))}"
+            f"the preset of {preset_file.get('name')} has unknown fields: {', '.join(sorted(unknown))}"
         )
     preset: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in preset_file.items()
