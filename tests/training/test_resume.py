@@ -346,6 +346,21 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
     assert "checkpoint-00000001.choros: training resumes in epoch 2, after 0 of its batches" in said
 
 
+def test_epochs_that_ended_before_the_checkpoint_are_reported_after_a_resume(pools, data, make_model, tmp_path):
+    """Callbacks may be late: the workers were in a later epoch when the state was saved."""
+    (x, y), ended = data(), []
+    slow = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(2.0 * (epoch == 0)))
+    seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
+    how = {"batch_size": 10, "epochs": 3, "verbose": 0, "checkpoint": choros.Checkpoint(tmp_path, keep=9)}
+    choros.Trainer(make_model(), choros.DOWNPOUR(window=2), workers=2, pool=pools(2)).fit(x, y, callbacks=[slow], **how)
+    for path in CheckpointStore(tmp_path).paths()[1:]:
+        path.unlink()
+    assert CheckpointStore(tmp_path).latest().facts["epoch"] == 1  # saved after the callbacks of the first epoch
+    trainer = choros.Trainer(make_model(), choros.DOWNPOUR(window=2), workers=2, pool=pools(2))
+    history = trainer.fit(x, y, callbacks=[seen], resume=True, **how)
+    assert history.epoch == ended == [1, 2]
+
+
 def test_a_directory_that_cannot_be_written_to_is_found_before_training(pools, data, make_model, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="nothing was trained. Give another directory"):

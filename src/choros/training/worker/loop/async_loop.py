@@ -19,6 +19,7 @@ from choros.training.worker.loop.checks import check_epoch, finite, late_check
 from choros.training.worker.loop.rank_means import average_of
 from choros.types import Array, Batch
 
+_NONE = np.zeros(0)
 _LOOK = 0.02  # seconds between two polls of a worker that waits at an epoch's end
 
 
@@ -49,6 +50,8 @@ class AsyncLoop:
         if run.job.keep is not None and self.meeting is not None and not run.again:
             leave(run, run.begin)
         run.start_clock()
+        if run.again:
+            self.report_missed()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         for epoch in range(run.begin[0], run.job.epochs):
@@ -190,6 +193,21 @@ class AsyncLoop:
             )
         if run.control_block.add(index, run.rank, state, np.array(list(members.values()))):
             self.report(epoch, members)
+
+    def report_missed(self) -> None:
+        """Report epochs that this rank ended last before the checkpoint, and whose callbacks have not run.
+
+        Callbacks may be late. The position from which this rank resumes may then be in a later epoch.
+        """
+        run, replica = self.run, self.replica
+        state, control_block = replica.metric_state(), run.control_block
+        for epoch in range(max(run.job.initial_epoch, control_block.opened), run.begin[0]):
+            index = epoch - run.job.initial_epoch
+            # For an epoch that this rank has ended, ``add`` only returns whether it was the last one.
+            if control_block.ended(index, run.rank) and control_block.add(index, run.rank, _NONE, _NONE):
+                self.report(epoch, {})
+        replica.reset_metrics()
+        replica.set_metric_state(state)
 
     def report(self, epoch: int, members: dict[str, float]) -> None:
         """Report an epoch that all workers have ended."""
