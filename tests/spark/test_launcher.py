@@ -237,10 +237,11 @@ def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, c
     )
     said = capfd.readouterr().err
     assert kill.killed
-    assert "all ranks restart with epoch 4" in said
+    restart = re.search(r"all ranks restart in epoch ([45]), after 0 of its batches", said)
+    assert restart, said  # a busy machine may take longer than an epoch to kill it
     assert "its executor was lost" in said
     assert history.epoch == [0, 1, 2, 3, 4]
-    assert sum(worker.rows for worker in history.run.workers) == 2 * 14 * 4  # of the epochs since
+    assert sum(worker.rows for worker in history.run.workers) == (6 - int(restart[1])) * 14 * 4  # of the epochs since
     assert float(model.get_weights()[0][0, 0]) - begin == pytest.approx(2 * 5 * 14, abs=1e-4)
 
 
