@@ -303,7 +303,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
             "timeout": 20.0,
             "secret": b"secret".hex(),
             "center": segment.fd,
-            "kept": kept.fd,
+            "replies": kept.fd,
             "control_block": None,
             "cores": [],
             "address": "127.0.0.1",

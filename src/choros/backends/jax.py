@@ -29,6 +29,8 @@ from choros.backends.optimizers import model_variables
 from choros.errors import InexactLossError
 from choros.types import Array, Batch
 
+Arrays = list[jax.Array]
+
 
 class JaxReplica(BaseReplica):
     """A replica on JAX; see ``choros.backends.replica.Replica``.
@@ -131,14 +133,14 @@ class JaxReplica(BaseReplica):
         if not frozen or not self._compiles:
             return self._jit(step, donate, None)
 
-        def call_with_frozen(fixed: list[Any], trained: list[jax.Array], others: list[Any], *more: Any) -> Any:
+        def call_with_frozen(fixed: list[Any], trained: Arrays, others: list[Any], *more: Any) -> Any:
             rest, places = iter(others), dict(zip(frozen, fixed, strict=True))
             values = [places[i] if i in places else next(rest) for i in range(len(others) + len(fixed))]
             return _unchanged(fixed, step(trained, values, *more))
 
         compiled = jax.jit(call_with_frozen, donate_argnums=[place + 1 for place in donate])
 
-        def call(trained: list[jax.Array], others: list[Any], *more: Any) -> Any:
+        def call(trained: Arrays, others: list[Any], *more: Any) -> Any:
             fixed = [others[i] for i in frozen]
             rest = [value for i, value in enumerate(others) if i not in frozen]
             result = compiled(fixed, trained, rest, *more)
@@ -226,9 +228,7 @@ class JaxReplica(BaseReplica):
         """
         calls: list[int] = []
 
-        def step(
-            state: tuple[Any, ...], data: tuple[Any, ...], trained: list[jax.Array], slots: list[jax.Array]
-        ) -> Any:
+        def step(state: tuple[Any, ...], data: tuple[Any, ...], trained: Arrays, slots: Arrays) -> Any:
             with _kept_gradients(self.model.optimizer, becomes=(trained, slots)) as captured:
                 logs, (trained, others, slots, metrics) = self.model.train_step(state, data)
             calls.append(len(captured))
@@ -242,9 +242,8 @@ class JaxReplica(BaseReplica):
         fresh = inputs[len(inputs) - count :]
         dependent = set(fresh)
         for equation in program.jaxpr.eqns:
-            if any(
-                not hasattr(variable, "val") and variable in dependent for variable in equation.invars
-            ):  # literals have a val
+            variables = [variable for variable in equation.invars if not hasattr(variable, "val")]  # literals have one
+            if any(variable in dependent for variable in variables):
                 dependent.update(equation.outvars)
         parts = (self._variables[0], self._variables[2], self._variables[1], self._variables[3])
         names = [variable.path for part in parts for variable in part]
@@ -258,12 +257,7 @@ class JaxReplica(BaseReplica):
         return ""
 
     def _trace_gradients(
-        self,
-        trained: list[jax.Array],
-        others: list[jax.Array],
-        slots: list[jax.Array],
-        metrics: list[jax.Array],
-        data: tuple[Any, ...],
+        self, trained: Arrays, others: Arrays, slots: Arrays, metrics: Arrays, data: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         refuse_other_optimizers(self.model)
         optimizer = self.model.optimizer
@@ -274,7 +268,7 @@ class JaxReplica(BaseReplica):
         if len(captured) != 1:
             raise InexactLossError(
                 f"train_step of {type(self.model).__name__} used model.optimizer {len(captured)} times: AllReduce "
-                f"needs exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
+                "needs exactly one update a step, through model.optimizer. Use another algorithm, or one optimizer."
             )
         figures = jnp.stack([*self._loss(seen), jnp.asarray(n, jnp.float32)])
         return captured[0], figures, others, self._keep_loss(seen, metrics), self._custom(logs)
@@ -292,9 +286,7 @@ class JaxReplica(BaseReplica):
         self._state[2], self._state[0] = slots, trained
         jax.block_until_ready(trained)  # XLA may read the caller's memory until the update is complete
 
-    def _trace_update(
-        self, slots: list[jax.Array], trained: list[jax.Array], flat: jax.Array, divisor: jax.Array
-    ) -> tuple[Any, ...]:
+    def _trace_update(self, slots: Arrays, trained: Arrays, flat: jax.Array, divisor: jax.Array) -> tuple[Any, ...]:
         trained, slots = self.model.optimizer.stateless_apply(slots, self._divided(flat, divisor), trained)
         return slots, trained  # the order of the donated arguments, so that XLA updates each buffer in place
 
@@ -305,10 +297,10 @@ class JaxReplica(BaseReplica):
 
     def _trace_repeat(
         self,
-        trained: list[jax.Array],
-        others: list[jax.Array],
-        slots: list[jax.Array],
-        metrics: list[jax.Array],
+        trained: Arrays,
+        others: Arrays,
+        slots: Arrays,
+        metrics: Arrays,
         flat: jax.Array,
         divisor: jax.Array,
         data: tuple[Any, ...],
@@ -329,9 +321,7 @@ class JaxReplica(BaseReplica):
         loss, weight, n = np.asarray(figures).tolist()
         return LossSample(loss, weight), n
 
-    def _trace_test(
-        self, trained: list[jax.Array], others: list[jax.Array], metrics: list[jax.Array], data: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
+    def _trace_test(self, trained: Arrays, others: Arrays, metrics: Arrays, data: tuple[Any, ...]) -> tuple[Any, ...]:
         with self.weigher as weigher:
             logs, (_, others, seen) = self.model.test_step((trained, others, self._without_loss(metrics)), data)
             n = weigher.divisor(_rows(data), data, strict=False)
@@ -518,9 +508,7 @@ def _kept_gradients(
     }  # set by ``hvd.DistributedOptimizer``
     counter = next(i for i, variable in enumerate(optimizer.variables) if variable is step_counter(optimizer))
 
-    def stateless_apply(
-        optimizer_variables: list[jax.Array], grads: list[jax.Array], trainable_variables: list[jax.Array]
-    ) -> tuple[Any, Any]:
+    def stateless_apply(optimizer_variables: Arrays, grads: Arrays, trainable_variables: Arrays) -> tuple[Any, Any]:
         captured.append(list(grads))
         if gives is not None:
             updated: tuple[Any, Any] = plain(optimizer_variables, gives, trainable_variables)

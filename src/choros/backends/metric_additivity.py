@@ -62,7 +62,7 @@ def not_additive(model: keras.Model, sample: Batch) -> list[int]:
         why = "does not add up over parts of the data" if tried else "is updated by no test_step, so it was not tried"
         warn(
             f"The metric {metric.name!r} ({type(metric).__name__}) {why}: the logs show the mean of the workers' "
-            f"values, weighted by their rows."
+            "values, weighted by their rows."
         )
     return sample_rows
 
@@ -103,8 +103,8 @@ def _warn_of_values_outside_variables(model: keras.Model, single: list[Any], sam
     for metric in changed:
         warn(
             f"The metric {metric.name!r} ({type(metric).__name__}) keeps its values outside of variables, so the "
-            f"logs show the value of rank 0's rows: keep them in variables (add_variable), or calculate it in a "
-            f"callback."
+            "logs show the value of rank 0's rows: keep them in variables (add_variable), or calculate it in a "
+            "callback."
         )
 
 

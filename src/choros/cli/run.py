@@ -130,9 +130,15 @@ def add_parser(subparsers: SubParsers) -> None:
     add("--verbose", action="store_true", help="print each rank's cores, threads and command")
     add("-v", "--version", action="version", version=f"choros {metadata.version('choros')}", help=argparse.SUPPRESS)
     for retired in aprun.OPTIONS:
-        add(*retired.names, action=_OfAprun, option=retired, nargs=None if retired.values else 0)
+        add(*retired.names, action=_Record, dest="aprun", option=retired, nargs=None if retired.values else 0)
     for option in OPTIONS:
-        add(*option.names, action=_Other, option=option, nargs=None if option.values == 1 else option.values)
+        add(
+            *option.names,
+            action=_Record,
+            dest="others",
+            option=option,
+            nargs=None if option.values == 1 else option.values,
+        )
     add("-m", dest="module", action="store_true", help="run a module, as python -m does")
     add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="the program that the ranks run")
 
@@ -159,11 +165,14 @@ def _add_elastic_options(add: Callable[..., Any]) -> None:
     )
 
 
-class _Other(argparse.Action):
-    """An option of horovodrun without a meaning here; recorded for the answers that ``main`` prints."""
+class _Record(argparse.Action):
+    """Action that adds (option, name, value) to a tuple of the namespace, for an answer or an error of ``main``.
 
-    def __init__(self, option: Option, **more: Any) -> None:
-        super().__init__(**{**more, "dest": "others", "default": (), "help": argparse.SUPPRESS})
+    It is for options of another launcher: of horovodrun in ``others``, of aprun in ``aprun``.
+    """
+
+    def __init__(self, option: Option | aprun.AprunOption, dest: str, **more: Any) -> None:
+        super().__init__(**more, dest=dest, default=(), help=argparse.SUPPRESS)
         self.option = option
 
     def __call__(
@@ -173,24 +182,7 @@ class _Other(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        namespace.others = (*namespace.others, (self.option, option_string))
-
-
-class _OfAprun(argparse.Action):
-    """An option of ``aprun``; recorded for the error that ``main`` raises."""
-
-    def __init__(self, option: aprun.AprunOption, **more: Any) -> None:
-        super().__init__(**{**more, "dest": "aprun", "default": (), "help": argparse.SUPPRESS})
-        self.option = option
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        namespace.aprun = (*namespace.aprun, (self.option, option_string, values or ""))
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), (self.option, option_string, values or "")))
 
 
 def _refuse_aprun(args: argparse.Namespace) -> None:
@@ -218,7 +210,7 @@ def main(args: argparse.Namespace) -> int:
     """
     _refuse_aprun(args)
     raise_descriptors()
-    answers = [option.answer(name) for option, name in args.others]
+    answers = [option.answer(name) for option, name, _ in args.others]
     if args.check_build:
         from choros.cli.check_build import report
 

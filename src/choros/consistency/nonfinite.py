@@ -112,7 +112,7 @@ class NonFiniteDetector:
         logger.warning(
             f"rank {tally.rank} of {self.workers} on {tally.host}: {quantity} is not finite, first seen "
             f"in epoch {epoch + 1}{where}. Training continues, but all weights that follow are not finite, on all "
-            f"ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
+            "ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
             "keras.callbacks.TerminateOnNaN ends such a run. This warning appears once."
         )
 

@@ -110,7 +110,7 @@ def as_array(value: Any, name: str = "x") -> Array:
     if array.dtype.kind not in "biufc" and "float" not in array.dtype.name and not is_encoded(array):
         raise InvalidDataError(
             f"{name} holds {array.dtype.name} values, not numbers: convert it first, for instance with "
-            f"astype('float32') or a keras StringLookup layer."
+            "astype('float32') or a keras StringLookup layer."
         )
     if array.ndim == 0:
         raise InvalidDataError(f"{name} is a single number: give an array with one row for each sample.")

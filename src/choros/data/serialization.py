@@ -8,7 +8,7 @@ maps the file. For a source of files, the names of the files are sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from choros.pickling import dumps, loads
 from choros.types import Array, ArrayTree, Batch
 
 Buffer = Any  # an object with Python's buffer protocol: bytes, memoryview, mmap
-
-if TYPE_CHECKING:
-    pass
 
 ALIGN = 64
 

@@ -208,7 +208,7 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[ArrayTree, ArrayT
     except ValueError as error:
         raise InvalidDataError(
             f"The batches of validation_data, a {type(source.stream).__name__}, do not make one array ({error}): give "
-            f"arrays or a keras.utils.PyDataset."
+            "arrays or a keras.utils.PyDataset."
         ) from None
     return x, y, weight
 

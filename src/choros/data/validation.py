@@ -147,7 +147,7 @@ def split(
     if cut in (0, rows):
         raise InvalidDataError(
             f"validation_split={fraction} of {rows} rows leaves {'training' if cut == 0 else 'validation'} without "
-            f"any: give more rows or another fraction."
+            "any: give more rows or another fraction."
         )
     train, valid = map_leaves(lambda a: a[:cut], data), map_leaves(lambda a: a[cut:], data)
     return (train[0], train[1], train[2]), (valid[0], valid[1], valid[2])
@@ -222,7 +222,7 @@ def _check_weights(y: ArrayTree, sample_weight: ArrayTree) -> None:
         if is_nested(y) and any(length != 1 for length in sample_weight.shape[1:]):
             raise InvalidDataError(
                 f"sample_weight of shape {sample_weight.shape} cannot be used for several outputs: give one number "
-                f"for each row, or one array for each output."
+                "for each row, or one array for each output."
             )
         pairs = zip(_flat(y), [sample_weight] * len(_flat(y)), strict=True)
     for target, weight in pairs:

@@ -144,7 +144,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     except CommTimeoutError as error:
         raise CommTimeoutError(
             f"{error} This was hvd.init(), which all ranks must call within {soonest:g} s: if some ranks need more "
-            f"time, give choros run a longer --start-timeout.",
+            "time, give choros run a longer --start-timeout.",
             error.missing,
         ) from None
     group.timeout = limit

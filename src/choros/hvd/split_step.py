@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,9 +24,6 @@ from choros.hvd.context import collectives
 from choros.hvd.gradient_reduction import GradientBuffer, ReductionConfig
 from choros.hvd.sync_batch_norm import SyncBatchNormalization, weighed
 from choros.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 
 class SplitStep:

@@ -62,7 +62,7 @@ def _refuse_nulls(column: pa.Array, leaf: ColumnSpec) -> None:
     if column.null_count:
         raise InvalidDataError(
             f"There are nulls in {leaf.description}: leave such rows out with nulls='drop' or dropna, or fill them "
-            f"(Imputer)."
+            "(Imputer)."
         )
 
 
@@ -84,7 +84,7 @@ def _length(lengths: Array, leaf: ColumnSpec) -> int:
     if least != most:
         raise InvalidDataError(
             f"The rows of {leaf.description} have from {least} to {most} values: a batch needs rows of one length, "
-            f"so fill short ones up or cut long ones."
+            "so fill short ones up or cut long ones."
         )
     return most
 

@@ -56,7 +56,7 @@ class Rows:
         elif form != self.form:
             raise InvalidDataError(
                 f"Rows of {self.description} have the shapes {self.form[1]} and {form[1]}: a batch needs rows of "
-                f"one shape."
+                "one shape."
             )
         try:
             self._file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)

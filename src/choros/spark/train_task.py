@@ -129,7 +129,7 @@ class TrainTask:
         if self.watched and self.callbacks is None:
             raise InvalidInputError(
                 f"{os.uname().nodename} cannot connect to the driver at {self.home['place']}, and the callbacks "
-                f"cannot be sent: allow that connection, or give callbacks that cloudpickle can write."
+                "cannot be sent: allow that connection, or give callbacks that cloudpickle can write."
             )
         return CallbackRunner(model, loads(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
 

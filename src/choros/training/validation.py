@@ -364,7 +364,7 @@ def check_member_callbacks(
         if isinstance(callback, keras.callbacks.BackupAndRestore) or callback in limits_of(callback):
             raise InvalidInputError(
                 f"{name} keeps one model, and training would resume without the weights of the other members of an "
-                f"Ensemble: leave it out, and save the members after fit (trainer.models)."
+                "Ensemble: leave it out, and save the members after fit (trainer.models)."
             )
         if apart and isinstance(callback, keras.callbacks.ModelCheckpoint):
             raise InvalidInputError(

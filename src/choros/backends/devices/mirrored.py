@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,9 +24,6 @@ from choros.backends.optimizers import model_variables
 from choros.data.batch_format import cut
 from choros.data.sharding import share
 from choros.types import Array, Batch, aligned
-
-if TYPE_CHECKING:
-    pass
 
 
 def _of_all(name: str) -> Any:
@@ -208,13 +205,13 @@ class MirroredReplica:
 
     def mark(self) -> Any:
         """Return the state that ``gradients`` changes on every device."""
-        device_names = self.threads.each(lambda number: self.replicas[number].mark())
-        return device_names, self.rows.copy(), self.summary, self.alone
+        marks = self.threads.each(lambda number: self.replicas[number].mark())
+        return marks, self.rows.copy(), self.summary, self.alone
 
     def swap(self, mark: Any) -> Any:
         """Restore the state of a mark; return a mark of the state that it replaces."""
-        device_names, rows, summary, alone = mark
-        previous = self.threads.each(lambda number: self.replicas[number].swap(device_names[number]))
+        marks, rows, summary, alone = mark
+        previous = self.threads.each(lambda number: self.replicas[number].swap(marks[number]))
         before = previous, self.rows, self.summary, self.alone
         self.rows, self.summary, self.alone = rows.copy(), summary, alone
         return before

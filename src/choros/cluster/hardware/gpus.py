@@ -167,7 +167,7 @@ def _nvidia(program: str | None) -> tuple[tuple[tuple[Gpu, ...], ...], bool]:
     except subprocess.TimeoutExpired:  # the result is cached, so this is printed once
         logger.warning(
             f"{program} did not answer within {_PATIENCE:g} s on {os.uname().nodename}, so this process "
-            f"uses no NVIDIA GPU. Check the driver (dmesg), then start again."
+            "uses no NVIDIA GPU. Check the driver (dmesg), then start again."
         )
         return (), True
     except (OSError, subprocess.SubprocessError):  # without a driver CUDA has no device either

@@ -58,7 +58,7 @@ def find_place(timeout: float = 300.0) -> Place:
     if signs:
         raise InvalidInputError(
             f"An MPI launcher started this process ({signs}), and no variable that Choros knows has its rank: each "
-            f"rank would train a model of its own. Set CHOROS_COMM=mpi on all ranks to get the rank from MPI; or unset "
+            "rank would train a model of its own. Set CHOROS_COMM=mpi on all ranks to get the rank from MPI; or unset "
             f"{', '.join(sign.partition('=')[0] for sign in strange())} to train without other ranks."
         )
     return place

@@ -123,7 +123,7 @@ class FullMesh:
             self._broken = f"{format_ranks(departed)} left"
             raise PeerLostError(
                 f"{self._where}: {self._broken} while awaited at {self._activity(posted)}. This group cannot be "
-                f"used any more."
+                "used any more."
             )
         if problem := describe_difference(self._where, calls):
             raise CallsDifferError(problem, calls)

@@ -176,6 +176,6 @@ def stack(value: Any, description: str) -> Array:
     if array.dtype.kind not in "biufc" and "float" not in array.dtype.name:
         raise InvalidDataError(
             f"{description} holds {array.dtype.name} values, not numbers: leave it out, or turn it into numbers by "
-            f"`decode`."
+            "`decode`."
         )
     return array

@@ -180,7 +180,7 @@ def find_launcher(launcher: str) -> tuple[str, str]:
     if done.returncode and Path(program).name == "srun":  # srun needs SLURM's configuration even for --version
         raise InvalidInputError(
             f"no SLURM answers on {platform.node()}, and srun starts nothing without it: run this inside an "
-            f"allocation (salloc, sbatch), or use the launcher ssh or mpiexec. srun printed: "
+            "allocation (salloc, sbatch), or use the launcher ssh or mpiexec. srun printed: "
             f"{' '.join((done.stderr or done.stdout).split())}"
         )
     return program, done.stdout

@@ -103,7 +103,7 @@ class Job:
         if self.time and self.time <= self.signal:
             raise InvalidInputError(
                 f"the limit of {self.time} s ends before the ranks could receive a signal {self.signal} s ahead of "
-                f"it: give a longer --time, or a shorter --signal (0 for none)"
+                "it: give a longer --time, or a shorter --signal (0 for none)"
             )
         for name, value in self.env:
             if not _VARIABLE.fullmatch(name):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from choros import algorithms
 from choros.errors import InvalidInputError, warn
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from choros.algorithms.base import Algorithm
+
+    OptimizerLike: TypeAlias = str | keras.optimizers.Optimizer
+    LossLike: TypeAlias = str | keras.Loss | Callable[..., Any]
+    Metrics: TypeAlias = Sequence[str | keras.Metric] | None
+    LossWeights: TypeAlias = list[float] | dict[str, float] | None
+    Columns: TypeAlias = str | list[str]
 
 RATES = {
     "sgd": 0.01,
@@ -53,18 +59,18 @@ class Trainer:
     def __init__(
         self,
         keras_model: keras.Model,
-        loss: str | keras.Loss | Callable[..., Any],
-        worker_optimizer: str | keras.optimizers.Optimizer,
-        metrics: Sequence[str | keras.Metric] | None = None,
-        loss_weights: list[float] | dict[str, float] | None = None,
+        loss: LossLike,
+        worker_optimizer: OptimizerLike,
+        metrics: Metrics = None,
+        loss_weights: LossWeights = None,
     ) -> None:
         if isinstance(metrics, (str, int)) and not isinstance(metrics, bool):
             raise InvalidInputError(f"metrics={metrics!r}: name the arguments behind the loss, as in batch_size=64.")
         self.master_model, self.loss, self.worker_optimizer = keras_model, loss, worker_optimizer
         self.metrics = ["accuracy"] if metrics is None else metrics
         self.loss_weights = loss_weights
-        self.features_column: str | list[str] = "features"
-        self.label_column: str | list[str] = "label"
+        self.features_column: Columns = "features"
+        self.label_column: Columns = "label"
         self.num_workers, self.batch_size, self.num_epoch = 1, 32, 1
         self.history: Any = None
         self._records: list[dict[str, Any]] = []
@@ -223,17 +229,17 @@ class DistributedTrainer(Trainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: str | keras.optimizers.Optimizer,
-        loss: str | keras.Loss | Callable[..., Any],
-        metrics: Sequence[str | keras.Metric] | None = None,
+        worker_optimizer: OptimizerLike,
+        loss: LossLike,
+        metrics: Metrics = None,
         num_workers: int = 2,
         batch_size: int = 32,
-        features_col: str | list[str] = "features",
-        label_col: str | list[str] = "label",
+        features_col: Columns = "features",
+        label_col: Columns = "label",
         num_epoch: int = 1,
         *more: Any,
         master_port: int = 5000,
-        loss_weights: list[float] | dict[str, float] | None = None,
+        loss_weights: LossWeights = None,
         **given: Any,
     ) -> None:
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
@@ -283,11 +289,11 @@ class DistributedTrainer(Trainer):
         """Return the batch size of each worker."""
         return self.batch_size
 
-    def get_features_column(self) -> str | list[str]:
+    def get_features_column(self) -> Columns:
         """Return the columns of features."""
         return self.features_column
 
-    def get_label_column(self) -> str | list[str]:
+    def get_label_column(self) -> Columns:
         """Return the column of labels."""
         return self.label_column
 

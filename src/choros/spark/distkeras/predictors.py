@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
+    from choros.spark.distkeras.base import Columns
+
 
 class Predictor(ABC):
     """The base class of predictors, which add predictions to a DataFrame.
@@ -39,7 +41,7 @@ class ModelPredictor(Predictor):
     """
 
     def __init__(
-        self, keras_model: keras.Model, features_col: str | list[str] = "features", output_col: str = "prediction"
+        self, keras_model: keras.Model, features_col: Columns = "features", output_col: str = "prediction"
     ) -> None:
         super().__init__(keras_model)
         self.features_column, self.output_column = features_col, output_col

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from choros import algorithms
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     import keras
 
     from choros.algorithms.base import Algorithm
+    from choros.spark.distkeras.base import Columns, LossLike, LossWeights, Metrics, OptimizerLike
 
 __all__ = [
     "ADAG",
@@ -48,14 +48,14 @@ class SingleTrainer(Trainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: str | keras.optimizers.Optimizer,
-        loss: str | keras.Loss | Callable[..., Any],
-        metrics: Sequence[str | keras.Metric] | None = None,
-        features_col: str | list[str] = "features",
-        label_col: str | list[str] = "label",
+        worker_optimizer: OptimizerLike,
+        loss: LossLike,
+        metrics: Metrics = None,
+        features_col: Columns = "features",
+        label_col: Columns = "label",
         num_epoch: int = 1,
         batch_size: int = 32,
-        loss_weights: list[float] | dict[str, float] | None = None,
+        loss_weights: LossWeights = None,
     ) -> None:
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
         self.features_column, self.label_column = features_col, label_col
@@ -74,15 +74,15 @@ class AveragingTrainer(SingleTrainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: str | keras.optimizers.Optimizer,
-        loss: str | keras.Loss | Callable[..., Any],
-        metrics: Sequence[str | keras.Metric] | None = None,
-        features_col: str | list[str] = "features",
-        label_col: str | list[str] = "label",
+        worker_optimizer: OptimizerLike,
+        loss: LossLike,
+        metrics: Metrics = None,
+        features_col: Columns = "features",
+        label_col: Columns = "label",
         num_epoch: int = 1,
         batch_size: int = 32,
         num_workers: int = 2,
-        loss_weights: list[float] | dict[str, float] | None = None,
+        loss_weights: LossWeights = None,
     ) -> None:
         super().__init__(
             keras_model, worker_optimizer, loss, metrics, features_col, label_col, num_epoch, batch_size, loss_weights
@@ -108,14 +108,14 @@ class EnsembleTrainer(SingleTrainer):
     def __init__(
         self,
         keras_model: keras.Model,
-        worker_optimizer: str | keras.optimizers.Optimizer,
-        loss: str | keras.Loss | Callable[..., Any],
-        metrics: Sequence[str | keras.Metric] | None = None,
-        features_col: str | list[str] = "features",
-        label_col: str | list[str] = "label",
+        worker_optimizer: OptimizerLike,
+        loss: LossLike,
+        metrics: Metrics = None,
+        features_col: Columns = "features",
+        label_col: Columns = "label",
         batch_size: int = 32,
         num_ensembles: int = 2,
-        loss_weights: list[float] | dict[str, float] | None = None,
+        loss_weights: LossWeights = None,
         num_epoch: int = 1,
     ) -> None:
         super().__init__(

@@ -71,8 +71,8 @@ class Snapshots:
         self._head = segment.array(np.int64, _HEAD, 0)
         size, others, itemsize = (int(value) for value in self._head[:3])
         dtype = np.dtype(f"f{itemsize}")
-        slot_size = align((size + others) * itemsize)
-        flat = [segment.array(dtype, size + others, 8 * _HEAD + i * slot_size) for i in range(SLOTS)]
+        slot_bytes = align((size + others) * itemsize)
+        flat = [segment.array(dtype, size + others, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
         self._slots = [(both[:size], both[size:]) for both in flat]
 
     @classmethod

@@ -286,8 +286,8 @@ class ControlBlock:
 
     def put_back(self, state: list[Array]) -> None:
         """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""
-        turns, remaining, ended, parts = state
-        self._turns[:], self._left[:] = turns, remaining
+        turns, saved, ended, parts = state
+        self._turns[:], self._left[:] = turns, saved
         count = min(len(ended), len(self._ended))
         self._ended[:count], self._parts[:count] = ended[:count], parts[:count]
 

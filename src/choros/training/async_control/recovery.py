@@ -44,10 +44,10 @@ def take_up(run: WorkerContext) -> bool:
         Whether the metrics of the current epoch were restored.
     """
     run.begin = state_of(run.center).position_of(run.center, run.rank) or run.begin
-    remaining = run.control_block.left(run.rank)
-    if remaining is None:
+    saved = run.control_block.left(run.rank)
+    if saved is None:
         return False
-    (epoch, batch), iterations, tally, state = remaining
+    (epoch, batch), iterations, tally, state = saved
     run.replica.iterations = max(0, iterations + between(run, (epoch, batch), run.begin))
     if run.replica.averages:
         begin_average(run.replica)

@@ -200,8 +200,8 @@ def answer(
         control_block.rest(rank, float(head["number"]))
         return {}, []
     if op == "left":
-        remaining = control_block.left(int(head["rank"]))
-        return ({"place": remaining[0], "iterations": remaining[1]}, list(remaining[2:])) if remaining else ({}, [])
+        saved = control_block.left(int(head["rank"]))
+        return ({"place": saved[0], "iterations": saved[1]}, list(saved[2:])) if saved else ({}, [])
     if op == "ended":
         return {"ended": control_block.ended(int(head["epoch"]), int(head["rank"]))}, []
     if op == "complete":

@@ -189,7 +189,7 @@ def main() -> int:
     if config["cores"]:
         os.sched_setaffinity(0, config["cores"])
     rule = algorithms.from_config(config["algorithm"])
-    segment, saved = Segment(config["center"]), Segment(config["kept"])
+    segment, replies = Segment(config["center"]), Segment(config["replies"])
     workers, lock = int(config["workers"]), threading.Lock()
     notes: tuple[ControlBlock, EpochLog] | None = None
     if config["control_block"] is not None:
@@ -198,7 +198,7 @@ def main() -> int:
         notes = control_block, EpochLog(Segment(config["epoch_log"]), control_block, kept_epochs)
 
     def guest(rank: int, channel: RpcConnection) -> None:
-        center = ParameterShard(segment, rule, rank, workers, saved, config["timeout"])
+        center = ParameterShard(segment, rule, rank, workers, replies, config["timeout"])
 
         def reply(head: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
             if notes is not None:

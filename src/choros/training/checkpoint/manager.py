@@ -141,7 +141,7 @@ class CheckpointManager:
                 label, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
                 raise InvalidInputError(
                     f"{path} belongs to a training with {label}={was!r}; this one has {new!r}. Resume with the same "
-                    f"settings and data, or give another directory."
+                    "settings and data, or give another directory."
                 )
 
     def onward(self, job: FitConfig, again: bool = True) -> FitConfig:

@@ -89,10 +89,10 @@ class SharedWeights:
 
         These are the frozen variables that no process has changed. In an attached process that memory is private.
         """
-        arrays, source = self.views(), self.given()
-        lent = [index for index in source if not self._flags[index]]
+        arrays, initial = self.views(), self.given()
+        lent = [index for index in initial if not self._flags[index]]
         for index in lent:
-            arrays[index] = source[index]
+            arrays[index] = initial[index]
         return arrays, lent
 
     def views(self) -> list[Array]:

@@ -134,8 +134,8 @@ def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slic
     """
     if not elementwise or size * itemsize < _DIVIDED:
         return [slice(0, size)]
-    shard_bytes = align(-(-size // hosts))
-    return [slice(min(i * shard_bytes, size), min((i + 1) * shard_bytes, size)) for i in range(hosts)]
+    shard_values = align(-(-size // hosts))
+    return [slice(min(i * shard_values, size), min((i + 1) * shard_values, size)) for i in range(hosts)]
 
 
 def _between(
@@ -188,10 +188,10 @@ def _between(
     if center is not None and near.rank == 0:
         config["cores"] = sorted({core for some in cores for core in some})  # the cores of this host's ranks
         config["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
-        saved = reply_segment(center)
-        held.append(saved)
+        replies = reply_segment(center)
+        held.append(replies)
         server = ShardServerProcess(
-            {**config, "kept": saved.fd}, [segment.fd for segment in (*segments, saved)], base.rank
+            {**config, "replies": replies.fd}, [segment.fd for segment in (*segments, replies)], base.rank
         )
         place = server.place
     places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]

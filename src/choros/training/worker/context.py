@@ -329,15 +329,15 @@ class WorkerContext:
             arrays: values of all variables, in the order of ``snapshot``.
             control: the control message.
         """
-        model, vector, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
+        model, current, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
         taken = {id(optimizers[place]) for place in control.slots}
         rates = {id(variable) for variable in learning_rates(model)}
         skipped = {id(variable) for variable in [*self.replica.seeds, *optimizers]} - rates
         for index, variable in enumerate(model_variables(model)):
             if id(variable) in taken or (control.weights and id(variable) not in skipped):
-                vector[index] = arrays[index]
+                current[index] = arrays[index]
         ahead = self.replica.ahead() if self.algorithm.momentum and not control.weights else None
-        self.replica.restore(vector)
+        self.replica.restore(current)
         if ahead is not None:
             self.replica.set_ahead(ahead)
 

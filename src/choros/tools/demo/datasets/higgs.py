@@ -152,7 +152,7 @@ def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]
             if column is not None:
                 raise InvalidDataError(
                     f"{where}, column {header[column]}: {row[column][:40]!r} is not a number (missing values are "
-                    f"written -999.0)."
+                    "written -999.0)."
                 )
             if row[columns[-1]].strip() not in LABELS:
                 raise InvalidDataError(f"{where}, column Label: {row[columns[-1]][:40]!r} is neither s nor b.")

@@ -67,8 +67,8 @@ def summary(error: str, limit: int = 160) -> str:
         >>> summary("WorkerFailedError: rank 1 was killed.\nIts output: ...")
         'WorkerFailedError: rank 1 was killed.'
     """
-    row_text = error.strip().split("\n", 1)[0].strip()
-    return row_text if len(row_text) <= limit else row_text[: limit - 1].rstrip() + "…"
+    first_line = error.strip().split("\n", 1)[0].strip()
+    return first_line if len(first_line) <= limit else first_line[: limit - 1].rstrip() + "…"
 
 
 def text_table(report: Report) -> str:

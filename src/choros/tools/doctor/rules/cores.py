@@ -162,7 +162,7 @@ def idle(seen: Observations) -> Iterator[Finding]:
                 "idle-cores",
                 some,
                 f"{{at}}: bound to {_cores(bound)} in all, of the {allotted} that their launcher has.",
-                f"Bind wider: Open MPI binds a rank to one core unless told --bind-to none or --map-by slot:PE="
+                "Bind wider: Open MPI binds a rank to one core unless told --bind-to none or --map-by slot:PE="
                 f"{max(allotted // len(some), 1)}; MPICH: -bind-to none; or take taskset away.",
             )
 

@@ -111,7 +111,7 @@ def names(seen: Observations) -> Iterator[Finding]:
                 "host-name",
                 [facts],
                 f"{{at}}: {', '.join(unknown[:8])} cannot be looked up, and libraries that connect by name cannot "
-                f"start.",
+                "start.",
                 "Add it to /etc/hosts or the site's name service on every host, or correct the host's name.",
             )
     back = {facts["rank"]: _back(facts) for facts in (some[0] for some in seen.machines()) if several}
