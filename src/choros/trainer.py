@@ -286,7 +286,7 @@ class Trainer:
         if history.epoch:
             request.job.follow_datasets(history.epoch[-1] + 1, source=request.source, validation=request.validation)
         if request.verbose:
-            write_line(result.record.line())
+            write_line(result.record.summary())
         return history
 
     def _request(self, arguments: FitArguments, begun: float) -> FitRequest:

@@ -185,7 +185,7 @@ for algorithm in (choros.AllReduce(), choros.AEASGD(window=2)):
     model = wide(keras)
     history = choros.Trainer(model, algorithm).fit(
         data["x"], data["y"], epochs=2, batch_size=16, seed=5, verbose=0, validation_data=(data["x"], data["y"]))
-    said.append([history.run.group, history.run.line(), [float(np.abs(w).sum()) for w in model.get_weights()]])
+    said.append([history.run.group, history.run.summary(), [float(np.abs(w).sum()) for w in model.get_weights()]])
     if isinstance(algorithm, choros.AllReduce):
         np.savez(os.path.join(room, f"rank{{Place.here().rank}}.npz"), *model.get_weights())
 with open(os.path.join(room, f"rank{{Place.here().rank}}.json"), "w") as file:

@@ -121,7 +121,7 @@ def test_who_first_was_not_finite_is_named(algorithm, pools, capfd):
     if algorithm == "allreduce":
         assert [(worker.rank, worker.not_finite) for worker in named] == [(0, (0, 4))]
     assert named[0].not_finite[0] == 0
-    assert "not finite from epoch 1 on" in run.line()
+    assert "not finite from epoch 1 on" in run.summary()
 
 
 def test_loss_scaling_leaves_out_steps_without_a_word(pools):
@@ -143,7 +143,7 @@ def test_a_slow_rank_is_named(steps, slow):
     tallies = [WorkerStats(rank, steps=n, seconds=10.0, host=f"node{rank}") for rank, n in enumerate(steps)]
     record = RunRecord.of(None, "async", tallies, 0.0, [])
     assert record.stragglers() == slow
-    assert ("rank 2 on node2 takes 2.0 times as long" in record.line()) == bool(slow)
+    assert ("rank 2 on node2 takes 2.0 times as long" in record.summary()) == bool(slow)
 
 
 def test_who_waits_for_callbacks_is_not_slow(pools):

@@ -18,7 +18,7 @@ from choros.training.spec import WorkerStats
 )
 def test_advice(facts, workers, said):
     known = {"steps": 10, "rows": 100, "seconds": 10.0, "startup": 2.0} | facts
-    line = RunRecord.of(None, "sync", [WorkerStats(rank, **known) for rank in range(workers)], 0.0, []).line()
+    line = RunRecord.of(None, "sync", [WorkerStats(rank, **known) for rank in range(workers)], 0.0, []).summary()
     assert line.startswith(f"choros: {workers} worker")
     advice = line.partition("; ")[2]
     assert advice == "" if said is None else said in advice, line

@@ -262,7 +262,7 @@ class RunRecord:
         other = "an asynchronous algorithm such as 'aeasgd' does not wait for it" if self.mode == "sync" else ""
         return f"end other programs{where}, or train without this rank" + (f"; {other}" if other else "")
 
-    def line(self) -> str:
+    def summary(self) -> str:
         """Return the summary of the run in one line."""
         text = (
             f"choros: {len(self.workers)} worker{'s' if len(self.workers) > 1 else ''}, "
