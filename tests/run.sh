@@ -11,7 +11,7 @@ room=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$room"' EXIT
 export JAX_COMPILATION_CACHE_DIR=$room/programs JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$room/inductor
-# Programs here run for a few steps: their compilation costs more. The zoo and the long tests of .ci/run compile as users do.
+# Programs here run for a few steps: their compilation costs more. The long tests of .ci/run compile as users do.
 export JAX_DISABLE_MOST_OPTIMIZATIONS=true
 
 "$python" -m ruff check .
