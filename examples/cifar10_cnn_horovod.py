@@ -40,9 +40,9 @@ callbacks = [
 ]
 callbacks += cifar.checkpoints(options)
 model.fit(
-    hvd.shard(x, y, batch_size=options.batch_size),
+    hvd.shard(x, y, per_rank_batch_size=options.batch_size),
     epochs=options.epochs,
-    validation_data=hvd.shard(x_test, y_test, batch_size=options.batch_size, training=False),
+    validation_data=hvd.shard(x_test, y_test, per_rank_batch_size=options.batch_size, training=False),
     callbacks=callbacks,
     verbose=2 if hvd.rank() == 0 else 0,
 )

@@ -37,9 +37,9 @@ augment = keras.Sequential(cifar.changes(seed=hvd.rank())) if options.aug else N
 callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
 callbacks += cifar.checkpoints(options)
 model.fit(
-    hvd.shard(choros.prefetch((x, y), options.depth, augment), batch_size=options.batch_size),
+    hvd.shard(choros.prefetch((x, y), options.depth, augment), per_rank_batch_size=options.batch_size),
     epochs=options.epochs,
-    validation_data=hvd.shard(*test, batch_size=options.batch_size, training=False),
+    validation_data=hvd.shard(*test, per_rank_batch_size=options.batch_size, training=False),
     callbacks=callbacks,
     verbose=2 if hvd.rank() == 0 else 0,
 )

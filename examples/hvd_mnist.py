@@ -55,11 +55,11 @@ if hvd.rank() == 0:  # (6)
     callbacks.append(keras.callbacks.ModelCheckpoint(out / "checkpoint-{epoch}.keras"))
 
 model.fit(
-    hvd.shard(x, y, batch_size=options.batch_size),  # (7)
+    hvd.shard(x, y, per_rank_batch_size=options.batch_size),  # (7)
     epochs=options.epochs,
     verbose=2 if hvd.rank() == 0 else 0,
     callbacks=callbacks,
-    validation_data=hvd.shard(x_test, y_test, batch_size=options.batch_size, training=False),
+    validation_data=hvd.shard(x_test, y_test, per_rank_batch_size=options.batch_size, training=False),
 )
 
 if hvd.rank() == 0:

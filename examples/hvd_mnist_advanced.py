@@ -76,12 +76,12 @@ callbacks = [
     keras.callbacks.EarlyStopping("val_loss", patience=4, restore_best_weights=True),
 ]
 history = model.fit(
-    Shifted(hvd.shard(x, y, batch_size=options.batch_size)),
+    Shifted(hvd.shard(x, y, per_rank_batch_size=options.batch_size)),
     shuffle=False,  # hvd.shard does, alike on all ranks
     epochs=options.epochs,
     verbose=2 if hvd.rank() == 0 else 0,
     callbacks=callbacks,
-    validation_data=hvd.shard(x_test, y_test, batch_size=options.batch_size, training=False),
+    validation_data=hvd.shard(x_test, y_test, per_rank_batch_size=options.batch_size, training=False),
 ).history
 
 rates = ", ".join(f"{one:.4f}" for one in history["lr"])

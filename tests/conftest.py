@@ -361,7 +361,7 @@ x = np.random.default_rng(0).standard_normal((640, 4)).astype("float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 if sys.argv[1] == "callback":
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    model.fit(hvd.shard(x, x[:, 0], batch_size=16), verbose=0, callbacks=[Callback()])
+    model.fit(hvd.shard(x, x[:, 0], per_rank_batch_size=16), verbose=0, callbacks=[Callback()])
 elif sys.argv[1] in ("trainer", "exit"):
     model.compile("sgd", "mse")
     choros.Trainer(model, choros.AEASGD(window=2)).fit(Data(), verbose=0)

@@ -49,7 +49,7 @@ print("done", int(model.optimizer.iterations), model.get_weights()[0].tobytes().
 HVD = """
 hvd.init()
 model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
-data = hvd.shard(x, y, batch_size=4)
+data = hvd.shard(x, y, per_rank_batch_size=4)
 model.fit(data, epochs=4, verbose=0, callbacks=[BeforeTimeLimit(where), Slowly()], validation_data=data)
 print("done", int(model.optimizer.iterations), flush=True)
 """

@@ -25,7 +25,7 @@ HVD = """
 hvd = choros.hvd
 hvd.init()
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-model.fit(hvd.shard(x, x[:, :3], batch_size=4), epochs=100, verbose=0)
+model.fit(hvd.shard(x, x[:, :3], per_rank_batch_size=4), epochs=100, verbose=0)
 """
 
 

@@ -132,7 +132,7 @@ def make(norm):
 
 model, plain = make(hvd.SyncBatchNormalization), make(layers.BatchNormalization)
 try:
-    model.fit(hvd.shard(x, y, batch_size=8, shuffle=False), epochs=2, shuffle=False, verbose=0)
+    model.fit(hvd.shard(x, y, per_rank_batch_size=8, shuffle=False), epochs=2, shuffle=False, verbose=0)
     plain.fit(x, y, batch_size=8 * size, epochs=2, shuffle=False, verbose=0)
     pairs = zip(model.get_weights(), plain.get_weights(), strict=True)
     said["apart"] = float(max(np.abs(a - b).max() for a, b in pairs))

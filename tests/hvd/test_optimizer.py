@@ -55,14 +55,15 @@ def test_fit_equals_one_process(trained, size):
         if rank:
             model.set_weights([v + 1 for v in model.get_weights()])
         history = model.fit(
-            hvd.shard(x, y, w, batch_size=48 // size, seed=5), epochs=3, verbose=0,
-            validation_data=hvd.shard(x[:51], y[:51], batch_size=8, training=False),
+            hvd.shard(x, y, w, per_rank_batch_size=48 // size, seed=5), epochs=3, verbose=0,
+            validation_data=hvd.shard(x[:51], y[:51], per_rank_batch_size=8, training=False),
             callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()],
         ).history
         one, expected = make(optimizer()), None
         if not rank:  # one process for all of them
             expected = one.fit(
-                choros.shard(x, y, w, batch_size=48, place=choros.Place(), seed=5), epochs=3, verbose=0, shuffle=False,
+                choros.shard(x, y, w, global_batch_size=48, place=choros.Place(), seed=5),
+                epochs=3, verbose=0, shuffle=False,
                 validation_data=(x[:51], y[:51]),
             ).history
         expected, weights = hvd.broadcast_object([expected, one.get_weights()])

@@ -60,17 +60,18 @@ def trained(optimizer, data):
 
 
 for kind, data in kinds.items():
-    mine = trained(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), hvd.shard(**data(), batch_size=6, seed=3))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    mine = trained(optimizer, hvd.shard(**data(), per_rank_batch_size=6, seed=3))
     alone = choros.Place()
     own = (batch for batch in batches * 3)  # what is no shard at all
     if kind in ("files", "prefetch", "own"):
-        own = choros.shard(**data(), batch_size=6 * size, seed=3, place=alone)
+        own = choros.shard(**data(), global_batch_size=6 * size, seed=3, place=alone)
     whole = trained(keras.optimizers.Adam(0.01), own)
     said[kind] = float(max(np.abs(a - b).max() for a, b in zip(mine, whole, strict=True)))
 for kind in ("files", "own"):
-    held = hvd.shard(**kinds[kind](), batch_size=6, training=False)
+    held = hvd.shard(**kinds[kind](), per_rank_batch_size=6, training=False)
     said[kind + " held"] = [len(part) for _, part in (held[i] for i in range(len(held)))]
-held = hvd.shard(iter(batches * 3), batch_size=6, training=False, steps=6)
+held = hvd.shard(iter(batches * 3), per_rank_batch_size=6, training=False, steps=6)
 said["again held"] = []
 for _ in range(3):
     said["again held"].append(sorted(float(value) for i in range(len(held)) for value in held[i][0][:, 0]))
@@ -97,14 +98,14 @@ def test_a_batch_of_fewer_rows_than_ranks_leaves_the_last_ranks_without(tmp_path
     found = []
     for rank in range(3):
         data = choros.files(tmp_path / "a.csv", y="label")
-        found.append(choros.shard(data, batch_size=6, shuffle=False, place=choros.Place(rank=rank, size=3)))
+        found.append(choros.shard(data, global_batch_size=6, shuffle=False, place=choros.Place(rank=rank, size=3)))
     assert [[len(batch[0]) for batch in (own[0], own[1])] for own in found] == [[2, 1], [2, 0], [2, 0]]
     assert found[2][1][0].shape == (0, 1)
 
 
 def test_epochs_have_orders_of_their_own_and_first_batches_can_be_asked_for_again(tmp_path):
     (tmp_path / "a.csv").write_text("u,label\n" + "".join(f"{i},0\n" for i in range(40)))
-    own = choros.shard(choros.files(tmp_path / "a.csv", y="label"), batch_size=8, seed=2)
+    own = choros.shard(choros.files(tmp_path / "a.csv", y="label"), global_batch_size=8, seed=2)
     first = [own[i][0].ravel().tolist() for i in (0, 1, 0, 1, 2, 3, 4)]
     assert first[:2] == first[2:4]
     assert sorted(row for batch in first[2:] for row in batch) == list(range(40))
@@ -130,7 +131,7 @@ def test_a_fit_begins_with_the_first_batch_and_goes_on_where_the_last_ended():
         model.fit(data, epochs=1, shuffle=False, verbose=0)
         assert round(float(np.asarray(model.get_weights()[0]).item())) == 111111
     x = np.arange(6.0)[:, None]
-    first, fitted = (choros.shard(x, 10.0**x, batch_size=6, seed=4, place=choros.Place()) for _ in range(2))
+    first, fitted = (choros.shard(x, 10.0**x, global_batch_size=6, seed=4, place=choros.Place()) for _ in range(2))
     made().fit(fitted, epochs=1, shuffle=False, verbose=0)
     first.on_epoch_end()
     np.testing.assert_array_equal(first[0][0], fitted[0][0])
@@ -141,7 +142,7 @@ def test_data_at_the_top_of_a_script_end_quietly(tmp_path):
     script = f"""
 import choros
 data = choros.files({str(tmp_path / "a.csv")!r}, y="label")
-half = choros.shard(data, batch_size=8)
+half = choros.shard(data, global_batch_size=8)
 half[0]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
@@ -151,9 +152,12 @@ half[0]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0: give a whole number, 2 or more as there are 2 ranks"),
-        ({"batch_size": 1, "training": False}, "batch_size=1: give a whole number, 2 or more"),
-        ({"batch_size": 2.5}, "batch_size=2.5: give a whole number"),
+        ({"global_batch_size": 0}, "global_batch_size=0: give a whole number, 2 or more as there are 2 ranks"),
+        ({"global_batch_size": 1, "training": False}, "global_batch_size=1: give a whole number, 2 or more"),
+        ({"global_batch_size": 2.5}, "global_batch_size=2.5: give a whole number"),
+        ({"global_batch_size": None}, "global_batch_size=None: give a whole number"),
+        ({"batch_size": 4}, r"choros.shard\(\) has no batch_size=: give global_batch_size= \(rows of all ranks"),
+        ({"per_rank_batch_size": 4}, "has no per_rank_batch_size=: give global_batch_size="),
         ({"steps": -3}, "steps=-3: give a whole number, 1 or more"),
         ({"seed": -1}, "seed=-1: give a whole number, 0 or more"),
     ],
@@ -163,9 +167,18 @@ def test_numbers_that_make_no_sense(given, message):
         choros.shard(np.ones(8), place=choros.Place(rank=1, size=2), **given)
 
 
+def test_keywords_that_do_not_exist():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sead'"):
+        choros.shard(np.ones(8), sead=1, place=choros.Place())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'place'"):
+        choros.hvd.shard(np.ones(8), place=choros.Place())
+    with pytest.raises(InvalidInputError, match=r"hvd.shard\(\) has no batch_size=: give per_rank_batch_size= "):
+        choros.hvd.shard(np.ones(8), batch_size=4)
+
+
 def test_validation_is_not_augmented():
     data = choros.prefetch(np.ones((10, 1)), 2, lambda x: x * 100)
-    held = choros.shard(data, batch_size=4, training=False, place=choros.Place(rank=1, size=2))
+    held = choros.shard(data, global_batch_size=4, training=False, place=choros.Place(rank=1, size=2))
     assert held[0][0].ravel().tolist() == [1, 1]
 
 

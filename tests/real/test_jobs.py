@@ -24,7 +24,7 @@ rng = np.random.default_rng(7)
 x, y = rng.normal(size=(64, 4)).astype("float32"), rng.normal(size=64).astype("float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-data = hvd.shard(x, y, batch_size=2)
+data = hvd.shard(x, y, per_rank_batch_size=2)
 limit = [BeforeTimeLimit("state")] if os.environ.get("LIMIT") else []
 model.fit(data, epochs=4, verbose=0, callbacks=[*limit, Slowly()])
 print("rank", hvd.rank(), "of", hvd.size(), "on", os.uname().nodename, os.environ["OMP_NUM_THREADS"],

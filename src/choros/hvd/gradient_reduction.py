@@ -297,6 +297,6 @@ class GradientBuffer:
 
 
 _ADVICE = (
-    "give every rank the same number of batches (steps_per_epoch=, or hvd.shard(x, y, batch_size=), which divides rows "
-    "exactly)."
+    "give every rank the same number of batches (steps_per_epoch=, or hvd.shard(x, y, per_rank_batch_size=), which "
+    "divides rows exactly)."
 )

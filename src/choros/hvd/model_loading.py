@@ -9,6 +9,8 @@ import keras
 import numpy as np
 
 from choros.cluster import Place
+from choros.data.validation import is_whole
+from choros.errors import InvalidInputError
 from choros.hvd import rank_shard
 from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import rank, size
@@ -60,18 +62,45 @@ def _with_slots(optimizer: keras.optimizers.Optimizer, model: keras.Model, path:
 
 
 def shard(  # noqa: D417 - x, y and sample_weight share one entry
-    x: object, y: object = None, sample_weight: object = None, *, batch_size: int = 32, **how: Any
+    x: object,
+    y: object = None,
+    sample_weight: object = None,
+    *,
+    per_rank_batch_size: int = 32,
+    shuffle: bool = True,
+    seed: int = 0,
+    training: bool = True,
+    steps: int | None = None,
+    **unknown: object,
 ) -> rank_shard.Shard:
     """Return this rank's rows of whole data, as a data set for ``fit``; each row is in one batch of one rank.
 
     Args:
         x, y, sample_weight: as for ``choros.shard``, whole, the same on every rank.
-        batch_size: int. Rows of one rank's batch; a step trains ``batch_size * hvd.size()`` rows. Defaults to 32.
-        **how: ``shuffle`` (True), ``seed`` (0), ``training`` (True; False for validation data), and ``steps``, the
-            global batches of an epoch, if the data have no known length.
+        per_rank_batch_size: int. Rows of one rank's batch; a step trains ``per_rank_batch_size * hvd.size()`` rows.
+            ``choros.shard`` takes the rows of all ranks instead. Defaults to 32.
+        shuffle: bool. Shuffle rows in each epoch. Defaults to True.
+        seed: int. Seed of the order, with the epoch. Defaults to 0.
+        training: bool. False is for validation data. Defaults to True.
+        steps: int. Global batches in an epoch, if the data have no known length. Defaults to all.
+        **unknown: no other keyword is accepted.
 
     Raises:
-        InvalidInputError: the lengths of the data differ, or there are fewer rows than ranks.
+        InvalidInputError: the lengths of the data differ, there are fewer rows than ranks, or ``batch_size`` is given,
+            which does not say whose rows it counts.
+        TypeError: another unknown keyword is given.
     """
-    place = Place(rank=rank(), size=size())
-    return rank_shard.shard(x, y, sample_weight, batch_size=batch_size * size(), place=place, **how)
+    rank_shard.refuse_keywords("hvd.shard", unknown, "per_rank_batch_size= (rows of one rank)")
+    if not is_whole(per_rank_batch_size, 1):
+        raise InvalidInputError(f"per_rank_batch_size={per_rank_batch_size!r}: give a whole number, 1 or more.")
+    return rank_shard.shard(
+        x,
+        y,
+        sample_weight,
+        global_batch_size=per_rank_batch_size * size(),
+        shuffle=shuffle,
+        seed=seed,
+        training=training,
+        steps=steps,
+        place=Place(rank=rank(), size=size()),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -30,12 +30,13 @@ def shard(  # noqa: D417 - x, y and sample_weight share one entry
     y: Any = None,
     sample_weight: Any = None,
     *,
-    batch_size: int = 32,
+    global_batch_size: int = 32,
     shuffle: bool = True,
     seed: int = 0,
     training: bool = True,
     steps: int | None = None,
     place: Place | None = None,
+    **unknown: object,
 ) -> Shard:
     """Return this rank's rows of whole data, as a ``keras.utils.PyDataset`` for ``fit`` or a custom loop.
 
@@ -46,37 +47,67 @@ def shard(  # noqa: D417 - x, y and sample_weight share one entry
         x, y, sample_weight: the data that ``Trainer.fit`` takes, whole, the same on every rank: arrays, memory maps, a
             ``PyDataset``, ``choros.files``, or an object that yields batches. Each of these batches is a global batch,
             and every rank reads all of them. ``choros.prefetch`` of these reads ahead.
-        batch_size: int. Rows of a global batch, at least one for each rank. Defaults to 32.
+        global_batch_size: int. Rows of a global batch, at least one for each rank. ``choros.hvd.shard`` takes the rows
+            of one rank instead. Defaults to 32.
         shuffle: bool. Shuffle rows in each epoch; without effect on objects that yield batches. Defaults to True.
         seed: int. Seed of the order, with the epoch. Defaults to 0.
-        training: bool. False is for validation: each rank has separate batches of about ``batch_size / size`` rows, in
-            the order of the rows. No batch is empty, and ranks may have different numbers of batches. Defaults to True.
+        training: bool. False is for validation: each rank has separate batches of about ``global_batch_size / size``
+            rows, in the order of the rows. No batch is empty, and ranks may have different numbers of batches. Defaults
+            to True.
         steps: int. Global batches in an epoch; needed if the data have no known length. Defaults to all. Must be None
             for arrays.
         place: Place. The rank and the number of ranks. Defaults to this process's place.
+        **unknown: no other keyword is accepted.
 
     Raises:
-        InvalidInputError: the lengths of the data differ, there are fewer rows than ranks, or ``steps`` is missing.
+        InvalidInputError: the lengths of the data differ, there are fewer rows than ranks, ``steps`` is missing, or
+            ``batch_size`` is given, which does not say whose rows it counts.
+        TypeError: another unknown keyword is given.
 
     Example:
         >>> import numpy as np
         >>> place = Place(rank=1, size=2)
-        >>> [batch[0].tolist() for batch in shard(np.arange(5), batch_size=4, shuffle=False, place=place)]
+        >>> [batch[0].tolist() for batch in shard(np.arange(5), global_batch_size=4, shuffle=False, place=place)]
         [[2, 3], []]
     """
+    refuse_keywords("choros.shard", unknown, "global_batch_size= (rows of all ranks together)")
     place = find_place() if place is None else place
-    for name, value, least in (("batch_size", batch_size, place.size), ("steps", steps, 1), ("seed", seed, 0)):
-        if value is not None and not is_whole(value, least):
-            more = f" as there are {place.size} ranks" if name == "batch_size" else ""
+    numbers = (("global_batch_size", global_batch_size, place.size), ("steps", steps, 1), ("seed", seed, 0))
+    for name, value, least in numbers:
+        if (value is not None or name != "steps") and not is_whole(value, least):
+            more = f" as there are {place.size} ranks" if name == "global_batch_size" else ""
             raise InvalidInputError(f"{name}={value!r}: give a whole number, {least} or more{more}.")
     if isinstance(shuffle, str):
         raise InvalidInputError(f"shuffle={shuffle!r}: give True or False.")
     source: Any = make_source(x if training else without_augment(x), y, sample_weight, floatx=keras.config.floatx())
     if not isinstance(source, ArraySource) or source.block:
-        return ReadShard(source, place, batch_size, shuffle, seed, training, steps)
+        return ReadShard(source, place, global_batch_size, shuffle, seed, training, steps)
     if steps is not None:
         raise InvalidInputError("steps is for data of unknown length: of arrays, give those rows.")
-    return RowShard(source, place, batch_size, shuffle, seed, training)
+    return RowShard(source, place, global_batch_size, shuffle, seed, training)
+
+
+def refuse_keywords(function: str, unknown: Mapping[str, object], batch_keyword: str) -> None:
+    """Raise an error if a function was called with a keyword that it does not have.
+
+    Args:
+        function: the name of the function, for the message.
+        unknown: the keywords.
+        batch_keyword: the keyword of the function that gives the size of a batch, with its unit.
+
+    Raises:
+        InvalidInputError: the keyword is a size of a batch by another name; the message has the right one.
+        TypeError: the keyword is another one.
+
+    Example:
+        >>> refuse_keywords("choros.shard", {"batch_size": 8}, "global_batch_size=")
+        Traceback (most recent call last):
+        choros.errors.InvalidInputError: choros.shard() has no batch_size=: give global_batch_size=.
+    """
+    for name in unknown:
+        if name.endswith("batch_size"):
+            raise InvalidInputError(f"{function}() has no {name}=: give {batch_keyword}.")
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 class Shard(keras.utils.PyDataset):  # type: ignore[misc]
