@@ -5,6 +5,7 @@ that is not listed fails, and so does a name that is listed but not used. Each n
 version. Behavior that Choros relies on is tested where a lookup says too little.
 """
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -155,6 +156,8 @@ PRIVATE = [
     Name("_getframe", "sys", "the caller's frame (errors.py, hvd/rank_shard.py)"),
     Name("_exit", "os", "ends a process at once"),
     Name("_get_option_tuples", "argparse.ArgumentParser", "the options that an argument may abbreviate (cli)"),
+    Name("_actions", "argparse.ArgumentParser()", "a parser's options (cli/parser.py)"),
+    Name("_fill_text", "argparse.HelpFormatter", "wraps the text of a help page (cli/parser.py)"),
     Name("_replace", "collections.namedtuple()", "a tuple with another value"),
     Name("_lru_cache_wrapper", "functools", "the type of a function with a cache (pickling.py)"),
     Name("_initializing", "json.__spec__", "whether a module is still being imported (device_choice.py)"),
@@ -421,6 +424,7 @@ def table():
 
 
 EXAMPLES = {
+    "argparse.ArgumentParser()": argparse.ArgumentParser,
     "keras.Model()": functional,
     "keras.Variable": lambda: keras.Variable(1.0),
     "a functional model": functional,

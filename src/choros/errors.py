@@ -12,6 +12,7 @@
     │   ├── NoBackendError (ImportError)    the backend that Keras would load is not installed
     │   └── InvalidDataError                arrays, files or datasets that are missing or do not match
     ├── WorkerFailedError (RuntimeError)    a worker raised, was killed or ran out of memory
+    ├── SchedulerError (RuntimeError)       a command of a cluster's scheduler failed, or does not know the job
     ├── CheckpointError (OSError)           a checkpoint could not be written or read; earlier files are unchanged
     ├── RankMismatchError (RuntimeError)    the ranks make different calls, or have different weights
     ├── PeerLostError (ConnectionError)     another rank has ended or has aborted the run
@@ -83,6 +84,10 @@ class CallsDifferError(InvalidInputError):
     def __init__(self, message: str, posted: list[tuple[int, int, int, int]]) -> None:
         super().__init__(message)
         self.posted = posted
+
+
+class SchedulerError(ChorosError, RuntimeError):
+    """Failure of a command of a cluster's scheduler: it refused a job, or does not know it."""
 
 
 class CheckpointError(ChorosError, OSError):

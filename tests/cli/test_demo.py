@@ -150,7 +150,7 @@ def test_what_cannot_work_is_said_in_one_line(arguments, says, untouched, capsys
     printed = capsys.readouterr()
     assert printed.out == ""
     assert says in printed.err
-    assert printed.err.startswith("choros demo: ")
+    assert printed.err.startswith("choros demo: error: ")
     assert printed.err.count("\n") == 1
 
 

@@ -177,8 +177,10 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
         (["run", "-n", "2", "no-such-program"], "neither a file nor a program"),
         (["run", "-n", "2", "README.md"], "is not executable"),
         (["run", "-n", "2", "--grace", "-1", "true"], "must be a number of seconds"),
-        (["dance"], "invalid choice: 'dance'"),
-        ([], "COMMAND"),
+        (["xyz"], "choros: error: there is no command 'xyz': see choros --help"),
+        (["rnu"], "choros: error: there is no command 'rnu' (did you mean run?)"),
+        (["run", "--np", "2", "true"], "choros run: error: unrecognized arguments: --np (did you mean -np?)"),
+        (["where", "--jsno"], "choros where: error: unrecognized arguments: --jsno (did you mean --json?)"),
     ],
 )
 def test_bad_usage_is_said_in_one_line(arguments, words, capsys, tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def test_a_contradiction_is_said(capsys, monkeypatch):
     monkeypatch.setenv("CHOROS_RANK", "9")
     monkeypatch.setenv("CHOROS_SIZE", "2")
     assert main(["where"]) == 2
-    assert capsys.readouterr().err.startswith("choros where: ")
+    assert capsys.readouterr().err.startswith("choros where: error: ")
 
 
 def test_keras_configuration_is_read_as_keras_reads_it(capsys, monkeypatch, tmp_path):

@@ -126,7 +126,9 @@ def test_what_slurm_refuses_is_said(slurm, submit, tmp_path):
     (tmp_path / "a.py").touch()
     said = slurm.choros("submit", "--on", "slurm", "--queue", "nothing", "a.py", cwd=tmp_path, check=False)
     assert slurm.code == 2
-    assert "choros submit: sbatch refused a.slurm.sh: sbatch: error: invalid partition specified: nothing" in said
+    assert (
+        "choros submit: error: sbatch refused a.slurm.sh: sbatch: error: invalid partition specified: nothing" in said
+    )
 
 
 def test_before_its_limit_a_job_saves_and_goes_on_in_its_next_turn(slurm, submit, tmp_path):

@@ -82,7 +82,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(room, capsys, op
     on = [] if {"--on", "--site"} & set(words) else ["--on", "slurm"]
     assert main(["submit", *on, *words, "train.py"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("choros submit: ")
+    assert said.startswith("choros submit: error: ")
     assert REFUSED[options] in said
     assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]
 
@@ -111,7 +111,7 @@ def test_a_script_that_is_not_there(room, capsys, target, why):
 
 def test_no_scheduler_is_here(room, capsys):
     assert main(["submit", "train.py"]) == 2
-    assert "no scheduler is here (looked on PATH for sbatch, qsub, flux, bsub, kubectl): name it by --on" in (
+    assert "no scheduler is here (looked on PATH for sbatch, qsub, flux, bsub): name it by --on" in (
         capsys.readouterr().err
     )
     assert main(["submit", "--on", "slurm", "train.py"]) == 2
@@ -120,6 +120,25 @@ def test_no_scheduler_is_here(room, capsys):
     assert "--dry-run" in said
     assert main(["status", "--on", "pbs", "7"]) == 2
     assert "there is no qstat on PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["submit", "train.py"], ["status", "7"], ["log", "7"], ["cancel", "7"]])
+def test_kubernetes_is_not_guessed(command, capsys, words):
+    command("kubectl", "echo called >called")
+    assert main(words) == 2
+    assert "(kubectl is here: for Kubernetes give --on k8s)" in capsys.readouterr().err
+    assert not os.path.exists("called")
+
+
+def test_a_guess_and_its_reason_are_printed(command, capsys):
+    command("qsub", "true")
+    command("pbsnodes", "true")
+    assert main(["submit", "--mpi", "pals", "--dry-run", "train.py"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("#!")
+    assert said.err == "choros submit: using pbs (qsub and pbsnodes are on PATH); --on chooses another scheduler\n"
+    assert main(["submit", "--on", "pbs", "--mpi", "pals", "--dry-run", "train.py"]) == 0
+    assert capsys.readouterr() == (said.out.replace("submit --mpi", "submit --on pbs --mpi"), "")
 
 
 def test_the_scheduler_that_is_here_is_found(command):
@@ -180,7 +199,7 @@ def test_status_log_and_cancel_of_pbs(room, command, capsys):
     assert capsys.readouterr().out == "one\ntwo\n"
     assert main(["cancel", "--on", "pbs", "17.server"]) == 0
     assert (room / "deleted").read_text() == "17.server\n"
-    assert main(["log", "--on", "pbs", "18.server"]) == 2
+    assert main(["log", "--on", "pbs", "18.server"]) == 1
     assert "job 18.server has no log yet: *.o18 is not in" in capsys.readouterr().err
 
 
@@ -189,9 +208,13 @@ def test_a_scheduler_that_does_not_answer(command, capsys, verb):
     command("sbatch", "true")
     for name in ("scontrol", "scancel"):
         command(name, f"echo '{name}: fatal: Could not establish a configuration source' >&2; exit 1")
-    assert main([verb, "17"]) == 2
+    assert main([verb, "17"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"choros {verb}: no slurm answers here: give --on and the scheduler that is meant (slurm, ")
+    guess, said = said.split("\n", 1)
+    assert guess == f"choros {verb}: using slurm (sbatch is on PATH); --on chooses another scheduler"
+    assert said.startswith(
+        f"choros {verb}: error: no slurm answers here: give --on and the scheduler that is meant (slurm, "
+    )
     assert "printed: scon" in said or "printed: scan" in said
 
 

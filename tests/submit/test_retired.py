@@ -58,7 +58,7 @@ def test_aprun_is_refused_with_the_line_of_pals(refused, printed, options, launc
     ranks, target, nodes, per_core = APRUN[options]
     first, mpiexec, _, submit, *_, last = refused(f"run {launcher} {options}")
     assert first.startswith(
-        "choros run: aprun started the ranks under Cray's ALPS (Theta), and that machine is retired."
+        "choros run: error: aprun started the ranks under Cray's ALPS (Theta), and that machine is retired."
     )
     assert f"inside a job of {nodes} node" in first
     assert mpiexec == f"mpiexec {ranks} python {target}"
@@ -100,12 +100,15 @@ def test_what_aprun_s_options_lose_is_said(refused, options, note):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--launcher aprun -n 4 -N 0", "choros run: aprun -N 0: must be a whole number of 1 or more"),
-        ("--launcher aprun -n 4 -N 2 -e A", "choros run: aprun -e A: give a name and a value"),
-        ("-n 4 -N 2", "choros run: -N is an option of aprun, not of choros run: -H n1:4,n2:4 gives the number"),
-        ("-n 4 -d 2", "choros run: -d is an option of aprun, not of choros run: --threads gives the threads"),
-        ("-n 4 --launcher mpiexec -cc depth", "choros run: -cc is an option of aprun, not of choros run: each rank"),
-        ("-n 4 -e A=1", "choros run: -e is an option of aprun, not of choros run: export it"),
+        ("--launcher aprun -n 4 -N 0", "choros run: error: aprun -N 0: must be a whole number of 1 or more"),
+        ("--launcher aprun -n 4 -N 2 -e A", "choros run: error: aprun -e A: give a name and a value"),
+        ("-n 4 -N 2", "choros run: error: -N is an option of aprun, not of choros run: -H n1:4,n2:4 gives the number"),
+        ("-n 4 -d 2", "choros run: error: -d is an option of aprun, not of choros run: --threads gives the threads"),
+        (
+            "-n 4 --launcher mpiexec -cc depth",
+            "choros run: error: -cc is an option of aprun, not of choros run: each rank",
+        ),
+        ("-n 4 -e A=1", "choros run: error: -e is an option of aprun, not of choros run: export it"),
     ],
 )
 def test_options_of_aprun_that_cannot_be_meant(refused, options, words):
@@ -150,7 +153,7 @@ COBALT = {
 def test_cobalt_is_refused_with_the_line_for_pbs(refused, printed, options):
     line, directives = COBALT[options]
     first, submit, *_, last = refused(f"submit --on cobalt {options} train.py -n 3")
-    assert first.startswith("choros submit: Cobalt was the scheduler of Theta, which is retired.")
+    assert first.startswith("choros submit: error: Cobalt was the scheduler of Theta, which is retired.")
     assert submit == f"choros submit {line} train.py -n 3"
     assert last.startswith("docs/from-alcf.md")
     script = printed(submit)

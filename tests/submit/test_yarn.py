@@ -230,7 +230,7 @@ def test_an_answer_without_the_number_is_an_error_that_names_the_url(manager, su
 def test_a_cluster_without_active_nodes(manager, submit):
     server = manager('{"clusterMetrics": {"activeNodes": 0}}')
     printed = submit("--nodes", "auto", "--resource-manager", server.address, code=2)
-    assert printed.startswith("choros submit: YARN has no active node (http://127.0.0.1:")
+    assert printed.startswith("choros submit: error: YARN has no active node (http://127.0.0.1:")
     assert printed.endswith(REMEDY)
 
 

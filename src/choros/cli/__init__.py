@@ -1,4 +1,11 @@
-"""The command ``choros`` with its subcommands, one module each."""
+"""The command ``choros`` with its subcommands, one module each.
+
+Exit codes of all commands: 0; 1 for a failure; 2 for wrong usage, which is found before anything is started (an option
+that argparse refuses, or ``InvalidInputError``); 130 if interrupted; 141 if the reader of stdout has closed it.
+``choros run`` ends with the code of the rank that failed first, and with 75 if the ranks saved their state on a signal
+and the job can be submitted again. ``choros submit --on spark`` ends with the code of the job, ``choros check`` with 3
+if the model is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +15,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
-from typing import Any
 
-from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
+from choros.cli.parser import EXIT_CODES, Parser, did_you_mean
+from choros.errors import ChorosError, InvalidInputError
 
-_COMMANDS = {
+COMMANDS = {
     "run": "run N ranks of a script on this machine or on hosts",
     "submit": "write the script of a job for a cluster's scheduler, and submit it",
     "status": "print the scheduler's status of a job",
@@ -33,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments. Defaults to those of this process.
 
     Returns:
-        The exit code: 0, or that of the ranks; 2 for wrong usage, 1 if a worker failed, 130 if interrupted, 141 if the
-        reader of stdout has closed it.
+        The exit code: 0, or that of the ranks; 2 for wrong usage, 1 for any other failure, 130 if interrupted, 141 if
+        the reader of stdout has closed it.
 
     Example:
         >>> main(["run", "-n", "1", "true"])
@@ -42,12 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parser(arguments).parse_args(_prepared(arguments))
+        args = _parsed(arguments)
     except SystemExit as ending:  # argparse has printed the reason
         return ending.code if isinstance(ending.code, int) else 0
     except InvalidInputError as error:  # options that argparse does not know, such as those of retired machines
-        print(f"choros {_asked(arguments)}: {error}", file=sys.stderr)
-        return 2
+        return _failed(_asked(arguments), error)
     try:
         code = import_module(f"choros.cli.{args.command}").main(args)
         if sys.stdout is not None:  # None if the shell has closed it
@@ -58,43 +64,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except ChorosError as error:
-        print(f"choros {args.command}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, WorkerFailedError) else 2
+        return _failed(args.command, error)
     return int(code)
+
+
+def _failed(command: str, error: ChorosError) -> int:
+    """Print an error, and return the exit code: 2 for wrong usage, else 1."""
+    print(f"choros {command}: error: {error}", file=sys.stderr)
+    return 2 if isinstance(error, InvalidInputError) else 1
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return the parsed arguments; end with code 2 if the command or an option is unknown or missing."""
+    command = _asked(arguments)
+    parser = make_parser(command)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    if command and command not in COMMANDS:
+        parser.error(f"there is no command {command!r}{did_you_mean(command, COMMANDS)}: see choros --help")
+    if command:  # commands change values that argparse would take for options
+        arguments = list(getattr(import_module(f"choros.cli.{command}"), "before_parsing", list)(arguments))
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        args.parser.refuse(unknown)
+    if args.command is None:
+        parser.error("a command is missing: see choros --help")
+    return args
 
 
 def _asked(arguments: Sequence[str]) -> str:
     return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
-def _prepared(arguments: list[str]) -> list[str]:
-    """Return the arguments for argparse; commands change values that argparse would take for options."""
-    name = _asked(arguments)
-    if name not in _COMMANDS:
-        return arguments
-    prepare = getattr(import_module(f"choros.cli.{name}"), "before_parsing", list)
-    return list(prepare(arguments))
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that takes no option with a single dash for an abbreviation of another one.
-
-    argparse always does, also for arguments of the user's program: ``-c`` of ``sh -c`` would be ambiguous in ``choros
-    run``, which has ``-cb`` and ``-cc``.
-    """
-
-    def _get_option_tuples(self, option_string: str) -> list[Any]:
-        matches: list[Any] = super()._get_option_tuples(option_string)  # type: ignore[misc]
-        return [match for match in matches if option_string.startswith(("--", match[1]))]
-
-
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(command: str) -> Parser:
     """Return the parser; it imports only the module of the given command."""
-    parser = _Parser(prog="choros", description="Train one Keras 3 model with many workers.")
+    parser = Parser(
+        prog="choros",
+        description="Train one Keras 3 model with many workers.",
+        epilog=f"choros COMMAND --help describes a command.\n\n{EXIT_CODES}",
+    )
     parser.add_argument("--version", action="version", version=f"choros {metadata.version('choros')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = _asked(arguments)
-    for name, text in _COMMANDS.items():
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, text in COMMANDS.items():
         if name == command:
             import_module(f"choros.cli.{name}").add_parser(commands)
         else:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Protocol
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from choros.launch.schedulers import Scheduler
 
 
 class SubParsers(Protocol):
@@ -44,6 +48,40 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def integer(text: str, more: str = "") -> int:
+    """Return text as an integer; the range is checked elsewhere.
+
+    Args:
+        text: the text.
+        more: the other values that the option takes, for the message.
+
+    Raises:
+        ArgumentTypeError: the text is something else.
+
+    Example:
+        >>> integer("-4")
+        -4
+    """
+    if not (text.isascii() and text.removeprefix("-").isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be a whole number{more}, got {text}")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """Return text as a seed of random numbers, which has 31 bits.
+
+    Raises:
+        ArgumentTypeError: the text is something else.
+
+    Example:
+        >>> seed("7")
+        7
+    """
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {2**31 - 1}, got {text}")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Return text as a number of seconds, 0 or more.
 
@@ -79,22 +117,55 @@ def some_seconds(text: str) -> float:
     return value
 
 
-def job_parser(subparsers: SubParsers, name: str, description: str) -> argparse.ArgumentParser:
+def job_parser(subparsers: SubParsers, name: str, description: str, options: str = "") -> argparse.ArgumentParser:
     """Add the parser of a command about one job of a scheduler.
 
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
         name: the command.
         description: the help text of the command.
+        options: options of the examples.
 
     Returns:
         The parser.
     """
     from choros.launch.schedulers import SCHEDULERS
 
-    parser = subparsers.add_parser(name, help=description)
-    parser.add_argument(
-        "--on", default="", choices=sorted(SCHEDULERS), help="the scheduler (default: the one found on this machine)"
+    parser = subparsers.add_parser(
+        name,
+        help=description,
+        description=f"{description[0].upper()}{description[1:]}.",
+        epilog=f"examples:\n  choros {name} {options}1234567\n  choros {name} {options}--on k8s job.batch/train\n\n"
+        "Exit codes: 0 success; 1 the scheduler does not know the job, or its command failed; 2 wrong usage.",
     )
-    parser.add_argument("job", help="the job's id, printed by choros submit")
+    parser.add_argument(
+        "--on",
+        default="",
+        choices=sorted(SCHEDULERS),
+        help="scheduler (default: the one whose command is on PATH; k8s must be named)",
+    )
+    parser.add_argument("job", help="id of the job, as choros submit printed it")
     return parser
+
+
+def choose_scheduler(command: str, name: str | None) -> Scheduler:
+    """Return the scheduler of the given name, else the one of this machine; then a line on stderr says which and why.
+
+    Args:
+        command: the command of ``choros``, for the line.
+        name: the name; None or "" if none was given.
+
+    Raises:
+        InvalidInputError: no scheduler has this name, or no command of a scheduler is on PATH.
+    """
+    from choros.launch.schedulers import find_scheduler
+
+    scheduler = find_scheduler(name or "")
+    if not name:
+        reason = " and ".join(filter(None, (scheduler.program, scheduler.beside)))
+        verb = "are" if scheduler.beside else "is"
+        print(
+            f"choros {command}: using {scheduler.name} ({reason} {verb} on PATH); --on chooses another scheduler",
+            file=sys.stderr,
+        )
+    return scheduler

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from choros.cli.arguments import job_parser
-from choros.launch.schedulers import cancel_job, find_scheduler
+from choros.cli.arguments import choose_scheduler, job_parser
+from choros.launch.schedulers import cancel_job
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -31,8 +31,8 @@ def main(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        InvalidInputError: the scheduler does not know the job, or refuses.
+        SchedulerError: the scheduler does not know the job, or refuses.
     """
-    if not cancel_job(find_scheduler(args.on), args.job):
+    if not cancel_job(choose_scheduler("cancel", args.on), args.job):
         print(f"job {args.job} is over already: there is nothing to cancel")
     return 0

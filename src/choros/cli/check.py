@@ -16,8 +16,15 @@ _HELP = """\
 Runs a Python file that defines `model`, compiled (or `build()` or `make_model()`, which returns one), and `x` and `y`
 (or `data()`, which returns them), trains the model in one process by plain fit, by 1, 2 and 3 workers and after a
 resume, and compares weights, optimizer slots and metrics. Without data, rows are drawn by the shapes of the model's
-inputs and outputs. Exit code: 0 where all agree, 1 where something differs or failed, 2 where the command or the file
-is wrong, 3 where the model was refused.
+inputs and outputs.
+"""
+_EPILOG = """\
+examples:
+  choros check model.py
+  choros check model.py --algorithm aeasgd --workers 1,2 --variables
+
+Exit codes: 0 if all agree; 1 if something differs or failed; 2 if the command or the file is wrong; 3 if the model is
+refused; 130 interrupted (Ctrl-C).
 """
 
 
@@ -28,18 +35,23 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
-        "check", help="compare a model's training by workers with plain Keras", description=_HELP
+        "check", help="compare a model's training by workers with plain Keras", description=_HELP, epilog=_EPILOG
     )
     add = parser.add_argument
-    add("file", metavar="FILE", help="a Python file, such as model.py")
-    add("--algorithm", default="allreduce", metavar="NAME", help="how the workers train (default: allreduce)")
-    add("--workers", default="1,2,3", metavar="LIST", help="numbers of workers (default: 1,2,3)")
-    add("--batch-size", type=count, metavar="B", help="the global batch (default: 16)")
-    add("--epochs", type=count, default=2, metavar="N", help="how many (default: 2)")
-    add("--rows", type=count, metavar="N", help="rows used of those given (default: four batches and two rows)")
-    add("--no-resume", action="store_true", help="leave out the run that is cut in two by a checkpoint")
+    add("file", metavar="FILE", help="Python file that defines the model, such as model.py")
+    add(
+        "--algorithm",
+        default="allreduce",
+        metavar="NAME",
+        help="name of an algorithm, such as aeasgd (default: allreduce)",
+    )
+    add("-n", "--workers", default="1,2,3", metavar="LIST", help="numbers of workers, each tried (default: 1,2,3)")
+    add("--batch-size", type=count, metavar="B", help="rows of a global batch (default: 16)")
+    add("--epochs", type=count, default=2, metavar="N", help="number of epochs (default: 2)")
+    add("--rows", type=count, metavar="N", help="number of rows used (default: four batches and two rows)")
+    add("--no-resume", action="store_true", help="leave out the run that resumes from a checkpoint")
     add("--variables", action="store_true", help="list each variable and metric, not only those that differ")
-    add("--json", action="store_true", help="the report as JSON")
+    add("--json", action="store_true", help="print the report as JSON")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from choros.cli.arguments import count, seed
 from choros.errors import InvalidInputError
 from choros.tools.demo.datasets.common import Dataset
 from choros.tools.demo.plan import BACKENDS, Plan, check_installed, choose, choose_backend, prepare
@@ -22,6 +23,14 @@ Trains dist-keras' own network (Dense 600, Dropout 0.2, Dense 600, softmax) with
 weights by every algorithm, and compares F1, time and what the workers exchanged. Data: scikit-learn's handwritten
 digits, or with --data the ATLAS Higgs CSV of CERN Open Data record 328 (plain or gzip).
 """
+_EPILOG = """\
+examples:
+  choros demo
+  choros demo -n 2 --algorithms single,allreduce,aeasgd --epochs 5
+
+Exit codes: 0 success; 1 an algorithm failed; 2 wrong usage, and nothing was trained; 130 interrupted (Ctrl-C). The
+report is written unless the code is 2.
+"""
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -31,17 +40,25 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
-        "demo", help="train one model by every algorithm and write a report", description=_HELP
+        "demo", help="train one model by every algorithm and write a report", description=_HELP, epilog=_EPILOG
     )
-    parser.add_argument("--data", type=Path, metavar="FILE", help="ATLAS Higgs CSV (default: handwritten digits)")
-    parser.add_argument("--workers", type=_count, default=2, metavar="N", help="how many (default: 2)")
-    parser.add_argument("--algorithms", metavar="LIST", help="such as single,allreduce,aeasgd (default: all)")
-    parser.add_argument("--epochs", type=_count, default=10, metavar="N", help="how many (default: 10)")
-    parser.add_argument("--batch-size", type=_count, default=128, metavar="B", help="the global batch (default: 128)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="ATLAS Higgs CSV, plain or gzip (default: digits)")
+    parser.add_argument("-n", "--workers", type=count, default=2, metavar="N", help="number of workers (default: 2)")
+    parser.add_argument("--algorithms", metavar="LIST", help="names such as single,allreduce,aeasgd (default: all)")
+    parser.add_argument("--epochs", type=count, default=10, metavar="N", help="number of epochs (default: 10)")
+    parser.add_argument(
+        "--batch-size", type=count, default=128, metavar="B", help="rows of a global batch (default: 128)"
+    )
     parser.add_argument("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
-    parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="trainings of each (default: 1)")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="the first seed (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("choros-demo"), metavar="DIR", help="default: choros-demo")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="trainings of each algorithm (default: 1)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="first seed (default: 0)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("choros-demo"),
+        metavar="DIR",
+        help="folder of the report (default: choros-demo)",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -128,15 +145,3 @@ def _make_folder(folder: Path) -> None:
         raise InvalidInputError(f"--out {folder} cannot be made ({error.strerror}): give another folder.") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InvalidInputError(f"--out {folder} cannot be written to: give another folder.")
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2147483647")
-    return int(text)

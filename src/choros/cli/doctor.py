@@ -19,8 +19,15 @@ _HELP = """\
 Start it as you start the job: as one process for this machine, with choros doctor -n 4, or by the job's launcher
 (mpiexec -n 4 choros doctor, srun choros doctor, choros run -n 4 -- choros doctor). Each rank reads its numbers, cores,
 memory, versions and network. All ranks measure memory, clocks, stragglers and the communication between ranks, and
-train a small model on each backend. Rank 0 prints one report, which ends with the problems and their remedies. Exit
-code: 0 without errors, 1 with errors.
+train a small model on each backend. Rank 0 prints one report, which ends with the problems and their remedies.
+"""
+_EPILOG = """\
+examples:
+  choros doctor                           this machine, one process
+  choros doctor -n 4 --no-smoke           four ranks here, without trainings
+  srun -N 2 -n 8 choros doctor --json     the ranks and hosts of a job
+
+Exit codes: 0 without errors (warnings are possible); 1 with errors; 2 wrong usage; 130 interrupted (Ctrl-C).
 """
 _BACKENDS = ("jax", "torch", "tensorflow")
 
@@ -31,16 +38,35 @@ def add_parser(subparsers: SubParsers) -> None:
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
-    parser = subparsers.add_parser("doctor", help="diagnose a job's ranks and hosts", description=_HELP)
+    parser = subparsers.add_parser("doctor", help="diagnose a job's ranks and hosts", description=_HELP, epilog=_EPILOG)
     add = parser.add_argument
-    add("-n", "-np", "--num-proc", dest="workers", type=count, metavar="N", help="start N ranks on this machine")
-    add("--json", action="store_true", help="the report as JSON")
-    add("--quiet", action="store_true", help="print nothing where there is nothing to change")
-    add("--no-smoke", action="store_true", help="leave out the trainings")
     add(
-        "--backends", type=_backends, default=(), metavar="A,B", help="train on these (default: all that are installed)"
+        "-n",
+        "-np",
+        "--num-proc",
+        "--workers",
+        dest="workers",
+        type=count,
+        metavar="N",
+        help="number of ranks to start on this machine (default: none; this process is the only rank, or one of a job)",
     )
-    add("--timeout", type=some_seconds, default=60.0, metavar="S", help="seconds to wait for other ranks (default: 60)")
+    add("--json", action="store_true", help="print the report as JSON")
+    add("--quiet", action="store_true", help="print nothing if there is nothing to change")
+    add("--no-smoke", action="store_true", help="leave out the trainings, which take most of the time")
+    add(
+        "--backends",
+        type=_backends,
+        default=(),
+        metavar="A,B",
+        help="backends to train on, such as jax,torch (default: all that are installed)",
+    )
+    add(
+        "--timeout",
+        type=some_seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for the other ranks (default: 60)",
+    )
     add(
         "--smoke-timeout",
         type=some_seconds,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from choros.cli.arguments import job_parser
-from choros.launch.schedulers import find_scheduler, follow_log
+from choros.cli.arguments import choose_scheduler, job_parser
+from choros.launch.schedulers import follow_log
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -18,7 +18,7 @@ def add_parser(subparsers: SubParsers) -> None:
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
-    parser = job_parser(subparsers, "log", "print a job's log")
+    parser = job_parser(subparsers, "log", "print a job's log", "-f ")
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the job ends")
 
 
@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        InvalidInputError: there is no log.
+        SchedulerError: there is no log.
     """
-    follow_log(find_scheduler(args.on), args.job, args.follow)
+    follow_log(choose_scheduler("log", args.on), args.job, args.follow)
     return 0

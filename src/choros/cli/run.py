@@ -42,6 +42,18 @@ and gives the exit code; in an elastic job (--min-np or --host-discovery-script)
 commit: see choros.hvd.elastic. The other options of horovodrun are accepted: each is ignored or refused, and a line
 gives the reason.
 """
+_EPILOG = """\
+examples:
+  choros run -n 4 train.py --epochs 3             four ranks on this machine
+  choros run -H n1:4,n2:4 train.py                four ranks on each of two hosts, started by ssh
+  choros run -n 8 --launcher srun train.py        in an allocation of SLURM
+  choros run -n 4 --restarts 2 train.py           the whole job again after a failure, at most twice
+  choros run --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh train.py
+
+Exit codes: 0; the code of the rank that failed first (128 + N if signal N ended it); 75 if a signal asked the ranks to
+end, and they saved their state, so that the job can be submitted again; 2 wrong usage, and nothing was started; 1 the
+ranks could not be started; 130 interrupted (Ctrl-C).
+"""
 _ON: dict[str, Any] = {"action": "store_const", "const": True}
 _OFF: dict[str, Any] = {"action": "store_const", "const": False}
 
@@ -56,79 +68,17 @@ def add_parser(subparsers: SubParsers) -> None:
         "run",
         help="run N ranks of a script on this machine or on hosts",
         description=_HELP,
+        epilog=_EPILOG,
         usage="choros run -n N [OPTIONS] (script.py | -m module | program) [ARGS ...]",
         allow_abbrev=False,  # else argparse takes options of the script for abbreviations of these
     )
+    _add_places(parser)
+    _add_computing(parser.add_argument_group("what each rank computes with").add_argument)
+    _add_failures(parser.add_argument_group("failures").add_argument)
+    _add_elastic_options(parser.add_argument_group("elastic jobs").add_argument)
+    _add_output(parser.add_argument_group("output").add_argument)
+    _add_horovod_options(parser.add_argument_group("Horovod's options").add_argument)
     add = parser.add_argument
-    add("-n", "-np", "--num-proc", "--workers", dest="workers", type=count, metavar="N", help="how many ranks")
-    hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may have: n1:4,n2:4"
-    )
-    hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help='the same as lines "host slots=4" of a file')
-    add(
-        "--launcher",
-        default="ssh",
-        metavar="NAME",
-        help="the program that starts the ranks: ssh (default), or srun or mpiexec in an allocation",
-    )
-    add(
-        "--ssh",
-        default=SSH,
-        metavar="COMMAND",
-        help=f"the program that runs a command on another host (default: {SSH})",
-    )
-    add("-p", "--ssh-port", type=count, metavar="PORT", help="the port of ssh on the other hosts")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="the key for ssh")
-    add(
-        "--network",
-        "--network-interfaces",
-        "--network-interface",
-        default=os.environ.get("CHOROS_NETWORK", ""),
-        metavar="NAME",
-        help="the interface (eth0), or the domain (.hsn.example.org), by which the hosts reach each other",
-    )
-    add("--threads", type=count, metavar="T", help="threads of each rank (default: its cores)")
-    add("--no-bind", action="store_true", help="do not bind ranks to cores")
-    add("--share-gpus", action="store_true", help="let several ranks compute on one GPU, which is refused otherwise")
-    add("--grace", type=seconds, default=GRACE, metavar="S", help="seconds between SIGTERM and SIGKILL (default: 5)")
-    add(
-        "--start-timeout",
-        type=some_seconds,
-        metavar="S",
-        help="seconds that hvd.init may wait for all ranks (default: 30)",
-    )
-    add(
-        "--restarts",
-        type=whole,
-        default=0,
-        metavar="K",
-        help="start the whole job again when it fails, at most K times; fit(checkpoint=, resume=True) resumes",
-    )
-    _add_elastic_options(add)
-    add("--output-filename", metavar="DIR", help="also write the output of rank N to DIR/rank.N/stdout and stderr")
-    add(
-        "-prefix-timestamp",
-        "--prefix-output-with-timestamp",
-        dest="timestamps",
-        action="store_true",
-        help="put the time before each line",
-    )
-    add("--timeline-filename", metavar="FILE", help="write a timeline of the collective operations (HOROVOD_TIMELINE)")
-    add("--timeline-mark-cycles", dest="mark_cycles", **_ON, help="mark cycles in it")
-    add("--no-timeline-mark-cycles", dest="mark_cycles", **_OFF, help=argparse.SUPPRESS)
-    add("--no-stall-check", dest="stall_off", **_ON, help="do not look for ranks that stall")
-    add("--stall-check", dest="stall_off", **_OFF, help=argparse.SUPPRESS)
-    add("--stall-check-warning-time-seconds", type=seconds, metavar="S", help="report a stall after S (default: 60)")
-    add(
-        "--stall-check-shutdown-time-seconds",
-        type=seconds,
-        metavar="S",
-        help="end the job after a stall of S (default: 0, which means 1800)",
-    )
-    add("-cb", "--check-build", action="store_true", help="print the available backends and transports, and exit")
-    add("--verbose", action="store_true", help="print each rank's cores, threads and command")
-    add("-v", "--version", action="version", version=f"choros {metadata.version('choros')}", help=argparse.SUPPRESS)
     for retired in aprun.OPTIONS:
         add(*retired.names, action=_Record, dest="aprun", option=retired, nargs=None if retired.values else 0)
     for option in OPTIONS:
@@ -143,18 +93,124 @@ def add_parser(subparsers: SubParsers) -> None:
     add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="the program that the ranks run")
 
 
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where ranks run, and how they are started."""
+    group = parser.add_argument_group("where ranks run")
+    add = group.add_argument
+    add(
+        "-n",
+        "-np",
+        "--num-proc",
+        "--workers",
+        dest="workers",
+        type=count,
+        metavar="N",
+        help="number of ranks (default: all slots of --hosts or --hostfile)",
+    )
+    hosts = group.add_mutually_exclusive_group()
+    hosts.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts, each with the most ranks that it may have, such as n1:4,n2:4 (default: this machine)",
+    )
+    hosts.add_argument(
+        "-hostfile", "--hostfile", metavar="FILE", help='file of hosts with lines such as "n1 slots=4", instead of -H'
+    )
+    add(
+        "--launcher",
+        default="ssh",
+        metavar="NAME",
+        help="program that starts the ranks on other hosts: ssh (default); in an allocation also srun or mpiexec",
+    )
+    add("--ssh", default=SSH, metavar="COMMAND", help=f"command that runs a program on another host (default: {SSH})")
+    add("-p", "--ssh-port", type=count, metavar="PORT", help="port of ssh on the other hosts (default: ssh's own)")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh, such as ~/.ssh/id_ed25519")
+    add(
+        "--network",
+        "--network-interfaces",
+        "--network-interface",
+        default=os.environ.get("CHOROS_NETWORK", ""),
+        metavar="NAME",
+        help="interface (ib0) or domain (.hsn.example.org) by which the hosts reach each other "
+        "(default: CHOROS_NETWORK, else the route to the other hosts)",
+    )
+
+
+def _add_computing(add: Callable[..., Any]) -> None:
+    """Add the options for cores, threads and GPUs."""
+    add("--threads", type=count, metavar="T", help="threads of each rank (default: its number of cores)")
+    add("--no-bind", action="store_true", help="leave ranks unbound (default: each rank is bound to cores of its own)")
+    add("--share-gpus", action="store_true", help="let several ranks use one GPU (default: refused)")
+
+
+def _add_failures(add: Callable[..., Any]) -> None:
+    """Add the options for ranks that fail or hang."""
+    add(
+        "--grace",
+        type=seconds,
+        default=GRACE,
+        metavar="S",
+        help="seconds between SIGTERM and SIGKILL when the job ends (default: 5)",
+    )
+    add(
+        "--start-timeout",
+        type=some_seconds,
+        metavar="S",
+        help="seconds that hvd.init may wait for all ranks (default: 30)",
+    )
+    add(
+        "--restarts",
+        type=whole,
+        default=0,
+        metavar="K",
+        help="number of times that the whole job is started again after a failure; fit(checkpoint=, resume=True) "
+        "resumes (default: 0)",
+    )
+
+
 def _add_elastic_options(add: Callable[..., Any]) -> None:
     """Add the options of an elastic job."""
-    add("--min-np", "--min-num-proc", dest="least", type=count, metavar="N", help="elastic job: at least N ranks")
-    add("--max-np", "--max-num-proc", dest="most", type=count, metavar="N", help="at most N (default: all slots)")
+    add(
+        "--min-np",
+        "--min-num-proc",
+        dest="least",
+        type=count,
+        metavar="N",
+        help="least number of ranks; makes the job elastic (default: the number of -n)",
+    )
+    add(
+        "--max-np",
+        "--max-num-proc",
+        dest="most",
+        type=count,
+        metavar="N",
+        help="largest number of ranks (default: all slots)",
+    )
     add(
         "--host-discovery-script",
         metavar="COMMAND",
-        help="elastic job: a program that prints a line host:slots for each available host; run about once a second",
+        help="program that prints a line host:slots for each available host; run about once a second; makes the job "
+        "elastic",
     )
-    add("--slots-per-host", type=count, metavar="N", help="slots of a host that it lists without slots (default: 1)")
-    add("--elastic-timeout", type=some_seconds, metavar="S", help="end when short of ranks for S (default: 600)")
-    add("--reset-limit", type=whole, metavar="K", help="end when the ranks change more than K times")
+    add(
+        "--slots-per-host",
+        type=count,
+        metavar="N",
+        help="slots of a host that the discovery script prints without slots (default: 1)",
+    )
+    add(
+        "--elastic-timeout",
+        type=some_seconds,
+        metavar="S",
+        help="seconds to wait for the least number of ranks before the job ends (default: 600)",
+    )
+    add(
+        "--reset-limit",
+        type=whole,
+        metavar="K",
+        help="number of changes of the ranks after which the job ends (default: no limit)",
+    )
     add(
         "--blacklist-cooldown-range",
         dest="cooldown",
@@ -162,6 +218,42 @@ def _add_elastic_options(add: Callable[..., Any]) -> None:
         type=some_seconds,
         metavar=("MIN", "MAX"),
         help="seconds until a host whose rank failed is used again, from MIN to MAX (default: never)",
+    )
+
+
+def _add_output(add: Callable[..., Any]) -> None:
+    """Add the options for the output of the ranks and of the command."""
+    add("--output-filename", metavar="DIR", help="directory for DIR/rank.N/stdout and stderr, besides the terminal")
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        dest="timestamps",
+        action="store_true",
+        help="put the time before each line",
+    )
+    add("--verbose", action="store_true", help="print each rank's cores, threads and command")
+    add("-cb", "--check-build", action="store_true", help="print the available backends and transports, and exit")
+    add("-v", "--version", action="version", version=f"choros {metadata.version('choros')}", help=argparse.SUPPRESS)
+
+
+def _add_horovod_options(add: Callable[..., Any]) -> None:
+    """Add the options for the timeline and the stall check of ``choros.hvd``."""
+    add("--timeline-filename", metavar="FILE", help="file for a timeline of the collective operations, such as t.json")
+    add("--timeline-mark-cycles", dest="mark_cycles", **_ON, help="mark cycles in the timeline (default: no)")
+    add("--no-timeline-mark-cycles", dest="mark_cycles", **_OFF, help=argparse.SUPPRESS)
+    add("--no-stall-check", dest="stall_off", **_ON, help="do not look for ranks that stall (default: look)")
+    add("--stall-check", dest="stall_off", **_OFF, help=argparse.SUPPRESS)
+    add(
+        "--stall-check-warning-time-seconds",
+        type=seconds,
+        metavar="S",
+        help="seconds of a stall after which a warning is printed (default: 60)",
+    )
+    add(
+        "--stall-check-shutdown-time-seconds",
+        type=seconds,
+        metavar="S",
+        help="seconds of a stall after which the job ends (default: 0, which means 1800)",
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from choros.cli.arguments import job_parser
-from choros.launch.schedulers import find_scheduler, job_status
+from choros.cli.arguments import choose_scheduler, job_parser
+from choros.launch.schedulers import job_status
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        InvalidInputError: the scheduler does not know the job.
+        SchedulerError: the scheduler does not know the job.
     """
-    print(job_status(find_scheduler(args.on), args.job))
+    print(job_status(choose_scheduler("status", args.on), args.job))
     return 0

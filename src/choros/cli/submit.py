@@ -10,12 +10,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from choros import backend_choice
-from choros.cli.arguments import count
+from choros.cli.arguments import choose_scheduler, count, integer
 from choros.cli.command_target import command_of
 from choros.cluster.hardware import cpu_features
 from choros.errors import InvalidInputError
@@ -28,7 +28,6 @@ from choros.launch.schedulers import (
     Site,
     check_options,
     find_mpi,
-    find_scheduler,
     load_site,
     parse_time,
     site_names,
@@ -45,6 +44,17 @@ Writes the script of a job into NAME.SCHEDULER.sh here, submits it and prints th
 and does nothing else. Ranks have their threads set before anything is imported. A script that has the callback
 choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the job is requeued and resumes.
 """
+_EPILOG = """\
+examples:
+  choros submit --on slurm --nodes 2 --ranks-per-node 4 --cores 8 --time 1:30:00 train.py --epochs 3
+  choros submit --site polaris --account MyProject -o '-l filesystems=home' --dry-run train.py
+  choros submit --on k8s --image registry.example.org/train:1 --nodes 2 train.py
+  choros submit --on spark --master yarn --nodes auto train.py
+
+Exit codes: 0 submitted; 1 the scheduler refused the script; 2 wrong usage, and nothing was written; with --on spark the
+code of the job. The script of a job ends with the code of its ranks, or with 75 if they saved their state before the
+time limit and the scheduler does not requeue the job.
+"""
 _DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
 
 
@@ -58,52 +68,131 @@ def add_parser(subparsers: SubParsers) -> None:
         "submit",
         help="write the script of a job for a cluster's scheduler, and submit it",
         description=_HELP,
+        epilog=_EPILOG,
         usage="choros submit [--on SCHEDULER] [OPTIONS] (script.py | -m module | program) [ARGS ...]",
         allow_abbrev=False,
     )
+    _add_cluster(parser.add_argument_group("cluster").add_argument)
+    _add_resources(parser.add_argument_group("resources").add_argument)
+    _add_ranks(parser.add_argument_group("ranks").add_argument)
+    _add_kubernetes_and_spark(parser)
+    _add_script(parser.add_argument_group("script").add_argument)
     add = parser.add_argument
+    add("--written-by", default="", help=argparse.SUPPRESS)
+    add("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="the program that the ranks run")
+
+
+def _add_cluster(add: Callable[..., Any]) -> None:
+    """Add the options that name the cluster and its scheduler."""
     add(
-        "--on", choices=sorted(SCHEDULERS), help="the scheduler (default: the site's, or the one found on this machine)"
+        "--on",
+        choices=sorted(SCHEDULERS),
+        help="scheduler (default: the site's, else the one whose command is on PATH; k8s and spark must be named)",
     )
-    add("--site", default="generic", metavar="NAME", help=f"the preset of a machine: {', '.join(site_names())}")
-    add("--nodes", type=_nodes, metavar="N", help="default: 1; auto: YARN's active nodes (--on spark --master yarn)")
-    add("--ranks-per-node", type=int, metavar="N", help="default: 1, or the site's")
-    add("--cores", type=int, metavar="N", help="cores of each rank (default: 1, or the site's)")
-    add("--threads-per-core", type=int, default=0, metavar="N", help="hardware threads used of each core")
-    add("--gpus", type=int, metavar="N", help="GPUs of each rank (default: 0, or the site's)")
-    add("--time", metavar="H:MM:SS", help="the limit; also 90m or 1h30m (default: the queue's)")
-    add("--account", default="", metavar="NAME", help="the project or bank to charge")
-    add("--queue", default="", metavar="NAME", help="queue, partition")
-    add("--setup", action="append", default=[], metavar="LINE", help="a line of shell before the ranks; repeatable")
-    add("--env", action="append", default=[], metavar="K=V", help="a variable of the ranks; repeatable")
-    add("-o", "--directive", action="append", default=[], help="passed on to the scheduler untouched; repeatable")
-    add("--wrap", default="", metavar="COMMAND", help="a command that starts each rank; %%r in it is the rank")
-    add("--mpi", default="", metavar="NAME", help="mpich, openmpi, intel, pals, jsrun, or what srun --mpi= takes")
-    add("--signal", type=int, metavar="S", help="send the ranks a signal S seconds before the limit (90; 0: never)")
-    add("--name", metavar="NAME", help="the name of the job and its log (default: the script's)")
-    add("--python", metavar="PROGRAM", help="default: this Python; 'python' where --setup is given")
-    add("--image", default="", help="Kubernetes: the container's image")
-    add("--kind", choices=("job", "jobset", "trainjob"), help="Kubernetes: the kind of manifest (default: job)")
-    add("--runtime", metavar="NAME", help="Kubernetes: the TrainJob's runtime (default: torch-distributed)")
-    add("--master", default="", metavar="URL", help="Spark: the cluster, as spark://head:7077, yarn or sc://head")
     add(
-        "--archive",
+        "--site",
+        default="generic",
+        metavar="NAME",
+        help=f"preset of a cluster: {', '.join(site_names())} (default: generic, which assumes nothing)",
+    )
+    add("--account", default="", metavar="NAME", help="project or bank that is charged (default: the scheduler's)")
+    add("--queue", default="", metavar="NAME", help="queue or partition, such as debug (default: the scheduler's)")
+    add(
+        "-o",
+        "--directive",
+        action="append",
+        default=[],
+        help="option that is passed on to the scheduler, such as -o '--constraint=cpu'; repeatable",
+    )
+
+
+def _add_resources(add: Callable[..., Any]) -> None:
+    """Add the options for nodes, cores, GPUs and time."""
+    add(
+        "--nodes",
+        type=_nodes,
+        metavar="N",
+        help="number of nodes (default: 1); auto takes YARN's active nodes (--on spark --master yarn)",
+    )
+    add("--ranks-per-node", type=integer, metavar="N", help="number of ranks on each node (default: 1, or the site's)")
+    add("--cores", type=integer, metavar="N", help="number of cores of each rank (default: 1, or the site's)")
+    add(
+        "--threads-per-core",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="number of hardware threads used of each core, such as 2 (default: the scheduler's)",
+    )
+    add("--gpus", type=integer, metavar="N", help="number of GPUs of each rank (default: 0, or the site's)")
+    add("--time", metavar="H:MM:SS", help="time limit, such as 1:30:00, 90m or 1h30m (default: the queue's)")
+    add(
+        "--signal",
+        type=integer,
+        metavar="S",
+        help="seconds before the time limit at which the ranks receive a signal (default: 90; 0: never)",
+    )
+
+
+def _add_ranks(add: Callable[..., Any]) -> None:
+    """Add the options for the commands and the environment of the ranks."""
+    add(
+        "--setup",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="line of shell before the ranks start, such as 'module load python'; repeatable",
+    )
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="environment variable of the ranks, such as KERAS_BACKEND=jax; repeatable",
+    )
+    add(
+        "--wrap",
         default="",
-        metavar="FILE",
-        help="Spark: the executors' environment, as python -m choros.spark.pack_environment made it",
+        metavar="COMMAND",
+        help="command that starts each rank, such as 'numactl --localalloc'; %%r in it is the rank",
     )
-    add("--max-nodes", type=count, metavar="N", help="Spark: the most that --nodes auto takes (default: all)")
+    add(
+        "--mpi",
+        default="",
+        metavar="NAME",
+        help="MPI of the ranks: mpich, openmpi, intel, pals, jsrun, or a value of srun --mpi= (default: the site's, or "
+        "the one that mpi4py loads)",
+    )
+    add(
+        "--python",
+        metavar="PROGRAM",
+        help="Python interpreter of the ranks (default: this one; 'python' if --setup is given)",
+    )
+
+
+def _add_kubernetes_and_spark(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the schedulers that are no batch schedulers."""
+    add = parser.add_argument_group("Kubernetes").add_argument
+    add("--image", default="", help="image of the container, with Choros and the script in it")
+    add("--kind", choices=("job", "jobset", "trainjob"), help="kind of the manifest (default: job)")
+    add("--runtime", metavar="NAME", help="runtime of a TrainJob (default: torch-distributed)")
+    add = parser.add_argument_group("Spark").add_argument
+    add("--master", default="", metavar="URL", help="URL of the cluster: spark://head:7077, yarn or sc://head")
+    add("--archive", default="", metavar="FILE", help="environment of the executors, a file of choros spark pack")
+    add("--max-nodes", type=count, metavar="N", help="largest number that --nodes auto takes (default: all)")
     add(
         "--resource-manager",
         default="",
         metavar="HOST:PORT",
-        help="Spark: the web address of YARN's ResourceManager, for --nodes auto (default: that of yarn-site.xml)",
+        help="web address of YARN's ResourceManager, for --nodes auto (default: that of yarn-site.xml)",
     )
-    add("--script", metavar="FILE", help="where the script is written (default: NAME.SCHEDULER.sh)")
+
+
+def _add_script(add: Callable[..., Any]) -> None:
+    """Add the options for the script that is written."""
+    add("--name", metavar="NAME", help="name of the job and of its log (default: the script's)")
+    add("--script", metavar="FILE", help="file that the script is written to (default: NAME.SCHEDULER.sh)")
     add("--dry-run", action="store_true", help="print the script, and do nothing else")
-    add("--written-by", default="", help=argparse.SUPPRESS)
-    add("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    add("target", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="the program that the ranks run")
 
 
 def before_parsing(arguments: Sequence[str]) -> list[str]:
@@ -145,12 +234,13 @@ def main(args: argparse.Namespace) -> int:
         0; for Spark, the exit code of the job.
 
     Raises:
-        InvalidInputError: an argument is not valid, and nothing was written; or the scheduler refuses the script.
+        InvalidInputError: an argument is not valid, and nothing was written.
+        SchedulerError: the scheduler refuses the script.
     """
     site = load_site(args.site)
     if args.on and site.scheduler and args.on != site.scheduler:
         raise InvalidInputError(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
-    scheduler = find_scheduler(args.on or site.scheduler)
+    scheduler = choose_scheduler("submit", args.on or site.scheduler)
     check_options(
         scheduler.name,
         {"-o" if name == "directive" else f"--{name.replace('_', '-')}": value for name, value in vars(args).items()},
@@ -216,10 +306,7 @@ def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
 
 def _nodes(text: str) -> int | str:
     """Return a number of nodes, or ``"auto"``."""
-    try:
-        return text if text == "auto" else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, or auto, got {text}") from None
+    return text if text == "auto" else integer(text, ", or auto")
 
 
 def _ask_for_nodes(args: argparse.Namespace) -> None:

@@ -20,6 +20,13 @@ several spin times of OpenMP. Each trial makes a few steps of the script's own `
 or Keras) and is then ended. Prints the times, and the line for the job script. Run it where the job will run: on a
 compute node. What the script writes before its first steps, it writes in each trial.
 """
+_EPILOG = """\
+examples:
+  choros tune train.py
+  choros tune -n 2,4 --threads 1,2 --bind yes train.py --batch-size 256
+
+Exit codes: 0 success; 1 all trials failed; 2 wrong usage, and nothing was started; 130 interrupted (Ctrl-C).
+"""
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -29,18 +36,28 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
-        "tune", help="find the ranks and threads with which a script trains fastest", description=_HELP
+        "tune", help="find the ranks and threads with which a script trains fastest", description=_HELP, epilog=_EPILOG
     )
     add = parser.add_argument
-    add("--ranks", type=_list(count), metavar="LIST", help="numbers of ranks (default: 1, 2, 4 ... cores)")
+    add(
+        "-n",
+        "--workers",
+        "--ranks",
+        dest="ranks",
+        type=_list(count),
+        metavar="LIST",
+        help="numbers of ranks, such as 2,4 (default: 1, 2, 4 ... cores)",
+    )
     add(
         "--threads",
         type=_list(count),
         default=[],
         metavar="LIST",
-        help="threads of a rank (default: as many as it has cores, and half of them)",
+        help="numbers of threads of a rank, such as 1,2 (default: the number of its cores, and half of it)",
     )
-    add("--bind", choices=("yes", "no", "both"), default="both", help="bind ranks to cores (default: both)")
+    add(
+        "--bind", choices=("yes", "no", "both"), default="both", help="whether ranks are bound to cores (default: both)"
+    )
     add(
         "--blocktime",
         type=_list(whole),
@@ -48,9 +65,15 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="LIST",
         help="KMP_BLOCKTIME in ms; 0 also sets OMP_WAIT_POLICY=PASSIVE, others ACTIVE (default: 0,200)",
     )
-    add("--warmup", type=count, default=5, metavar="N", help="steps before the measurement (default: 5)")
-    add("--steps", type=count, default=20, metavar="N", help="measured steps (default: 20)")
-    add("--timeout", type=some_seconds, default=300.0, metavar="S", help="seconds of a trial (default: 300)")
+    add("--warmup", type=count, default=5, metavar="N", help="number of steps before the measurement (default: 5)")
+    add("--steps", type=count, default=20, metavar="N", help="number of measured steps (default: 20)")
+    add(
+        "--timeout",
+        type=some_seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds after which a trial is ended (default: 300)",
+    )
     add("-m", dest="module", action="store_true", help="the target is a module")
     add("target", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGUMENTS]", help="the script and its arguments")
 

@@ -27,8 +27,14 @@ def add_parser(subparsers: SubParsers) -> None:
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
-    parser = subparsers.add_parser("where", help="print this process's rank, cores, threads and libraries")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser = subparsers.add_parser(
+        "where",
+        help="print this process's rank, cores, threads and libraries",
+        description="Prints this process's rank, cores, threads and libraries, without importing a framework.",
+        epilog="examples:\n  choros where\n  srun choros where --json\n\n"
+        "Exit codes: 0 success; 2 the launcher's variables contradict each other.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(args: argparse.Namespace) -> int:

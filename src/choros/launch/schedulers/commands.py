@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, SchedulerError
 from choros.launch.schedulers.registry import SCHEDULERS
 from choros.launch.schedulers.scheduler import Scheduler
 
@@ -21,12 +21,12 @@ _ID = re.compile(r"[A-Za-z0-9\u0192][\w.\[\]/-]*")
 _TICK = 0.5  # seconds between two reads of a growing log
 
 
-class _NoAnswer(InvalidInputError):
+class _NoAnswer(SchedulerError):
     """Failure to reach the scheduler, although its command exists."""
 
 
 def find_scheduler(name: str = "") -> Scheduler:
-    """Return the scheduler of the given name, or the first one whose commands are on PATH.
+    """Return the scheduler of the given name, or the first one whose commands are on PATH; Kubernetes must be named.
 
     Raises:
         InvalidInputError: no scheduler has this name, or no command is on PATH.
@@ -39,13 +39,14 @@ def find_scheduler(name: str = "") -> Scheduler:
         if name not in SCHEDULERS:
             raise InvalidInputError(f"--on {name} is none of {', '.join(SCHEDULERS)}")
         return SCHEDULERS[name]
-    schedulers = [scheduler for scheduler in SCHEDULERS.values() if not scheduler.attached]
+    schedulers = [scheduler for scheduler in SCHEDULERS.values() if not scheduler.named_only]
     for scheduler in schedulers:
         if shutil.which(scheduler.program) and (not scheduler.beside or shutil.which(scheduler.beside)):
             return scheduler
     programs = ", ".join(dict.fromkeys(scheduler.program for scheduler in schedulers))
     raise InvalidInputError(
         f"no scheduler is here (looked on PATH for {programs}): name it by --on {'|'.join(SCHEDULERS)}"
+        + (" (kubectl is here: for Kubernetes give --on k8s)" if shutil.which("kubectl") else "")
     )
 
 
@@ -57,7 +58,8 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
         file: the path of the script.
 
     Raises:
-        InvalidInputError: the scheduler's command is not on PATH, or refuses the script.
+        InvalidInputError: the scheduler's command is not on PATH.
+        SchedulerError: the scheduler refuses the script.
     """
     if shutil.which(scheduler.program) is None:
         raise InvalidInputError(
@@ -71,7 +73,7 @@ def job_status(scheduler: Scheduler, job: str) -> str:
     """Return the status of a job as text.
 
     Raises:
-        InvalidInputError: the scheduler does not know the job.
+        SchedulerError: the scheduler does not know the job.
     """
     output = _call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} does not report job {job}")
     return scheduler.describe(output) if scheduler.describe else output.rstrip()
@@ -84,7 +86,7 @@ def cancel_job(scheduler: Scheduler, job: str) -> bool:
         False if the job had ended already.
 
     Raises:
-        InvalidInputError: the scheduler does not know the job, or refuses.
+        SchedulerError: the scheduler does not know the job, or refuses.
     """
     output, _ = _ask(scheduler, _checked(job))
     if output.strip() and scheduler.ended(output):
@@ -103,7 +105,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         out: the stream to write to. Defaults to ``sys.stdout``.
 
     Raises:
-        InvalidInputError: there is no log; with ``on``, none until the job has ended.
+        SchedulerError: there is no log; with ``on``, none until the job has ended.
     """
     out, job = sys.stdout if out is None else out, _checked(job)
     if scheduler.follow is not None:
@@ -127,7 +129,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         if silent is not None:
             raise silent
         where = " or ".join(scheduler.logs(job))
-        raise InvalidInputError(f"job {job} has no log yet: {where} is not in {os.getcwd()}, where a job leaves it")
+        raise SchedulerError(f"job {job} has no log yet: {where} is not in {os.getcwd()}, where a job leaves it")
 
 
 def _log_file(scheduler: Scheduler, job: str, output: str) -> str:
@@ -147,7 +149,7 @@ def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
     """Return the output of ``status``, or "" if the command failed; and the error if no scheduler was reached."""
     try:
         return _call(scheduler, scheduler.status(job), ""), None
-    except InvalidInputError as error:
+    except (InvalidInputError, SchedulerError) as error:
         return "", error if isinstance(error, _NoAnswer) else None
 
 
@@ -175,5 +177,5 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
             f"or go to a machine of its cluster. {command[0]} printed: {text}"
         )
     if process.returncode:
-        raise InvalidInputError(f"{failed}: {text or f'code {process.returncode}'}")
+        raise SchedulerError(f"{failed}: {text or f'code {process.returncode}'}")
     return "".join(lines)

@@ -206,4 +206,5 @@ KUBERNETES = Scheduler(
     follow=_logs,
     silent=("nable to connect to the server", "did you specify the right host or port"),
     ending=".k8s.json",
+    named_only=True,
 )

@@ -27,8 +27,8 @@ class Scheduler:
         log_of: function from the output of ``status`` to the path of the log, or "".
         ended: function from the output of ``status`` to whether the job has ended.
         silent: parts of error messages by which its commands report that no such scheduler can be reached.
-        attached: whether the submitting command runs, and shows the output, until the job ends. Such a scheduler is
-            used only if it is named by ``--on``.
+        attached: whether the submitting command runs, and shows the output, until the job ends.
+        named_only: whether it is used only if ``--on`` names it: its command on PATH does not mean that it is meant.
     """
 
     name: str
@@ -47,3 +47,4 @@ class Scheduler:
     beside: str = ""
     ending: str = ".sh"
     attached: bool = False
+    named_only: bool = False

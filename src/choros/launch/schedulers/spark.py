@@ -87,4 +87,5 @@ SPARK = Scheduler(
     logs=_attached,
     ending=".spark.sh",
     attached=True,
+    named_only=True,
 )
