@@ -33,7 +33,8 @@ DEPENDENCIES = {
     "cloudpickle": {"pickling"},
     "ml_dtypes": {"types"},
     "mpi4py": {"cluster", "comm"},
-    "matplotlib": {"tools"},
+    "matplotlib": {"tools", "training"},
+    "rich": {"cli"},
     "sklearn": {"tools"},
 }
 FRAMEWORKS = ("jax", "torch", "tensorflow", "pyarrow")

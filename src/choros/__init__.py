@@ -21,7 +21,7 @@ from choros.device_choice import allocate_as_needed as _allocate_as_needed
 from choros.device_choice import choose_when_imported as _choose_device_when_imported
 
 if TYPE_CHECKING:
-    from choros import algorithms, callbacks, data, errors, hvd, launch, native, parallel, spark
+    from choros import algorithms, callbacks, cluster, data, errors, hvd, launch, native, parallel, spark
     from choros.algorithms import (
         ADAG,
         AEASGD,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Ensemble,
         LocalSGD,
         Single,
+        list_algorithms,
     )
     from choros.cluster import Place
     from choros.comm.bootstrap.rank_zero import rank_zero_first
@@ -54,10 +55,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ALGORITHMS = "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD EASGD Ensemble LocalSGD Single"
-_PACKAGES = ("algorithms", "callbacks", "data", "errors", "hvd", "launch", "native", "parallel", "spark")
+_PACKAGES = ("algorithms", "callbacks", "cluster", "data", "errors", "hvd", "launch", "native", "parallel", "spark")
 _WHERE = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("InvalidInputError", "ChorosError", "WorkerFailedError"), "choros.errors"),
+    "list_algorithms": "choros.algorithms",
     "Checkpoint": "choros.training.checkpoint",
     "Place": "choros.cluster",
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
@@ -103,11 +105,13 @@ __all__ = [
     "algorithms",
     "callbacks",
     "check",
+    "cluster",
     "data",
     "errors",
     "files",
     "hvd",
     "launch",
+    "list_algorithms",
     "native",
     "parallel",
     "prefetch",

@@ -205,6 +205,11 @@ class Trainer:
                 "them out, or train on this machine."
             )
 
+    def __repr__(self) -> str:
+        model = f"<{type(self.model).__name__} {self.model.name}>"
+        launcher = f", launcher={self._launcher!r}" if self._launcher is not None else ""
+        return f"Trainer({model}, {self.algorithm!r}, workers={self.workers}{launcher})"
+
     def _choose_executor(self, preferences: LaunchPreferences) -> Executor:
         """Return the executor for the job of this process, for the launcher, or for local workers."""
         if self._place.size > 1:

@@ -64,7 +64,7 @@ def test_what_is_no_name_is_refused():
 
 def test_the_list_has_a_line_each_and_the_module_can_be_called():
     listing = algorithms()
-    assert listing == algorithms.algorithms()
+    assert listing == algorithms.list_algorithms()
     assert list(listing) == [kind.__name__ for kind in ALL]
     assert all(20 < len(line) < 120 and line.endswith(".") for line in listing.values())
     assert len(set(listing.values())) == len(ALL)

@@ -49,7 +49,7 @@ def test_the_settings_are_those_that_were_used():
     report = compare(plan, SETTING, train, make_display(plan)[0])
     assert report.results[0].settings == {"window": "8", "alpha": "0.45"}
     assert report.results[1].settings == {}
-    assert report.results[0].about == algorithms.algorithms()["EASGD"]
+    assert report.results[0].about == algorithms.list_algorithms()["EASGD"]
 
 
 def test_one_that_fails_has_its_error_and_the_others_go_on():

@@ -43,6 +43,13 @@ def refused(make_model, data, monkeypatch):
     return check
 
 
+def test_callbacks(refused):
+    refused(InvalidInputError, "callbacks: 3 is of type int: give a keras.callbacks.Callback, a list", callbacks=3)
+    refused(InvalidInputError, "callbacks: 'stop' is of type str", callbacks=[keras.callbacks.Callback(), "stop"])
+    words = r"callbacks: EarlyStopping is a class: give an object, EarlyStopping\(\)"
+    refused(InvalidInputError, words, callbacks=[keras.callbacks.EarlyStopping])
+
+
 def test_models(refused):
     layers = [keras.Input((8,)), keras.layers.Dense(3)]
     refused(InvalidInputError, "not compiled: call model.compile", keras.Sequential(layers))

@@ -1,7 +1,13 @@
-"""What the line after training advises."""
+"""What the line after training advises, and how a record is shown."""
 
+import json
+import sys
+
+import keras
 import pytest
 
+import choros
+from choros.errors import InvalidInputError
 from choros.training.run_record import RunRecord
 from choros.training.spec import WorkerStats
 
@@ -57,3 +63,68 @@ def test_the_cause_of_waiting_and_the_setting_to_change(mode, facts, expected):
     bottlenecks = RunRecord.of(None, mode, tallies, 0.0, []).bottlenecks()
     assert [(b.cause, pytest.approx(b.share), b.rank) for b in bottlenecks] == [row[:3] for row in expected]
     assert all(row[3] in b.remedy for b, row in zip(bottlenecks, expected, strict=True)), bottlenecks
+
+
+def record(workers=2, host="n1"):
+    counts = [WorkerStats(rank, host=host, exchanging=2.0, waiting=1.0, **BUSY) for rank in range(workers)]
+    return RunRecord.of(choros.AEASGD(), "async", counts, 0.0, [(1.0, 0, 0.5), (2.0, 1, 0.25)], "a center")
+
+
+def test_print_shows_the_summary_and_a_row_for_each_worker():
+    first, head, *rows = str(record()).splitlines()
+    assert first == record().summary()
+    assert head.split() == ["rank", "host", "steps", "rows", "samples/s", "exchanging", "waiting", "staleness"]
+    assert [row.split() for row in rows] == [[rank, "n1", "100", "1,000", "100", "20%", "10%", "0.0"] for rank in "01"]
+
+
+def test_html_is_escaped():
+    page = record(host="<script>")._repr_html_()
+    assert page.count("&lt;script&gt;") >= 2
+    assert "<script>" not in page
+    assert page.count("<tr>") == 3
+
+
+def test_a_dict_has_json_types():
+    values = record().to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert values["algorithm"] == repr(choros.AEASGD())
+    assert values["workers"][1]["rank"] == 1
+    assert values["losses"] == [[1.0, 0, 0.5], [2.0, 1, 0.25]]
+
+
+def test_the_plot_has_the_losses_and_the_workers(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    figure = record().plot()
+    loss, speed, time = figure.axes
+    assert loss.lines[0].get_xydata().tolist() == [[1.0, 0.5], [2.0, 0.25]]
+    assert [bar.get_width() for bar in speed.patches] == [100.0, 100.0]
+    assert [round(bar.get_width(), 6) for bar in time.patches] == [0.7, 0.7, 0.2, 0.2, 0.1, 0.1, 0.0, 0.0]
+    figure.savefig(tmp_path / "run.svg")
+
+
+def test_without_matplotlib_plot_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InvalidInputError, match="needs matplotlib: pip install matplotlib"):
+        record().plot()
+
+
+def test_objects_show_their_arguments(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="small")
+    model.compile("sgd", "mse")
+    trainer = choros.Trainer(model, choros.AEASGD(window=4), workers=2)
+    assert repr(trainer) == f"Trainer(<Sequential small>, {choros.AEASGD(window=4)!r}, workers=2)"
+    ssh = choros.Trainer(model, workers=2, launcher=choros.Ssh("n1:2"))
+    assert repr(ssh).endswith(f"workers=2, launcher={choros.Ssh('n1:2')!r})")
+    assert repr(choros.WorkerPool(2, backend="jax", threads=1)) == "WorkerPool(2, backend='jax', threads=1)"
+    assert repr(choros.Checkpoint(tmp_path, every=100)) == f"Checkpoint({str(tmp_path)!r}, every=100, keep=3)"
+
+
+def test_a_pool_and_a_trainer_pickle_without_their_processes():
+    import cloudpickle
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    pool = choros.WorkerPool(2)
+    assert not cloudpickle.loads(cloudpickle.dumps(pool)).started
+    again = cloudpickle.loads(cloudpickle.dumps(choros.Trainer(model, "aeasgd", pool=pool)))
+    assert (again.workers, again.algorithm) == (2, choros.AEASGD())

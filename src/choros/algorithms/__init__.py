@@ -54,9 +54,9 @@ __all__ = [
     "Memory",
     "Single",
     "Vector",
-    "algorithms",
     "by_name",
     "from_config",
+    "list_algorithms",
     "to_config",
 ]
 
@@ -79,11 +79,11 @@ ALL: tuple[type[Algorithm], ...] = (
 _OLD = (MeanEASGD,)  # reachable only through old names; not listed, but workers can look them up
 
 
-def algorithms() -> dict[str, str]:
+def list_algorithms() -> dict[str, str]:
     """Return the name of every algorithm with the first line of its docstring.
 
     Example:
-        >>> list(algorithms())[:3]
+        >>> list(list_algorithms())[:3]
         ['Single', 'AllReduce', 'Averaging']
     """
     return {kind.__name__: (kind.__doc__ or "").strip().splitlines()[0] for kind in ALL}
@@ -164,7 +164,7 @@ class _Callable(ModuleType):
     """A module that can be called: ``choros.algorithms()``."""
 
     def __call__(self) -> dict[str, str]:
-        return algorithms()
+        return list_algorithms()
 
 
 sys.modules[__name__].__class__ = _Callable

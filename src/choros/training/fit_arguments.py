@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from choros.data import StreamSource, make_source, make_validation
 from choros.data import validation as checks
-from choros.training.validation import check_epochs, check_numbers, check_rest, resume_point
+from choros.training.validation import check_callbacks, check_epochs, check_numbers, check_rest, resume_point
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +63,7 @@ class FitArguments:
             steps=self.steps_per_epoch,
             validation_split=self.validation_split,
         )
+        check_callbacks(self.callbacks)
         check_epochs(self.epochs, self.initial_epoch, self.initial_batch)
         seed = self.seed if synchronous else None
         epoch, batch = resume_point(self.callbacks, self.initial_epoch, self.initial_batch, seed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
+from choros.training import record_view
 from choros.training.spec import WorkerStats
 
 # A straggler takes more than 1.5 times the others' median per step, in at least 1 second and 10 steps of training.
@@ -128,7 +130,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The figures of a whole run, at ``history.run``.
+    """The figures of a whole run, at ``history.run``. ``print`` shows a summary and a table, a notebook HTML.
 
     Attributes:
         algorithm: the bound algorithm (with ``alpha`` and similar hyper-parameters filled in).
@@ -204,6 +206,32 @@ class RunRecord:
             group=group,
             keeping=sum(tally.keeping for tally in tallies),
         )
+
+    def __str__(self) -> str:
+        return record_view.text(self)
+
+    def _repr_html_(self) -> str:
+        return record_view.as_html(self)
+
+    def plot(self) -> Any:
+        """Return a ``matplotlib.figure.Figure`` of the losses, the throughput and the shares of the workers' time.
+
+        Raises:
+            InvalidInputError: matplotlib is not installed.
+        """
+        return record_view.plot(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record in JSON types; the algorithm as its ``repr``.
+
+        Example:
+            >>> from choros.training.spec import WorkerStats
+            >>> RunRecord.of(None, "sync", [WorkerStats(0, steps=1)], 0.0, []).to_dict()["workers"][0]["steps"]
+            1
+        """
+        values = asdict(replace(self, algorithm=repr(self.algorithm)))
+        result: dict[str, Any] = json.loads(json.dumps(values))
+        return result
 
     def stragglers(self) -> dict[int, float]:
         """Return the ranks whose steps take much longer than those of the other ranks.

@@ -307,6 +307,24 @@ def listed(callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callb
     return [callback for callback in items if callback is not None]
 
 
+def check_callbacks(callbacks: object) -> None:
+    """Refuse what is no callback.
+
+    Raises:
+        InvalidInputError: an element is not a ``keras.callbacks.Callback``, or is its class.
+    """
+    for callback in listed(callbacks):  # type: ignore[arg-type]
+        if isinstance(callback, type):
+            raise InvalidInputError(
+                f"callbacks: {callback.__name__} is a class: give an object, {callback.__name__}()."
+            )
+        if not (hasattr(callback, "set_model") and hasattr(callback, "on_epoch_end")):
+            raise InvalidInputError(
+                f"callbacks: {callback!r} is of type {type(callback).__name__}: give a keras.callbacks.Callback, a "
+                "list of them, or None."
+            )
+
+
 def check_average(
     model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None, alone: bool
 ) -> bool:

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from choros.algorithms import Algorithm
-from choros.algorithms import algorithms as described
+from choros.algorithms import list_algorithms as described
 from choros.cluster.hardware import usable_cores
 from choros.tools.demo.datasets.common import Dataset
 from choros.tools.demo.network import NETWORK, OPTIMIZER, build

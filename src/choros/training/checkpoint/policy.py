@@ -60,6 +60,7 @@ class Checkpoint:
         signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGUSR2"),
     ) -> None:
         self.store = CheckpointStore(directory, keep)
+        self._arguments = (os.fspath(directory), every, keep)
         self.signals = tuple(dict.fromkeys(signals))
         unknown = [name for name in self.signals if name not in signal.Signals.__members__]
         if unknown:
@@ -71,6 +72,10 @@ class Checkpoint:
         self.rule: dict[str, Any] = rule_of(every)
         self._end = stop_time()
         self._told = False
+
+    def __repr__(self) -> str:
+        directory, every, keep = self._arguments
+        return f"Checkpoint({directory!r}, every={every!r}, keep={keep})"
 
     @property
     def asked(self) -> bool:

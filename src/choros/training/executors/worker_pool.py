@@ -68,6 +68,15 @@ class WorkerPool:
         self._pool: Pool | None = None
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        options = {"backend": self._backend, "threads": self._threads, "devices_per_worker": self._devices_shown()}
+        return (
+            f"WorkerPool({', '.join([str(self.size), *(f'{k}={v!r}' for k, v in options.items() if v is not None)])})"
+        )
+
+    def _devices_shown(self) -> list[int] | None:
+        return list(self.per_worker) if max(self.per_worker) > 1 else None
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the pool without its processes. A pool is pickled if a model holds the Trainer that trains it."""
         return {name: value for name, value in vars(self).items() if name not in ("_pool", "_lock")}
