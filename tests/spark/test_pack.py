@@ -8,8 +8,9 @@ import venv
 
 import pytest
 
+from choros.cli import main
 from choros.errors import InvalidInputError
-from choros.spark.pack_environment import main, pack
+from choros.spark.pack_environment import pack
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -39,7 +40,7 @@ def test_a_task_runs_in_the_packed_environment(cluster, tmp_path, capsys):
                 if entry.suffix != ".pth" and not link.exists():
                     link.symlink_to(entry)
     file = tmp_path / "packed.tar.gz"
-    assert main([str(file), "--prefix", str(made)]) == 0
+    assert main(["spark", "pack", str(file), "--prefix", str(made)]) == 0
     assert f"--archives {file}#environment" in capsys.readouterr().out
     environ = {**os.environ, **cluster.environment}
     environ = {name: value for name, value in environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
@@ -57,5 +58,5 @@ def test_a_task_runs_in_the_packed_environment(cluster, tmp_path, capsys):
 def test_what_cannot_be_packed_is_told(tmp_path, capsys):
     with pytest.raises(InvalidInputError, match="Spark unpacks"):
         pack("environment.7z")
-    assert main([str(tmp_path / "a.zip"), "--prefix", str(tmp_path)]) == 2
+    assert main(["spark", "pack", str(tmp_path / "a.zip"), "--prefix", str(tmp_path)]) == 2
     assert "neither a venv nor conda's" in capsys.readouterr().err

@@ -29,8 +29,11 @@ COMMANDS = {
     "doctor": "diagnose a job's ranks and hosts",
     "check": "compare a model's training by workers with plain Keras",
     "tune": "find the ranks and threads with which a script trains fastest",
+    "spark": "check a Spark cluster, or pack an environment for its executors",
+    "completion": "print the completion of commands and options for a shell",
     "demo": "train one model by every algorithm and write a report",
 }
+ALIASES = {"logs": "log", "env": "where"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,13 +79,18 @@ def _failed(command: str, error: ChorosError) -> int:
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
     """Return the parsed arguments; end with code 2 if the command or an option is unknown or missing."""
-    command = _asked(arguments)
+    name = _asked(arguments)
+    command = ALIASES.get(name, name)
+    if name in ALIASES:
+        arguments[arguments.index(name)] = command
     parser = make_parser(command)
     if not arguments:
         parser.print_help(sys.stderr)
         raise SystemExit(2)
     if command and command not in COMMANDS:
-        parser.error(f"there is no command {command!r}{did_you_mean(command, COMMANDS)}: see choros --help")
+        parser.error(
+            f"there is no command {command!r}{did_you_mean(command, (*COMMANDS, *ALIASES))}: see choros --help"
+        )
     if command:  # commands change values that argparse would take for options
         arguments = list(getattr(import_module(f"choros.cli.{command}"), "before_parsing", list)(arguments))
     args, unknown = parser.parse_known_args(arguments)
@@ -97,12 +105,20 @@ def _asked(arguments: Sequence[str]) -> str:
     return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
+def command_parser(command: str) -> Parser:
+    """Return the parser of one command."""
+    commands = Parser(prog="choros").add_subparsers()
+    import_module(f"choros.cli.{command}").add_parser(commands)
+    parser: Parser = commands.choices[command]
+    return parser
+
+
 def make_parser(command: str) -> Parser:
     """Return the parser; it imports only the module of the given command."""
     parser = Parser(
         prog="choros",
         description="Train one Keras 3 model with many workers.",
-        epilog=f"choros COMMAND --help describes a command.\n\n{EXIT_CODES}",
+        epilog=f"choros COMMAND --help describes a command. logs is log, and env is where.\n\n{EXIT_CODES}",
     )
     parser.add_argument("--version", action="version", version=f"choros {metadata.version('choros')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")

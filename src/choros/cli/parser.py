@@ -42,6 +42,11 @@ class Parser(argparse.ArgumentParser):
         """Return the options that the help page lists."""
         return [action for action in self._actions if action.option_strings and action.help is not argparse.SUPPRESS]
 
+    def values(self) -> list[str]:
+        """Return the values that the first positional argument may have; an empty list if it may have any."""
+        positional = next((action for action in self._actions if not action.option_strings), None)
+        return [] if positional is None else [str(value) for value in positional.choices or ()]
+
     def refuse(self, arguments: Sequence[str]) -> None:
         """Print the usage and an error for arguments that the parser does not know; end with code 2."""
         names = [name for action in self.visible_options() for name in action.option_strings]

@@ -1,4 +1,4 @@
-"""A report of each executor and of its differences from the driver: ``python -m choros.spark.doctor``.
+"""A report of each executor and of its differences from the driver: ``choros spark doctor``.
 
 >>> from choros.spark import doctor
 >>> facts = doctor.examine(spark)
@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -196,15 +195,17 @@ def report(facts: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *(wrong or ["Nothing is wrong."])])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine a cluster, by default that of spark-submit or the environment; return 1 if there is a problem, else 0."""
-    parser = argparse.ArgumentParser(
-        "python -m choros.spark.doctor", description="Checks which packages and settings executors lack."
-    )
-    parser.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
-    options = parser.parse_args(arguments)
+def check(master: str = "") -> int:
+    """Examine a cluster and print the report.
+
+    Args:
+        master: the URL of the cluster. Defaults to that of spark-submit or of the environment.
+
+    Returns:
+        The exit code: 1 if there is a problem or no task could start, else 0.
+    """
     try:
-        spark = session(options.master, "choros doctor")
+        spark = session(master, "choros doctor")
     except InvalidInputError as error:
         write_line(brief(error), sys.stderr)
         return 1
@@ -217,7 +218,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spark.stop()
     write_line(report(facts))
     return 1 if findings(facts) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

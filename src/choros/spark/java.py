@@ -79,7 +79,7 @@ def session(master: str = "local[2]", name: str = "choros", archive: str = "", *
     Args:
         master: str. ``"local[2]"``, ``"spark://host:7077"``, ``"yarn"``; or Spark Connect's ``"sc://host:15002"``.
         name: str. The name of the application.
-        archive: str. An environment for the executors, made by ``python -m choros.spark.pack_environment``. Defaults to
+        archive: str. An environment for the executors, made by ``choros spark pack``. Defaults to
             "", the path of this Python.
         **settings: settings of Spark, with ``_`` instead of ``.``, such as ``spark_executor_memory="2g"``.
 

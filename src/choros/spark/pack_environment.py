@@ -1,4 +1,4 @@
-"""Pack this environment into one file for the executors: ``python -m choros.spark.pack_environment``.
+"""Pack this environment into one file for the executors: ``choros spark pack``.
 
 Spark brings the file to them (``spark.archives``).
 
@@ -8,15 +8,12 @@ executors need the same one at the same place, or ``--python-prefix``. Conda's h
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from choros.console import write_line
 from choros.errors import InvalidInputError, brief
 
 UNPACKED = "environment"  # the directory in which executors unpack the file
@@ -68,34 +65,11 @@ def pack(
         ) from error
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Pack an environment, and print how to use the file.
-
-    Args:
-        argv: the arguments. Defaults to those of this process.
-
-    Returns:
-        0; 2 if the environment cannot be packed.
-    """
-    parser = argparse.ArgumentParser(prog="python -m choros.spark.pack_environment", description=__doc__)
-    parser.add_argument("output", nargs="?", default="environment.tar.gz", help="default: environment.tar.gz")
-    parser.add_argument("--prefix", default=sys.prefix, help="the environment (default: this Python's)")
-    parser.add_argument("--python-prefix", default="", help="where executors have the venv's Python, such as /usr")
-    parser.add_argument("--level", type=int, default=1, help="how hard to compress, 0 to 9 (default: 1)")
-    args = parser.parse_args(argv)
-    try:
-        file = pack(args.output, args.prefix, python_prefix=args.python_prefix, level=args.level)
-    except InvalidInputError as error:
-        write_line(f"choros.spark.pack_environment: {error}", sys.stderr)
-        return 2
-    write_line(
+def usage(file: str) -> str:
+    """Return the size of a packed environment, and the three ways to use it."""
+    return (
         f"{file}: {os.path.getsize(file) / 2**20:.0f} MB\n"
         f"choros submit --on spark --archive {file} train.py\n"
         f"spark-submit --archives {file}#{UNPACKED} --conf spark.pyspark.python=./{UNPACKED}/bin/python train.py\n"
         f"choros.spark.session('spark://head:7077', archive={file!r})"
     )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -97,7 +97,7 @@ def keras_there(settings: dict[str, Any]) -> None:
             raise NoBackendError(
                 f"The executor on {os.uname().nodename} has no {settings['backend']} ({sys.executable}), on which the "
                 f"caller's Keras runs: install it there (pip install 'choros[spark,{settings['backend']}]'), or ship "
-                "an environment (python -m choros.spark.pack_environment)."
+                "an environment (choros spark pack)."
             )
         os.environ["KERAS_BACKEND"] = settings["backend"]
     with lean_keras_import():

@@ -1,0 +1,81 @@
+"""``choros spark doctor | pack``: check the executors of a Spark cluster, pack an environment for them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+from choros.cli.arguments import integer
+from choros.console import write_line
+from choros.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from choros.cli.arguments import SubParsers
+
+_EPILOG = """\
+examples:
+  choros spark doctor spark://head:7077
+  choros spark pack environment.tar.gz
+
+Exit codes: 0 success; 1 a problem was found, or no task could start; 2 wrong usage; 130 interrupted (Ctrl-C).
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add this command to the parser.
+
+    Args:
+        subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
+    """
+    parser = subparsers.add_parser(
+        "spark",
+        help="check a Spark cluster, or pack an environment for its executors",
+        description="Checks which packages and settings the executors lack, or packs this environment for them.",
+        epilog=_EPILOG,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    doctor = actions.add_parser(
+        "doctor",
+        help="compare the packages and settings of the executors with the driver's",
+        description="Starts a task in each slot of the cluster, and prints what the executors lack.",
+        epilog=_EPILOG,
+    )
+    doctor.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
+    pack = actions.add_parser(
+        "pack",
+        help="pack this environment into one file for the executors",
+        description="Packs a venv by venv-pack2, or an environment of conda by conda-pack. The executors need the "
+        "Python of a venv at the same place, or --python-prefix; conda's environments contain Python.",
+        epilog=_EPILOG,
+    )
+    add = pack.add_argument
+    add("output", nargs="?", default="environment.tar.gz", help="file to write (default: environment.tar.gz)")
+    add("--prefix", default=sys.prefix, metavar="DIR", help="directory of the environment (default: this Python's)")
+    add("--python-prefix", default="", metavar="DIR", help="where executors have the venv's Python, such as /usr")
+    add("--level", type=integer, default=1, metavar="N", help="level of compression, 0 to 9 (default: 1)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the action.
+
+    Args:
+        args: the parsed arguments.
+
+    Returns:
+        0; 1 if the doctor found a problem.
+
+    Raises:
+        InvalidInputError: a package is missing, or the environment cannot be packed.
+    """
+    if args.action == "pack":
+        from choros.spark.pack_environment import pack, usage
+
+        write_line(usage(pack(args.output, args.prefix, python_prefix=args.python_prefix, level=args.level)))
+        return 0
+    if importlib.util.find_spec("pyspark") is None:
+        raise InvalidInputError("pyspark is not installed: pip install 'choros[spark,jax]' (or torch, tensorflow).")
+    from choros.spark.doctor import check
+
+    return check(args.master)
