@@ -36,7 +36,7 @@ def test_no_argument_prints_the_commands(capsys):
     assert main([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert all(f"    {name} " in err for name in COMMANDS)
+    assert all(f"    {name}" in err for name in COMMANDS)
 
 
 def test_an_unknown_option_shows_the_usage_of_its_command(command, capsys):

@@ -22,6 +22,7 @@ from choros.errors import ChorosError, InvalidInputError
 COMMANDS = {
     "run": "run N ranks of a script on this machine or on hosts",
     "submit": "write the script of a job for a cluster's scheduler, and submit it",
+    "site": "list clusters, or write the file of this one for choros submit --site",
     "status": "print the scheduler's status of a job",
     "log": "print a job's log",
     "cancel": "cancel a job",

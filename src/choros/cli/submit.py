@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,14 @@ from choros.launch.schedulers import (
     Job,
     Scheduler,
     Site,
+    accepts,
     check_options,
+    config_file,
     find_mpi,
     load_site,
     parse_time,
     site_names,
+    submit_defaults,
     submit_job,
 )
 from choros.launch.schedulers.yarn import active_nodes
@@ -50,6 +53,12 @@ examples:
   choros submit --site polaris --account MyProject -o '-l filesystems=home' --dry-run train.py
   choros submit --on k8s --image registry.example.org/train:1 --nodes 2 train.py
   choros submit --on spark --master yarn --nodes auto train.py
+
+~/.config/choros/config.toml (or XDG_CONFIG_HOME) has defaults for options that are not given:
+  [defaults]
+  site = "mine"                        a preset, or a file of choros site init
+  account = "MyProject"
+  setup = ["module load python"]
 
 Exit codes: 0 submitted; 1 the scheduler refused the script; 2 wrong usage, and nothing was written; with --on spark the
 code of the job. The script of a job ends with the code of its ranks, or with 75 if they saved their state before the
@@ -92,9 +101,10 @@ def _add_cluster(add: Callable[..., Any]) -> None:
     )
     add(
         "--site",
-        default="generic",
+        default="",
         metavar="NAME",
-        help=f"preset of a cluster: {', '.join(site_names())} (default: generic, which assumes nothing)",
+        help=f"cluster: {', '.join(site_names())}, or a file such as ./mine.toml (default: that of "
+        "~/.config/choros/config.toml, else generic, which assumes nothing)",
     )
     add("--account", default="", metavar="NAME", help="project or bank that is charged (default: the scheduler's)")
     add("--queue", default="", metavar="NAME", help="queue or partition, such as debug (default: the scheduler's)")
@@ -237,10 +247,16 @@ def main(args: argparse.Namespace) -> int:
         InvalidInputError: an argument is not valid, and nothing was written.
         SchedulerError: the scheduler refuses the script.
     """
+    defaults = submit_defaults()
+    if not args.site:
+        args.site = "generic" if args.on else defaults.get("site", "generic")
     site = load_site(args.site)
+    if not args.on and not site.scheduler:
+        args.on = defaults.get("on")
     if args.on and site.scheduler and args.on != site.scheduler:
         raise InvalidInputError(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
     scheduler = choose_scheduler("submit", args.on or site.scheduler)
+    _use_defaults(args, defaults, scheduler.name)
     check_options(
         scheduler.name,
         {"-o" if name == "directive" else f"--{name.replace('_', '-')}": value for name, value in vars(args).items()},
@@ -256,6 +272,26 @@ def main(args: argparse.Namespace) -> int:
         return _run(scheduler, job)
     print(submit_job(scheduler, job.script))
     return 0
+
+
+def _use_defaults(args: argparse.Namespace, defaults: Mapping[str, str | list[str]], on: str) -> None:
+    """Set the options that were not given to the user's defaults, if the script for this scheduler uses them.
+
+    A line on stderr and the script's line "Written by" show them.
+    """
+    words: list[str] = []
+    for name, value in defaults.items():
+        option = "-o" if name == "directive" else f"--{name}"
+        if name in ("site", "on"):
+            if getattr(args, name) == value:
+                words += [option, str(value)]
+        elif not getattr(args, name) and accepts(on, option):
+            setattr(args, name, value)
+            words += [word for item in ([value] if isinstance(value, str) else value) for word in (option, item)]
+    if words:
+        added = shlex.join(words)
+        print(f"choros submit: from {config_file()}: {added}", file=sys.stderr)
+        args.written_by = args.written_by.replace("choros submit", f"choros submit {added}", 1)
 
 
 def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:

@@ -34,6 +34,16 @@ _CONNECT = ("--nodes", "--ranks-per-node", "--cores", "--gpus", "--queue", "-o",
 _CLOCKED = ("pbs", "flux", "lsf", "sge")  # schedulers whose script computes the time of the signal itself
 
 
+def accepts(on: str, option: str) -> bool:
+    """Return whether the script for a scheduler uses an option.
+
+    Example:
+        >>> accepts("k8s", "--account"), accepts("slurm", "--account")
+        (False, True)
+    """
+    return on in _WHERE.get(option, (on,))
+
+
 def check_options(on: str, asked: Mapping[str, Any]) -> None:
     """Refuse options that the script for this scheduler would not use.
 

@@ -1,15 +1,17 @@
-"""Presets of clusters: one TOML file in ``presets/`` for each, which names its source."""
+"""Sites: presets of clusters in ``presets/``, one TOML file for each with its source, and the user's files."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from choros.errors import InvalidInputError
+from choros.launch.schedulers.user_config import read_toml, refuse_unknown, user_sites
 
 
 @dataclass(frozen=True)
@@ -66,44 +68,65 @@ class Site:
 
 
 def site_names() -> tuple[str, ...]:
-    """Return the names of all presets.
+    """Return the names of all presets and of the user's sites.
 
     Example:
         >>> "generic" in site_names()
         True
     """
+    return tuple(sorted({*_presets(), *user_sites()}))
+
+
+def _presets() -> list[str]:
     presets = resources.files("choros.launch.schedulers").joinpath("presets").iterdir()
-    return tuple(sorted(file.name.removesuffix(".toml") for file in presets if file.name.endswith(".toml")))
+    return [file.name.removesuffix(".toml") for file in presets if file.name.endswith(".toml")]
 
 
 def load_site(name: str = "generic") -> Site:
-    """Read the preset of a site.
+    """Read the file of a site.
 
     Args:
-        name: one of ``site_names()``. Defaults to ``"generic"``, which assumes nothing.
+        name: one of ``site_names()``, or the path of a file that ends in ``.toml``. A site of the user comes before a
+            preset of the same name. Defaults to ``"generic"``, which assumes nothing.
 
     Raises:
-        InvalidInputError: there is no such preset.
+        InvalidInputError: there is no such site, or a key of its file is unknown or has a value of another type.
 
     Example:
         >>> load_site("perlmutter").gpu_order
         ('3', '2', '1', '0')
     """
-    if name not in site_names():
+    file = Path(name).expanduser() if name.endswith(".toml") else user_sites().get(name)
+    if file is not None:
+        return _read(str(file), {"name": file.stem, **read_toml(file)})
+    if name not in _presets():
         near = get_close_matches(name.lower(), site_names(), 1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(site_names())}."
         raise InvalidInputError(f"there is no site {name!r}: {hint} Without --site no preset is used.")
     text = resources.files("choros.launch.schedulers").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
-    return _read(tomllib.loads(text))
+    return _read(f"the preset {name}.toml", tomllib.loads(text))
 
 
-def _read(preset_file: dict[str, Any]) -> Site:
-    unknown = preset_file.keys() - {field.name for field in fields(Site)}
-    if unknown:
-        raise InvalidInputError(
-            f"the preset of {preset_file.get('name')} has unknown fields: {', '.join(sorted(unknown))}"
-        )
-    preset: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in preset_file.items()
-    }
-    return Site(**preset)
+def _read(file: str, content: dict[str, Any]) -> Site:
+    """Return the site of a file's content; refuse unknown keys and values of another type."""
+    kinds = {field.name: _kind_of(field) for field in fields(Site)}
+    refuse_unknown(file, content.keys(), kinds)
+    for name, value in content.items():
+        kind, text = kinds[name]
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        if type(value) is not kind or not all(isinstance(item, str) for item in items):
+            raise InvalidInputError(f"{file}: {name} must be {text}, got {value!r}")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+    return Site(**values)
+
+
+def _kind_of(field: Field[Any]) -> tuple[type, str]:
+    """Return the type of a key's value in TOML, and its description."""
+    if field.default is MISSING:
+        return dict, "a table of texts"
+    return {
+        bool: (bool, "true or false"),
+        int: (int, "a whole number"),
+        str: (str, "a text in quotes"),
+        tuple: (list, "a list of texts"),
+    }[type(field.default)]
