@@ -305,7 +305,7 @@ class Trainer:
         if isinstance(source, StreamSource):
             check_reach(self._launcher)
         callbacks = arguments.callbacks
-        averaged = check_average(self.model, callbacks, alone=not self._synchronous)
+        averaged = check_average(self.model, callbacks, synchronous=self._synchronous)
         facts = (source, self.mode, self._each, self._launcher)
         saver = CheckpointManager(check_checkpoint(arguments.checkpoint, arguments.resume, self.restarts, *facts))
         if isinstance(self.algorithm, algorithms.Ensemble):
@@ -342,7 +342,7 @@ class Trainer:
         )
         lead = not self._place.rank
         job = saver.begin(job, lambda: facts_of(self.model, source), arguments.resume, self.restarts, lead)
-        conductor.first, conductor.alone = job.initial_batch, not job.together
+        conductor.first, conductor.synchronous = job.initial_batch, job.synchronous
         if saver.latest is not None:
             conductor.kept = partial(saver.show, self.model)
         if verbose and job.devices:

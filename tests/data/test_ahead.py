@@ -52,7 +52,7 @@ def test_only_what_is_prefetched_is_made_ready_ahead():
         made.append((threading.current_thread().name, batch.x.tolist()))
         return batch
 
-    how = dict(rank=0, size=1, together=True, batch_size=4, seed=0, epoch=0, shuffle=False)
+    how = dict(rank=0, size=1, synchronous=True, batch_size=4, seed=0, epoch=0, shuffle=False)
     for source in (make_source(prefetch(x)), make_source(prefetch(iter([(x[:4],), (x[4:8],), (x[8:],)])))):
         assert [batch.x.tolist() for batch in feed(source, ready, 1, **how)] == [[4, 5, 6, 7], [8, 9]]
     assert made == [("choros-ahead", [4, 5, 6, 7]), ("choros-ahead", [8, 9])] * 2
@@ -75,7 +75,7 @@ def test_the_times_of_reading_and_copying_are_counted_apart():
         time.sleep(0.01)
         return batch
 
-    how = dict(rank=0, size=1, together=True, batch_size=2, seed=0, epoch=0, shuffle=False)
+    how = dict(rank=0, size=1, synchronous=True, batch_size=2, seed=0, epoch=0, shuffle=False)
     for data, copying in ((Slow(), 0.0), (prefetch(Slow()), 0.04)):
         times = FeedTimes()
         assert len(list(feed(make_source(data), ready, 0, times, **how))) == 4
@@ -90,7 +90,7 @@ def test_prefetch_changes_x_alone_and_travels():
     assert isinstance(source, PrefetchSource)
     assert (source.rows, source.steps(2), source.depth) == (5, 3, 3)
     source = serialization.unpack(*serialization.pack(source))
-    how = dict(rank=0, size=1, together=True, batch_size=2, seed=0, epoch=0, shuffle=False)
+    how = dict(rank=0, size=1, synchronous=True, batch_size=2, seed=0, epoch=0, shuffle=False)
     found = list(source.epoch(**how))
     np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), -x)
     np.testing.assert_array_equal(np.concatenate([batch.y for batch in found]), y)

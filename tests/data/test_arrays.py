@@ -12,22 +12,24 @@ from choros.errors import InvalidDataError
 KW = {"seed": 3, "shuffle": True}
 
 
-def _epoch(source, rank, size, together, batch_size=4, epoch=0, **more):
+def _epoch(source, rank, size, synchronous, batch_size=4, epoch=0, **more):
     return list(
-        source.epoch(rank=rank, size=size, together=together, batch_size=batch_size, epoch=epoch, **{**KW, **more})
+        source.epoch(
+            rank=rank, size=size, synchronous=synchronous, batch_size=batch_size, epoch=epoch, **{**KW, **more}
+        )
     )
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("synchronous", [True, False])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_all_ranks_together_train_each_row_once_with_its_own_label_and_weight(together, shuffle):
+def test_all_ranks_together_train_each_row_once_with_its_own_label_and_weight(synchronous, shuffle):
     for rows, size, batch_size in itertools.product((1, 3, 10, 23), (1, 2, 3, 5), (5, 8)):
         x = np.arange(rows * 2, dtype="float32").reshape(rows, 2)
         source = ArraySource(x, np.arange(rows), np.arange(rows) / 2)
         for epoch in range(2):
             seen = []
             for rank in range(size):
-                for batch in _epoch(source, rank, size, together, batch_size, epoch, shuffle=shuffle):
+                for batch in _epoch(source, rank, size, synchronous, batch_size, epoch, shuffle=shuffle):
                     if batch.rows == 0:
                         assert batch.x is batch.y is batch.sample_weight is None
                         continue

@@ -46,8 +46,10 @@ class Endless(Rows):
         return np.full((2, 1), index), np.full(2, index)
 
 
-def _epoch(source, rank, size, together, epoch=0, shuffle=False, **more):
-    return list(source.epoch(rank=rank, size=size, together=together, seed=5, epoch=epoch, shuffle=shuffle, **more))
+def _epoch(source, rank, size, synchronous, epoch=0, shuffle=False, **more):
+    return list(
+        source.epoch(rank=rank, size=size, synchronous=synchronous, seed=5, epoch=epoch, shuffle=shuffle, **more)
+    )
 
 
 def test_a_py_dataset_is_recognised_without_importing_keras():
@@ -94,14 +96,14 @@ class Counted(Rows):
     threads=st.sampled_from([1, 3]),
     steps=st.none() | st.integers(1, 20),
     shuffle=st.booleans(),
-    together=st.booleans(),
+    synchronous=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_every_rank_has_a_share_of_the_size_of_arrays_in_every_step(
-    rows, batch, size, threads, steps, shuffle, together
+    rows, batch, size, threads, steps, shuffle, synchronous
 ):
     sources = [PyDatasetSource(Counted(rows, batch, workers=threads)) for _ in range(size)]
-    ranks = [_epoch(one, r, size, together, 1, shuffle, steps=steps) for r, one in enumerate(sources)]
+    ranks = [_epoch(one, r, size, synchronous, 1, shuffle, steps=steps) for r, one in enumerate(sources)]
     count = -(-rows // batch)
     length = count if steps is None else steps
     assert {len(batches) for batches in ranks} == {length}
@@ -115,7 +117,7 @@ def test_every_rank_has_a_share_of_the_size_of_arrays_in_every_step(
     ]
     assert seen == sorted(v for i in wanted for v in range(i * batch, min(rows, (i + 1) * batch)))
     reads = sorted(index for one in sources for index in one.dataset.reads)
-    if together:
+    if synchronous:
         assert reads == sorted(wanted * size)
     else:  # each batch once, but those at the end that cannot be dealt out evenly
         assert len(reads) == length + (length % size) * (size - 1)
@@ -132,7 +134,7 @@ def test_a_member_of_an_ensemble_has_batches_as_it_has_them_of_arrays():
 def test_hooks_are_called_once_an_epoch_also_when_it_is_given_up():
     source = PyDatasetSource(Rows(workers=2))
     _epoch(source, 0, 1, True)
-    stream = source.epoch(rank=0, size=1, together=True, seed=0, epoch=1, shuffle=False)
+    stream = source.epoch(rank=0, size=1, synchronous=True, seed=0, epoch=1, shuffle=False)
     next(stream)
     stream.close()
     assert source.dataset.events == ["end", *["begin", "end"] * 2]  # Keras calls it before the first epoch, too

@@ -82,9 +82,9 @@ FORMATS = {
 }
 
 
-def epoch(source, size, *, together=True, batch_size=64, number=0, shuffle=True):
+def epoch(source, size, *, synchronous=True, batch_size=64, number=0, shuffle=True):
     """All rows of an epoch as ranks get them, put together again, and the batches' sizes."""
-    asked = dict(together=together, batch_size=batch_size, seed=1, epoch=number, shuffle=shuffle)
+    asked = dict(synchronous=synchronous, batch_size=batch_size, seed=1, epoch=number, shuffle=shuffle)
     ranks = [list(source.epoch(rank=rank, size=size, **asked)) for rank in range(size)]
     batches = list(zip(*ranks, strict=True))
     for batch in batches:
@@ -116,7 +116,7 @@ def test_every_row_once_and_the_same_order_for_any_number_of_ranks(folder, name)
     assert not np.array_equal(other, x)
     straight, _ = epoch(source, 2, shuffle=False)
     np.testing.assert_allclose(straight, numbers()[0], rtol=1e-6)
-    np.testing.assert_array_equal(epoch(source, 2, together=False)[0], x)
+    np.testing.assert_array_equal(epoch(source, 2, synchronous=False)[0], x)
 
 
 def test_a_few_rows_make_the_sample_to_build_a_model_from(folder):
@@ -128,7 +128,7 @@ def test_a_few_rows_make_the_sample_to_build_a_model_from(folder):
 def test_several_inputs_and_weights_are_columns_too(folder):
     x, _ = numbers()
     source = files(folder / "whole.parquet", x={"wide": ["b", "a"], "deep": "c"}, y="label", sample_weight="d")
-    batch = next(source.epoch(rank=0, size=1, together=True, batch_size=8, seed=0, epoch=0, shuffle=False))
+    batch = next(source.epoch(rank=0, size=1, synchronous=True, batch_size=8, seed=0, epoch=0, shuffle=False))
     np.testing.assert_array_equal(batch.x["wide"], x[:8, [1, 0]])
     np.testing.assert_array_equal(batch.x["deep"], x[:8, 2])
     np.testing.assert_array_equal(batch.sample_weight, x[:8, 3])
@@ -148,7 +148,7 @@ def test_bytes_are_decoded_by_a_function_of_the_user(folder):
 
 def test_class_weights_become_weights_of_rows(folder):
     source = files(folder / "whole.parquet", y="label").with_class_weight({1: 3.0})
-    batch = next(source.epoch(rank=0, size=1, together=True, batch_size=50, seed=0, epoch=0, shuffle=True))
+    batch = next(source.epoch(rank=0, size=1, synchronous=True, batch_size=50, seed=0, epoch=0, shuffle=True))
     np.testing.assert_array_equal(batch.sample_weight, np.where(batch.y == 1, 3.0, 1.0))
 
 

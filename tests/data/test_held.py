@@ -20,18 +20,18 @@ def ranks(counts):
     return [PartitionedSource(one, counts, first) for one in own]
 
 
-def epoch(source, rank, size, together, batch_size, epoch=0, shuffle=True, steps=None, seed=1):
+def epoch(source, rank, size, synchronous, batch_size, epoch=0, shuffle=True, steps=None, seed=1):
     how = {"batch_size": batch_size, "seed": seed, "epoch": epoch, "shuffle": shuffle, "steps": steps}
-    return list(source.epoch(rank=rank, size=size, together=together, **how))
+    return list(source.epoch(rank=rank, size=size, synchronous=synchronous, **how))
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("synchronous", [True, False])
 @pytest.mark.parametrize("batch_size", [4, 8, 50, 1000])
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-def test_every_row_once_an_epoch(counts, batch_size, together):
+def test_every_row_once_an_epoch(counts, batch_size, synchronous):
     sources, size = ranks(counts), len(counts)
     for number in range(2):
-        each = [epoch(one, rank, size, together, batch_size, number) for rank, one in enumerate(sources)]
+        each = [epoch(one, rank, size, synchronous, batch_size, number) for rank, one in enumerate(sources)]
         seen = [int(y) for batches in each for batch in batches if batch.rows for y in batch.y]
         assert sorted(seen) == list(range(sum(counts)))
         assert {len(batches) for batches in each} == {-(-sum(counts) // batch_size)}
@@ -54,11 +54,11 @@ def test_orders_differ_by_epoch_by_rank_and_by_seed_and_are_repeatable():
     assert order(1, 1, 2) == order(1, 1, 2)
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_an_epoch_of_fewer_steps_goes_on_where_the_last_one_stopped(together):
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_an_epoch_of_fewer_steps_goes_on_where_the_last_one_stopped(synchronous):
     sources = ranks([12, 8])
     for rank, one in enumerate(sources):
-        whole = [int(y) for batch in epoch(one, rank, 2, together, 4, shuffle=False) for y in batch.y]
-        parts = [epoch(one, rank, 2, together, 4, number, False, 2) for number in range(4)]
+        whole = [int(y) for batch in epoch(one, rank, 2, synchronous, 4, shuffle=False) for y in batch.y]
+        parts = [epoch(one, rank, 2, synchronous, 4, number, False, 2) for number in range(4)]
         found = [int(y) for batches in parts for batch in batches for y in batch.y]
         assert found[: len(whole)] == whole[: len(found)]

@@ -50,7 +50,7 @@ def test_nothing_of_a_file_is_packed_and_batches_are_those_of_arrays(files):
     spec, packed, _ = pack(make_source(*mapped))
     assert packed == []
     source = unpack(json.loads(json.dumps(spec)), [], [])
-    how = {"rank": 1, "size": 2, "together": True, "batch_size": 7, "seed": 3, "epoch": 1}
+    how = {"rank": 1, "size": 2, "synchronous": True, "batch_size": 7, "seed": 3, "epoch": 1}
     for shuffle in (False, True):
         ours, plain = (s.epoch(**how, shuffle=shuffle) for s in (source, ArraySource(*arrays)))
         for mine, other in zip(ours, plain, strict=True):
@@ -76,7 +76,7 @@ def test_what_is_larger_than_memory_is_read_a_stretch_at_a_time(files, monkeypat
     source = unpack(json.loads(json.dumps(spec)), [], [])
     assert source.block == 1 == ArraySource(x, y, block=1).block
     long = ArraySource(np.arange(1000), block=2)
-    how = {"together": True, "batch_size": 10, "seed": 3, "shuffle": True}
+    how = {"synchronous": True, "batch_size": 10, "seed": 3, "shuffle": True}
     for epochs in (0, 1):
         whole = [batch.x for batch in long.epoch(rank=0, size=1, epoch=epochs, **how)]
         parts = [[batch.x for batch in long.epoch(rank=rank, size=2, epoch=epochs, **how)] for rank in range(2)]

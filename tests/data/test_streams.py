@@ -22,8 +22,8 @@ def loader(size=4):
     return DataLoader(TensorDataset(torch.tensor(X), torch.tensor(Y)), batch_size=size)
 
 
-def epoch(source, rank=0, size=1, together=True, steps=None):
-    how = dict(rank=rank, size=size, together=together, batch_size=0, seed=0, epoch=0, shuffle=True, steps=steps)
+def epoch(source, rank=0, size=1, synchronous=True, steps=None):
+    how = dict(rank=rank, size=size, synchronous=synchronous, batch_size=0, seed=0, epoch=0, shuffle=True, steps=steps)
     return [(b.y if b.y is None else b.y.tolist(), b.rows, b.total) for b in source.epoch(**how)]
 
 
@@ -37,7 +37,7 @@ def test_each_batch_is_divided_in_order():
 
 def test_asynchronous_ranks_have_the_same_shares():
     for rank in range(3):
-        assert epoch(StreamSource(batches()), rank, 3, together=False) == epoch(StreamSource(batches()), rank, 3)
+        assert epoch(StreamSource(batches()), rank, 3, synchronous=False) == epoch(StreamSource(batches()), rank, 3)
 
 
 @pytest.mark.parametrize("make", [batches, loader])

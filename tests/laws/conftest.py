@@ -78,7 +78,7 @@ def plain_fit():
             def __init__(self, epoch):
                 super().__init__()
                 how = dict(seed=seed, epoch=epoch, shuffle=shuffle)
-                made = source.epoch(rank=0, size=1, together=True, batch_size=batch_size, **how)
+                made = source.epoch(rank=0, size=1, synchronous=True, batch_size=batch_size, **how)
                 self.batches = [tuple(part for part in (b.x, b.y, b.sample_weight) if part is not None) for b in made]
 
             def __len__(self):

@@ -231,7 +231,7 @@ def test_batches_are_shuffled_whole_and_their_rows_stay_in_order(train_both, mak
     source = make_source(np.arange(70))
     orders = []
     for epoch in range(2):
-        how = dict(rank=0, size=1, together=True, batch_size=16, seed=5, epoch=epoch, shuffle="batch")
+        how = dict(rank=0, size=1, synchronous=True, batch_size=16, seed=5, epoch=epoch, shuffle="batch")
         batches = [batch.x.tolist() for batch in source.epoch(**how)]
         assert batches[-1] == list(range(64, 70))  # the smaller one stays the last, as in Keras
         assert all(batch == list(range(batch[0], batch[0] + 16)) for batch in batches[:-1])

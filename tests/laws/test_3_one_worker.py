@@ -72,7 +72,7 @@ def train(replica, source, meet):
     """The replica's own steps on the batches of the run, with a meeting after each; returns the number of steps."""
     local, steps = np.empty(replica.size, replica.dtype), 0
     for epoch in range(EPOCHS):
-        how = dict(rank=0, size=1, together=True, batch_size=BATCH, seed=SEED, epoch=epoch, shuffle=True)
+        how = dict(rank=0, size=1, synchronous=True, batch_size=BATCH, seed=SEED, epoch=epoch, shuffle=True)
         for batch in source.epoch(**how):
             replica.step(batch)
             replica.get(local)
@@ -103,10 +103,10 @@ def test_alone_with_every_center(alone_kind, plain, make_center):
     replica, first, others = replica_of(model, source)
     algorithm = neutral(kind).bound(1, 0.05)
     center = make_center(algorithm, first, others)
-    alone = AsyncExchange(center, first.copy())
-    steps = train(replica, source, lambda local, rows: alone.meet(local, 1, others))
-    assert alone.exchanges == steps
-    assert alone.staleness == 0
+    asynchronous = AsyncExchange(center, first.copy())
+    steps = train(replica, source, lambda local, rows: asynchronous.meet(local, 1, others))
+    assert asynchronous.exchanges == steps
+    assert asynchronous.staleness == 0
     check_weights(model.get_weights(), weights, steps)  # the worker itself, also without elastic force
     end = np.empty_like(first)
     assert center.read(end, others) == steps
@@ -121,6 +121,6 @@ def test_together_with_every_group(meeting_kind, plain, make_group):
     make, x, y, _, weights, _ = plain
     model, source = make(), make_source(x, y)
     replica, first, _ = replica_of(model, source)
-    together = SyncExchange(neutral(kind).bound(1, 0.05), make_group(), first)
-    steps = train(replica, source, lambda local, rows: together.meet(local, 1, rows))
+    synchronous = SyncExchange(neutral(kind).bound(1, 0.05), make_group(), first)
+    steps = train(replica, source, lambda local, rows: synchronous.meet(local, 1, rows))
     check_weights(model.get_weights(), weights, steps)

@@ -29,7 +29,7 @@ class Closing:
 def request():
     source = types.SimpleNamespace(sample=lambda batch_size: None)
     written = types.SimpleNamespace(unpack=lambda: None)
-    return FitRequest(None, Single(), FitConfig({}, "together", 1, 4, 1), source, None, None, written, 0.0)
+    return FitRequest(None, Single(), FitConfig({}, "sync", 1, 4, 1), source, None, None, written, 0.0)
 
 
 @pytest.mark.parametrize("failing", ["connect", "train", ""])
@@ -75,7 +75,7 @@ def test_the_first_error_is_raised_where_the_center_cannot_be_read_after_it(monk
             raise PeerLostError("The center's server on b has gone.")
 
     monkeypatch.setattr(train, "AsyncLoop", Loop)
-    job = types.SimpleNamespace(together=False)
+    job = types.SimpleNamespace(synchronous=False)
     run = types.SimpleNamespace(job=job, profiler=None, write_trainable=None)
     with pytest.raises(CommTimeoutError, match="did not answer"):
         train.train(run)

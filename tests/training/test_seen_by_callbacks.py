@@ -415,7 +415,7 @@ def test_an_epoch_that_is_reported_before_an_earlier_one_frees_no_slot_of_it(mak
     """Slots are for two epochs. The callbacks of an epoch must have read its slot before the epoch after next."""
     control_block, seen = ControlBlock.create(2, 6, 1), []
     reads = K.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
-    job = types.SimpleNamespace(alone=True, per_batch=False)
+    job = types.SimpleNamespace(asynchronous=True, per_batch=False)
     conductor = CallbackRunner(make_model(), [reads], 0, 6, None)
     conductor.begin(0)
     run = types.SimpleNamespace(

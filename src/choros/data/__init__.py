@@ -74,7 +74,7 @@ class Source(Protocol):
         *,
         rank: int,
         size: int,
-        together: bool,
+        synchronous: bool,
         batch_size: int,
         seed: int,
         epoch: int,

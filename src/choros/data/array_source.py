@@ -41,7 +41,7 @@ class ArraySource:
 
     Example:
         >>> source = ArraySource(np.arange(5), np.arange(5))
-        >>> batches = source.epoch(rank=1, size=2, together=True, batch_size=3, seed=0, epoch=0, shuffle=False)
+        >>> batches = source.epoch(rank=1, size=2, synchronous=True, batch_size=3, seed=0, epoch=0, shuffle=False)
         >>> [(batch.x.tolist(), batch.rows, batch.total) for batch in batches]
         [([2], 1, 3), ([4], 1, 2)]
     """
@@ -105,7 +105,7 @@ class ArraySource:
         *,
         rank: int,
         size: int,
-        together: bool,
+        synchronous: bool,
         batch_size: int,
         seed: int,
         epoch: int,
@@ -117,7 +117,7 @@ class ArraySource:
         Args:
             rank: The rank.
             size: Number of ranks.
-            together: True for synchronous ranks. Arrays are divided equally in both modes.
+            synchronous: True for synchronous ranks. Arrays are divided equally in both modes.
             batch_size: Rows of a global batch.
             seed: Together with ``epoch``, it determines the order of the rows.
             epoch: Index of the epoch, from 0.

@@ -31,7 +31,7 @@ class PartitionedSource:
         >>> import numpy as np
         >>> held = [ArraySource(np.arange(5.0)), ArraySource(np.arange(5.0, 8.0)), None]
         >>> ranks = [PartitionedSource(own, [5, 3, 0], Batch(None, None, None, rows=1, total=1)) for own in held]
-        >>> how = {"size": 3, "together": True, "batch_size": 4, "seed": 0, "epoch": 0, "shuffle": False}
+        >>> how = {"size": 3, "synchronous": True, "batch_size": 4, "seed": 0, "epoch": 0, "shuffle": False}
         >>> [[batch.rows for batch in one.epoch(rank=rank, **how)] for rank, one in enumerate(ranks)]
         [[2, 3], [1, 2], [0, 0]]
     """
@@ -58,7 +58,7 @@ class PartitionedSource:
         *,
         rank: int,
         size: int,
-        together: bool,
+        synchronous: bool,
         batch_size: int,
         seed: int,
         epoch: int,

@@ -116,7 +116,7 @@ class PyDatasetSource:
         *,
         rank: int,
         size: int,
-        together: bool,
+        synchronous: bool,
         batch_size: int = 0,
         seed: int,
         epoch: int,
@@ -134,14 +134,14 @@ class PyDatasetSource:
         """
         if steps is None and self._count() is None:
             raise InvalidDataError(f"{self._name} has no end (num_batches is None): give steps_per_epoch.")
-        return self._epoch(rank, size, together, seed, epoch, bool(shuffle), steps)
+        return self._epoch(rank, size, synchronous, seed, epoch, bool(shuffle), steps)
 
     def _epoch(
-        self, rank: int, size: int, together: bool, seed: int, epoch: int, shuffle: bool, steps: int | None
+        self, rank: int, size: int, synchronous: bool, seed: int, epoch: int, shuffle: bool, steps: int | None
     ) -> Iterator[Batch]:
         self._begin(seed, epoch)
         try:
-            reads = self._reads(rank, size, together, self._indices(seed, epoch, shuffle, steps), steps)
+            reads = self._reads(rank, size, synchronous, self._indices(seed, epoch, shuffle, steps), steps)
             with closing(self._ahead(reads)) as batches:
                 for (x, y, weight, total), numbers in batches:
                     for number in numbers:
@@ -186,7 +186,7 @@ class PyDatasetSource:
             yield index, number
 
     def _reads(
-        self, rank: int, size: int, together: bool, indices: Iterator[tuple[int, int]], steps: int | None
+        self, rank: int, size: int, synchronous: bool, indices: Iterator[tuple[int, int]], steps: int | None
     ) -> Iterator[tuple[int, list[int]]]:
         """Yield the indices of the batches that this rank reads, each with the indices of the shares that it trains."""
         if self.cuts > 1:  # a member of an ensemble, which trains all parts of its batches
@@ -194,7 +194,7 @@ class PyDatasetSource:
                 yield index, [number for _, number in cuts]
             return
         length = self._count() if steps is None else steps
-        dealt = 0 if together or length is None else length - length % size
+        dealt = 0 if synchronous or length is None else length - length % size
         for position, (index, _) in enumerate(indices):
             if position >= dealt:
                 yield index, [rank]

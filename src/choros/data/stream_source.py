@@ -46,7 +46,7 @@ class StreamSource:
     Example:
         >>> import numpy as np
         >>> source = StreamSource((np.arange(3), np.arange(3)) for _ in range(2))
-        >>> batches = source.epoch(rank=1, size=2, together=True, batch_size=0, seed=0, epoch=0, shuffle=False)
+        >>> batches = source.epoch(rank=1, size=2, synchronous=True, batch_size=0, seed=0, epoch=0, shuffle=False)
         >>> [(batch.x.tolist(), batch.total) for batch in batches]
         [([2], 3), ([2], 3)]
     """

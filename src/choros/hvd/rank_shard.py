@@ -251,7 +251,7 @@ class ReadShard(Shard):
             lambda batch: batch,
             rank=0 if self._whole_batches else rank,
             size=1 if self._whole_batches else size,
-            together=True,
+            synchronous=True,
             batch_size=self._batch,
             seed=self._seed,
             epoch=self._epoch,

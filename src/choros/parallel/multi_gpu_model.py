@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from choros.training.history import History
 
 _OWN = ("serial", "devices", "enqueue", "_executor")  # attributes of this object; all others belong to the serial model
-_ORDER: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": False}
+_ORDER: dict[str, Any] = {"rank": 0, "size": 1, "synchronous": True, "seed": 0, "epoch": 0, "shuffle": False}
 
 
 class ModelMGPU:

@@ -226,7 +226,7 @@ def _address(hosts: list[str], rank: int) -> str:
             address = socket.gethostbyname(hosts[rank])
         except OSError:
             address = ""
-        alone = address.startswith("127.") and len(set(hosts)) == 1  # the loopback is valid only on a single host
-        if alone or address in addresses().values():
+        single_host = address.startswith("127.") and len(set(hosts)) == 1  # the loopback is valid only on a single host
+        if single_host or address in addresses().values():
             return address
     return own_address(network)

@@ -27,22 +27,22 @@ class PartitionRows:
 
     first: tuple[Any, list[Array]]
 
-    def sources(self, task: Task, job: FitConfig, group: Group, alone: bool) -> tuple[Any, Any]:
+    def sources(self, task: Task, job: FitConfig, group: Group, member: bool) -> tuple[Any, Any]:
         """Return the sources of training and of validation; None for the latter if there is no validation.
 
         Args:
             task: this task.
             job: the fit.
             group: the group of all tasks.
-            alone: whether this task is a member of an ensemble.
+            member: whether this task is a member of an ensemble.
         """
         first, floatx = _batch(self.first), job.keras["floatx"]
-        source = _held(task.data, task.rows, first, floatx, alone)
+        source = _held(task.data, task.rows, first, floatx, member)
         if task.validation is None or not any(task.validation_rows):
             return source, None
-        validation: Any = _held(task.validation, task.validation_rows, first, floatx, alone)
+        validation: Any = _held(task.validation, task.validation_rows, first, floatx, member)
         # of asynchronous ranks, the last one to end an epoch validates, so each rank needs the rows of all
-        return source, _all_of(validation, group) if job.alone else validation
+        return source, _all_of(validation, group) if job.asynchronous else validation
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class BroadcastData:
     code: list[bytes]
     seed: int
 
-    def sources(self, task: Task, job: FitConfig, group: Group, alone: bool) -> tuple[Any, Any]:
+    def sources(self, task: Task, job: FitConfig, group: Group, member: bool) -> tuple[Any, Any]:
         """Return the sources of training and of validation; None for the latter if there is no validation."""
         source, validation = unpack_sources(job, self.arrays, self.code)
-        if alone:
+        if member:
             source = source.part(task.rank, task.size, self.seed)
         return source, validation
 
@@ -73,9 +73,9 @@ def _batch(flat: tuple[Any, list[Array]]) -> Batch:
     return Batch(*serialization.nested(tree, arrays), rows=rows, total=rows)
 
 
-def _held(data: Data, counts: list[int], first: Batch, floatx: str, alone: bool) -> PartitionedSource:
+def _held(data: Data, counts: list[int], first: Batch, floatx: str, member: bool) -> PartitionedSource:
     local_source = ArraySource(data.x, data.y, data.weight, floatx) if data.rows else None
-    if alone:
+    if member:
         counts = [data.rows]
         if local_source is None:
             raise InvalidInputError("A member of an ensemble has no rows: give more rows, or fewer workers.")

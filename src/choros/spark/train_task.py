@@ -70,22 +70,22 @@ class TrainTask:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         keras_there(self.keras)
         job = FitConfig(**self.job)
-        alone = job.ensemble
-        if alone:
+        member = job.ensemble
+        if member:
             job = _member(job, task.rank)
         try:
             with LogForwarder(self.home, task.rank) if self.echo else nullcontext():
                 group: Group = SingleRankGroup()
-                if task.size > 1 and not alone:
+                if task.size > 1 and not member:
                     how = (task.swap, task.secret, task.address, job.first_timeout)
                     group = join_by_sockets(task.rank, task.size, *how)
-                return self._train(task, job, group, alone)
+                return self._train(task, job, group, member)
         finally:
             leave()
 
-    def _train(self, task: Task, job: FitConfig, group: Group, alone: bool) -> bytes:
-        rank = 0 if alone else task.rank
-        source, validation = self.rows.sources(task, job, group, alone)
+    def _train(self, task: Task, job: FitConfig, group: Group, member: bool) -> bytes:
+        rank = 0 if member else task.rank
+        source, validation = self.rows.sources(task, job, group, member)
         if validation is None:
             job = replace(job, validation=None)
         begun, model = time.perf_counter(), self.model.unpack()

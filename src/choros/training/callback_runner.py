@@ -48,7 +48,7 @@ class CallbackRunner:
         kept: if training resumes, loads the saved state into the model. Returns whether that state includes what
             callbacks do at the beginning of the epoch. None if training does not resume.
         lazy: LazyWeights of the model.
-        alone: bool. Whether workers are asynchronous or never exchange. They then take no slots, no settings, and of
+        synchronous: bool. Whether workers are synchronous. Others take no slots, no settings, and of
             the learning rates only the compiled optimizer's.
     """
 
@@ -103,7 +103,7 @@ class CallbackRunner:
             int, TrainerControl
         ] = {}  # by ended epoch, the control message: a restarted worker may end the epoch again
         self.epoch: int | None = None
-        self.epochs, self.steps, self.first, self.alone = epochs, steps, first, False
+        self.epochs, self.steps, self.first, self.synchronous = epochs, steps, first, True
         self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
         self.lazy = LazyWeights(model, self._touch)
         self._before: list[Array] = []  # once touched, the weights before callbacks could change them
@@ -154,7 +154,7 @@ class CallbackRunner:
 
     def _after_a_batch(self, control: TrainerControl) -> TrainerControl:
         """Return a control message that ends synchronous training after the next batch, as Keras does."""
-        return control if self.alone else replace(control, stop=False, leave=control.stop)
+        return replace(control, stop=False, leave=control.stop) if self.synchronous else control
 
     def _go_on(self) -> bool:
         """If training resumes, load the saved state into the model for the callbacks; see ``kept``."""
@@ -169,7 +169,9 @@ class CallbackRunner:
             if epoch == self.epoch:  # an asynchronous worker may already be in the next epoch
                 self.list.on_train_batch_end(step, logs)
             return TrainerControl()
-        if self.alone and epoch != self.epoch:  # an asynchronous rank 0 may be in another epoch than the callbacks
+        if (
+            not self.synchronous and epoch != self.epoch
+        ):  # an asynchronous rank 0 may be in another epoch than the callbacks
             if self.epoch is not None and epoch > self.epoch:
                 self._later.append((epoch, step, logs))
             return GO_ON
@@ -408,7 +410,7 @@ class CallbackRunner:
             )
         if self._settings is not None and (functions := self._settings.replaced_functions()):
             self._warn_ignored(_names(functions), "Set functions before fit.")
-        if started and self.alone and (slots or settings):
+        if started and not self.synchronous and (slots or settings):
             paths = [optimizer_variables(self.model)[place].path for place in slots]
             self._warn_ignored(_names([*paths, *settings]), _ONLY_WEIGHTS)
             settings, slots = {}, []
@@ -429,7 +431,7 @@ class CallbackRunner:
             not np.array_equal(old, new, equal_nan=old.dtype.kind == "f") for old, new in zip(weights, now, strict=True)
         ]
         held = len(learning_rates(self.model))
-        if held and started and self.alone and any(changed[-held:]):
+        if held and started and not self.synchronous and any(changed[-held:]):
             raise InvalidInputError(
                 "A callback has set the learning rate of a second optimizer, which does not reach asynchronous "
                 "workers: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."

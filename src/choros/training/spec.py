@@ -66,12 +66,12 @@ class FitConfig:
         return asdict(self)
 
     @property
-    def together(self) -> bool:
+    def synchronous(self) -> bool:
         """True if ranks train synchronously; one rank always does."""
         return self.mode == "sync" or self.workers == 1
 
     @property
-    def alone(self) -> bool:
+    def asynchronous(self) -> bool:
         """True if several ranks exchange with a center asynchronously."""
         return self.mode == "async" and self.workers > 1
 

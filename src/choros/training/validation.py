@@ -326,14 +326,16 @@ def check_callbacks(callbacks: object) -> None:
 
 
 def check_average(
-    model: keras.Model, callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None, alone: bool
+    model: keras.Model,
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
+    synchronous: bool,
 ) -> bool:
     """Return whether to validate at the moving averages of the weights (``SwapEMAWeights``).
 
     Args:
         model: compiled.
         callbacks: the argument of ``fit``.
-        alone: whether several workers train asynchronously or never exchange.
+        synchronous: whether workers are synchronous, or there is one worker.
 
     Raises:
         InvalidInputError: the optimizer keeps no averages, or asynchronous workers do not support the callback or the
@@ -348,13 +350,13 @@ def check_average(
             f"SwapEMAWeights needs an optimizer that keeps averages: compile with {type(optimizer).__name__}("
             "use_ema=True), or leave the callback out."
         )
-    if swaps and alone:
+    if swaps and not synchronous:
         raise InvalidInputError(
             "SwapEMAWeights needs the averages of all workers at each epoch's end, when asynchronous ones do not wait: "
             "use a synchronous algorithm (AllReduce, LocalSGD ...), or leave the callback out: fit ends with the "
             "averaged weights in the model."
         )
-    if alone and getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:
+    if not synchronous and getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:
         raise InvalidInputError(
             f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}: each asynchronous worker would move the "
             "center back to its own average, once for each worker. Leave it out (use_ema alone works), or use a "

@@ -107,7 +107,7 @@ class MirroredReplica:
         self.summed = aligned(self.size + 2, self.dtype)
         self.rows = np.zeros(len(self.replicas))  # trained by each device since the moving statistics were equal
         self.summary: Array | None = None  # a sum of metric states that was set to be read
-        self.alone = False  # the last step was local: its loss is not yet in the metric state
+        self.local_step = False  # the last step was local: its loss is not yet in the metric state
         self.restore(
             self.threads.first(
                 lambda: to_host(model_variables(self.given)) if self.model_elsewhere else lead.snapshot()
@@ -175,11 +175,11 @@ class MirroredReplica:
         if batch.rows:
             self.gradients(replace(batch, total=batch.rows), self.summed)
             self.apply(self.summed)
-            self.alone = True
+            self.local_step = True
 
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]``, summed over the devices, into ``out``."""
-        self.summary, self.alone = None, False
+        self.summary, self.local_step = None, False
         parts = self._cut(batch)
 
         def one(number: int) -> None:
@@ -206,14 +206,14 @@ class MirroredReplica:
     def mark(self) -> Any:
         """Return the state that ``gradients`` changes on every device."""
         marks = self.threads.each(lambda number: self.replicas[number].mark())
-        return marks, self.rows.copy(), self.summary, self.alone
+        return marks, self.rows.copy(), self.summary, self.local_step
 
     def swap(self, mark: Any) -> Any:
         """Restore the state of a mark; return a mark of the state that it replaces."""
-        marks, rows, summary, alone = mark
+        marks, rows, summary, local_step = mark
         previous = self.threads.each(lambda number: self.replicas[number].swap(marks[number]))
-        before = previous, self.rows, self.summary, self.alone
-        self.rows, self.summary, self.alone = rows.copy(), summary, alone
+        before = previous, self.rows, self.summary, self.local_step
+        self.rows, self.summary, self.local_step = rows.copy(), summary, local_step
         return before
 
     def look_ahead(self, momentum: float) -> None:
@@ -253,7 +253,7 @@ class MirroredReplica:
         """Return the sum of the metric states of all devices."""
         if self.summary is not None:
             return np.array(self.summary)
-        if self.alone:
+        if self.local_step:
             self.threads.first(self.lead.loss_to_metric)
         state: Array = np.sum(self.threads.each(lambda number: self.replicas[number].metric_state()), axis=0)
         return state

@@ -22,7 +22,7 @@ class ColumnSpec:
 
     def __init__(self, names: str | Sequence[str]) -> None:
         self.names = [names] if isinstance(names, str) else list(names)
-        self.alone = isinstance(names, str)
+        self.single = isinstance(names, str)
 
     def of(self, columns: Columns, rows: int) -> Array:
         """Return this array for columns of ``rows`` rows: one column, or several of shape (rows, features).
@@ -32,7 +32,7 @@ class ColumnSpec:
                 to be concatenated.
         """
         parts = self._parts(columns, rows)
-        if self.alone:
+        if self.single:
             return parts[0]
         return np.concatenate(parts, axis=1)
 
@@ -49,7 +49,7 @@ class ColumnSpec:
         """
         parts = self._parts(columns, rows)
         # Two passes over contiguous memory take a quarter of the time of copying each column into rows.
-        joined = parts[0] if self.alone else np.concatenate([part.T for part in parts]).T
+        joined = parts[0] if self.single else np.concatenate([part.T for part in parts]).T
         if joined.shape[1:] != like.shape[1:]:
             raise InvalidDataError(
                 f"{self.names[0]!r} has rows of shape {joined.shape[1:]}, and the first ones {like.shape[1:]}."
@@ -66,7 +66,7 @@ class ColumnSpec:
         parts = [stack(get(columns, name), f"The column {name!r}") for name in self.names]
         if wrong := [len(part) for part in parts if len(part) != rows]:
             raise InvalidDataError(f"decode gave {wrong[0]} rows for {rows}: it must give one for each.")
-        if self.alone:
+        if self.single:
             return parts
         wide = [part[:, None] if part.ndim == 1 else part for part in parts]
         if odd := [name for name, part in zip(self.names, wide, strict=True) if part.ndim != 2]:

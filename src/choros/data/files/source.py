@@ -199,7 +199,7 @@ class FileSource:
         *,
         rank: int,
         size: int,
-        together: bool,
+        synchronous: bool,
         batch_size: int,
         seed: int,
         epoch: int,

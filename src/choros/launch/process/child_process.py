@@ -86,17 +86,17 @@ class Child:
         if self._ended is None:
             self._peak = max(self._peak, peak_memory(self.pid))
 
-    def send_signal(self, number: int, alone: bool = False) -> None:
+    def send_signal(self, number: int, process_only: bool = False) -> None:
         """Send a signal to the process group; do nothing if the process has ended.
 
         Args:
             number: the number of the signal.
-            alone: send it to the process only. Its children would end by a warning such as SIGUSR1. Defaults to False.
+            process_only: send it to the process only. Its children would end by a SIGUSR1. Defaults to False.
         """
         with self._lock:
             if self._ended is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    (os.kill if alone else os.killpg)(self.pid, number)
+                    (os.kill if process_only else os.killpg)(self.pid, number)
 
     def check(self) -> ExitStatus | None:
         """Return the exit status, or None while it runs; after its end kill its process group and reap it."""

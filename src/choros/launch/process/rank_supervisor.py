@@ -307,7 +307,7 @@ class RankSupervisor:
         while self._warned:
             number = self._warned.pop(0)
             for child in self.keeper.children:
-                child.send_signal(number, alone=True)
+                child.send_signal(number, process_only=True)
 
     def _nobody_reads(self) -> None:
         if not self._broken:

@@ -63,7 +63,7 @@ def global_batches(
     random = np.random.default_rng(order)
     for epoch in range(setting.epochs):
         made = source.epoch(
-            rank=0, size=1, together=True, batch_size=setting.batch_size, seed=seed, epoch=epoch, shuffle=True
+            rank=0, size=1, synchronous=True, batch_size=setting.batch_size, seed=seed, epoch=epoch, shuffle=True
         )
         batches = []
         for batch in made:

@@ -104,7 +104,7 @@ class CheckpointManager:
             epoch, batch = saved.facts["epoch"] + 1, saved.facts["batch"]
             if saved.facts["over"]:
                 state_text = "training had ended"
-            elif job.alone:
+            elif job.asynchronous:
                 state_text = (
                     f"training resumes; callbacks continue with epoch {epoch}; each worker continues after its own "
                     "last exchange"

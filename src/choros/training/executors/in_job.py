@@ -97,7 +97,7 @@ class InJobCallbackChannel:
         self.resting: QuiesceClient | None = None  # on other ranks, if the center is divided among hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
         self.run, self.conductor, self.base, self.epoch_log, self.lead = run, conductor, base, epoch_log, run.rank == 0
-        self.together = run.job.together
+        self.synchronous = run.job.synchronous
         self.losses: list[tuple[float, int, float]] = []
         self.held: Held | None = None  # a copy of this rank's training state, while callbacks use the model
         self.metrics: list[Array] = []  # likewise the values of its metrics' variables
@@ -119,10 +119,10 @@ class InJobCallbackChannel:
         if logs is not None:
             self.done(epoch, step, logs, show)
             control = self.control
-            if not self.together:
+            if not self.synchronous:
                 self.command(control)
                 self.read_mail()
-        if self.together and self.run.job.per_batch:
+        if self.synchronous and self.run.job.per_batch:
             return self.spread_control(control)
         return control
 
@@ -143,7 +143,7 @@ class InJobCallbackChannel:
 
     def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
         """Report the end of an epoch: if synchronous, wait for the control message; else write the logs for rank 0."""
-        if not self.together:
+        if not self.synchronous:
             if logs is not None:
                 self.epoch_log.leave(epoch, logs, seconds, held)
             if self.lead:
@@ -251,7 +251,7 @@ class InJobCallbackChannel:
         Rank 0 runs the callbacks of ended epochs, because the rank that ends an epoch only writes its logs. It also
         checks for hangs and saves due checkpoints. The other ranks join a pause. All ranks end on a request to end.
         """
-        if self.together or time.monotonic() - self.looked <= _LOOK:
+        if self.synchronous or time.monotonic() - self.looked <= _LOOK:
             return
         self.looked = time.monotonic()
         if self.lead:
@@ -313,7 +313,7 @@ class InJobCallbackChannel:
 
         The death of rank 0 is noticed at once. Callbacks that never return only cause a warning, which names the rank.
         """
-        group = self.run.group if self.together else self.base
+        group = self.run.group if self.synchronous else self.base
         with _patient(group):
             reports: list[Any] = json.loads(group.gather(json.dumps(values).encode())[0])
         return reports
@@ -322,12 +322,12 @@ class InJobCallbackChannel:
         """Take the new variables of rank 0's control message, and return the message. The loop applies the rest."""
         control = TrainerControl(**fields)
         if control.variables:
-            group = self.run.group if self.together else self.base
+            group = self.run.group if self.synchronous else self.base
             local_set = self.set if self.lead else self.run.replica.snapshot()
             self.run.take([group.broadcast(value) for value in local_set], control)
             if control.weights and self.lead and self.run.center is not None:
                 self.run.center.replace(*self.run.vectors())
-            if not self.together:
+            if not self.synchronous:
                 group.barrier()
         return control
 
@@ -361,7 +361,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
     base, job = _join(plan, rank)
     state = None
     if saver.latest is not None:  # in a job only rank 0's optimizer state is saved if asynchronous
-        state = saver.latest.parts.get(0) if job.alone else saver.latest.of_rank(rank)
+        state = saver.latest.parts.get(0) if job.asynchronous else saver.latest.of_rank(rank)
 
     def connect(replica: Replica) -> CommHandles:
         """Give all ranks the variables of rank 0, and connect them."""
@@ -374,7 +374,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
     def train_rank(context: WorkerContext, comm: CommHandles) -> RankResult:
         """Train, and share the results among all ranks."""
         context.reporter = reporter = InJobCallbackChannel(context, plan.conductor, base, comm.epoch_log, saver)
-        if job.alone:
+        if job.asynchronous:
             hosts = [name.decode() for name in base.gather(platform.node().encode())]
             reporter.hangs = JobHangs(comm.control_block, job, rank, hosts)
             if saver.checkpoint is not None:
@@ -445,7 +445,7 @@ def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
     """Wait until all ranks have trained. Rank 0 runs callbacks until then."""
     if reporter.resting is not None:
         reporter.resting.done()
-    if reporter.run.job.alone and reporter.lead:
+    if reporter.run.job.asynchronous and reporter.lead:
         reporter.see_out()
     try:
         reporter.wait_for_all()

@@ -104,7 +104,7 @@ class LocalRun:
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         self.places = [place[id(variable)] for variable in optimizer_variables(self.model)]
         initial = [now[index] for index in self.places]
-        if job.alone:  # copied, because on PyTorch a view changes with its variable
+        if job.asynchronous:  # copied, because on PyTorch a view changes with its variable
             initial = [np.array(array) for array in initial]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
@@ -113,7 +113,7 @@ class LocalRun:
             now[index] = array
         self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.epoch_values)
         self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
-        if not job.alone:
+        if not job.asynchronous:
             self.slots = {}
         self.entries, nbytes = serialization.layout(self.payload.arrays)
         self.data = Segment.create(max(nbytes, 64), "choros-data")
@@ -121,11 +121,11 @@ class LocalRun:
             self.data.write(array, entry["offset"])
         self.meeting = create_meeting(job, self.algorithm, vector_nbytes(self.model), partial(flat_vectors, self.model))
         self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
-        self.line = BatchLine() if job.together and job.per_batch else None
-        self.hangs = None if job.together else Hangs(self.control_block, job)
+        self.line = BatchLine() if job.synchronous and job.per_batch else None
+        self.hangs = None if job.synchronous else Hangs(self.control_block, job)
         self.center: SharedMemoryParameterServer | None = None
         self.snapshots: Snapshots | None = None
-        if job.alone and self.meeting is not None:
+        if job.asynchronous and self.meeting is not None:
             self.center = SharedMemoryParameterServer(self.meeting, self.algorithm, None, job.workers)
             self.supervisor = AsyncSupervisor(self, self.center)
             if job.watched:
@@ -201,8 +201,8 @@ class LocalRun:
         finally:
             self.conductor.lazy.disarm()
             self.close()
-        transport = SharedMemoryParameterServer.kind if self.job.alone else "nothing"
-        if self.job.together and self.job.workers > 1:
+        transport = SharedMemoryParameterServer.kind if self.job.asynchronous else "nothing"
+        if self.job.synchronous and self.job.workers > 1:
             transport = SharedGroup.kind
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, transport)
@@ -223,7 +223,7 @@ class LocalRun:
             "model_arrays": len(self.payload.model.arrays),
             "depth": 0 if self.stream is None else self.stream.depth,
             "ahead": 0 if self.stream is None else self.stream.ahead,
-            "again": self.job.alone and self.saver.latest is not None,
+            "again": self.job.asynchronous and self.saver.latest is not None,
             "state": {},
             "snapshots": self.snapshots is not None,
             "best": self.best is not None,
@@ -238,7 +238,7 @@ class LocalRun:
         for rank in self.ranks:
             head, state = dict[str, Any](), list[Any]()
             if self.saver.latest is not None:
-                part = self.slots_of(rank) if self.job.alone else self.saver.latest.of_rank(rank)
+                part = self.slots_of(rank) if self.job.asynchronous else self.saver.latest.of_rank(rank)
                 head, state = to_blobs(part)
             line = [] if self.line is None or rank else self.line.fds
             self.pool.send(rank, {**message, "state": head, "line": bool(line)}, [*blobs, *state], [*fds, *line])
@@ -343,7 +343,7 @@ class LocalRun:
     def handle_epoch_end(self, message: dict[str, Any]) -> None:
         """Run the callbacks of an epoch's end, and open the next epoch for asynchronous ranks."""
         epoch, logs = message["epoch"], message["logs"]
-        if self.job.alone and self.job.per_batch:
+        if self.job.asynchronous and self.job.per_batch:
             self.receive_states(epoch)  # rank 0 has sent its batches already, but on another connection than this event
             for event in [item for item in self.later if item[1]["event"] == "batch" and item[1]["epoch"] <= epoch]:
                 self.later.remove(event)
@@ -371,7 +371,7 @@ class LocalRun:
 
     def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
         """Run the callbacks of a batch, and reply to the rank that waits for the control message."""
-        self.asking = None if self.job.alone else rank
+        self.asking = None if self.job.asynchronous else rank
         control = self.conductor.batch(epoch, step, logs)
         self.asking = None
         if self.hangs is not None:
@@ -405,9 +405,9 @@ class LocalRun:
             self.weights.write(host_views(self.variables))
             if self.center is not None and control.weights:
                 self.center.replace(*flat_vectors(self.model))
-        if not self.job.together:
+        if not self.job.synchronous:
             self.control_block.order(control, self.conductor.epoch)
-        waiting = self.ranks if self.job.together or everyone else []
+        waiting = self.ranks if self.job.synchronous or everyone else []
         for rank in waiting if ranks is None else ranks:
             self.send_to(rank, {"control": vars(control)})
 

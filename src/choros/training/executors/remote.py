@@ -141,7 +141,7 @@ class RemoteRun(CallbackServer):
         latest = self.saver.latest
         if latest is None:
             return {"facts": None, "part": None}, []
-        if self.job.alone and rank:
+        if self.job.asynchronous and rank:
             return {"facts": latest.facts, "part": None}, []
         head, blobs = to_blobs(latest.of_rank(rank))
         return {"facts": latest.facts, "part": head}, blobs

@@ -86,9 +86,9 @@ def meet(
             only if there is a center, because these copies take as much memory as the model.
     """
     hosts = hosts_of(base)
-    if len(hosts) == 1 and (job.alone or not isinstance(base, OffloadGroup)):
+    if len(hosts) == 1 and (job.asynchronous or not isinstance(base, OffloadGroup)):
         return _on_one(base, job, algorithm, nbytes, vectors)
-    if not job.alone:
+    if not job.asynchronous:
         epochs = job.epochs - job.initial_epoch
         # A separate group: training sets its timeout to that of a step, and ``base`` keeps the longer one.
         group = part(base, range(base.size)) or base
@@ -118,7 +118,7 @@ def _notes(near: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array
     control_block = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
     logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-epoch-log") if lead else None)
     snapshots = None
-    if job.alone and job.watched:
+    if job.asynchronous and job.watched:
         snapshots = Snapshots(share(near, Snapshots.create(*vectors()).segment if lead else None))
     return control_block, EpochLog(logs, control_block, snapshots)
 

@@ -136,10 +136,10 @@ class WorkerContext:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch; count steps, rows and times, and send heartbeats."""
-        job, tally, together = self.job, self.tally, self.job.together
+        job, tally, synchronous = self.job, self.tally, self.job.synchronous
         rank, size, batch_size = self.rank, job.workers, job.batch_size
         if job.ensemble:  # each member has a separate shard
-            rank, size, together, batch_size = 0, 1, True, -(-batch_size // size)
+            rank, size, synchronous, batch_size = 0, 1, True, -(-batch_size // size)
         self.leaving = self.dropped = False
         job.follow_datasets(epoch, source=self.source)
         since = time.perf_counter()
@@ -152,7 +152,7 @@ class WorkerContext:
             times,
             rank=rank,
             size=size,
-            together=together,
+            synchronous=synchronous,
             batch_size=batch_size,
             seed=job.seed,
             epoch=epoch,
@@ -215,7 +215,7 @@ class WorkerContext:
 
     def _made(self, rows: int) -> int:
         """Return the number of steps for a batch of ``rows`` rows: an asynchronous worker makes none without rows."""
-        return int(rows > 0 or self.job.together)
+        return int(rows > 0 or self.job.synchronous)
 
     def clock(self) -> float:
         """Return the seconds of training so far, without compiling."""
@@ -238,7 +238,7 @@ class WorkerContext:
             self.replica.ready,
             rank=group.rank,
             size=group.size,
-            together=True,
+            synchronous=True,
             batch_size=self.job.validation_batch_size or self.job.batch_size,
             seed=0,
             epoch=0,

@@ -56,8 +56,8 @@ class Tail:
         """
         out[:] = 0
         if control is not None and control != TrainerControl():
-            alone = self.rate_alone and control == TrainerControl(learning_rate=control.learning_rate)
-            out[0] = _RATE if alone else _MORE
+            rate_only = self.rate_alone and control == TrainerControl(learning_rate=control.learning_rate)
+            out[0] = _RATE if rate_only else _MORE
             out[1 : self._metrics] = np.array([control.learning_rate or 0.0]).view(np.uint16)
         if self.values:
             begin = self._metrics + _WORDS * self.rank * self.values

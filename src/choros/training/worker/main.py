@@ -51,9 +51,9 @@ class PipeCallbackChannel:
     """The channel to callbacks over the worker's socket connection with the caller that started it."""
 
     def __init__(
-        self, link: Any, group: Group, *, together: bool, per_batch: bool, line: WorkerBatchLine | None = None
+        self, link: Any, group: Group, *, synchronous: bool, per_batch: bool, line: WorkerBatchLine | None = None
     ) -> None:
-        self.link, self.group, self.together, self.per_batch = link, group, together, per_batch
+        self.link, self.group, self.synchronous, self.per_batch = link, group, synchronous, per_batch
         self.line = line
 
     def begin(self) -> TrainerControl:
@@ -67,7 +67,7 @@ class PipeCallbackChannel:
         if logs is not None:
             self.done(epoch, step, logs)
             control = self.decided(show) if self.per_batch else control
-        return self.spread_control(control) if self.per_batch and self.together else control
+        return self.spread_control(control) if self.per_batch and self.synchronous else control
 
     def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
         """Send the logs of a step."""
@@ -91,7 +91,7 @@ class PipeCallbackChannel:
         if logs is not None:
             ended = {"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held}
             self.link.send(ended)
-        return self._control() if self.together else TrainerControl()
+        return self._control() if self.synchronous else TrainerControl()
 
     def keep(self, part: Part, asked: bool) -> None:
         """Send this rank's state to the caller, which writes it."""
@@ -176,7 +176,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         def train_rank(context: WorkerContext, comm: CommHandles) -> None:
             """Train, and send the results to the driver."""
             context.reporter = PipeCallbackChannel(
-                link, comm.group, together=job.together, per_batch=job.per_batch, line=line
+                link, comm.group, synchronous=job.synchronous, per_batch=job.per_batch, line=line
             )
             train(context)
             trained = raw(context.replica.snapshot()) if job.ensemble else []

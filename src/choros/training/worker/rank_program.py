@@ -56,7 +56,7 @@ def run_rank(
             count = adding(job, algorithm)
             replica = build_replica(request.model, sample, count, job.averaged_metrics, devices, layout, clone)
             stack.callback(replica.close)
-        if job.alone and state is not None and (optimizer := state[1].get("optimizer")):
+        if job.asynchronous and state is not None and (optimizer := state[1].get("optimizer")):
             replica.set_optimizer_state(optimizer)
         comm = connect(replica)
         stack.callback(comm.close)
@@ -73,7 +73,7 @@ def run_rank(
             weights=comm.weights,
             center=comm.center,
             arrived=request.begun,
-            state=None if job.alone else state,
+            state=None if job.asynchronous else state,
             again=again,
             snapshots=comm.snapshots,
             best=comm.best,

@@ -119,11 +119,11 @@ def create_meeting(
         vectors: returns the trainable vector and the moving statistics. It is called only for a center, because these
             copies take as much memory as the model.
     """
-    if job.alone:
+    if job.asynchronous:
         trainable, others = vectors()
         memory = algorithm.start(trainable, job.workers)
         return SharedMemoryParameterServer.create(trainable, others, memory, job.workers)
-    if job.together and job.workers > 1:
+    if job.synchronous and job.workers > 1:
         more = Tail.of(job, 0).size if job.per_batch else 0
         return SharedGroup.create(job.workers, max(nbytes + (2 + more) * _VALUE, _LEAST))
     return None
@@ -159,7 +159,7 @@ def join_meeting(
     spin = SPIN if job.spin else 0.0
     if segment is None:
         return SingleRankGroup(), None
-    if job.alone:
+    if job.asynchronous:
         center = SharedMemoryParameterServer(segment, algorithm, rank, job.workers, timeout=job.timeout, spin=spin)
         return SingleRankGroup(), center
     return SharedGroup(segment, rank, timeout=job.first_timeout, spin=spin), None

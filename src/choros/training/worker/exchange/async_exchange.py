@@ -27,9 +27,9 @@ class AsyncExchange:
         >>> from choros.algorithms import AEASGD
         >>> from choros.param_server.in_memory import InMemoryParameterServer
         >>> server = InMemoryParameterServer(AEASGD(alpha=0.25), np.zeros(1), workers=2)
-        >>> alone = AsyncExchange(server.at(0), np.zeros(1))
+        >>> exchange = AsyncExchange(server.at(0), np.zeros(1))
         >>> local = np.ones(1)
-        >>> alone.meet(local, window=8, others=np.zeros(0)), local.tolist()
+        >>> exchange.meet(local, window=8, others=np.zeros(0)), local.tolist()
         (0, [0.75])
     """
 

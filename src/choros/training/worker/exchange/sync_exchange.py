@@ -37,10 +37,10 @@ class SyncExchange:
         >>> import numpy as np
         >>> from choros.algorithms import EASGD
         >>> from choros.comm.single_rank_group import SingleRankGroup
-        >>> together = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(2))
+        >>> exchange = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(2))
         >>> local = np.ones(2)
-        >>> together.meet(local, window=8, rows=256)
-        >>> local.tolist(), together.center.tolist()
+        >>> exchange.meet(local, window=8, rows=256)
+        >>> local.tolist(), exchange.center.tolist()
         ([0.75, 0.75], [0.25, 0.25])
     """
 
@@ -84,8 +84,8 @@ class SyncExchange:
             >>> import numpy as np
             >>> from choros.algorithms import EASGD
             >>> from choros.comm.single_rank_group import SingleRankGroup
-            >>> together = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(1))
-            >>> together.trial(np.ones(1), window=8, rows=256), together.center
+            >>> exchange = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(1))
+            >>> exchange.trial(np.ones(1), window=8, rows=256), exchange.center
             (array([0.25]), array([0.]))
         """
         center, meeting = self.center.copy(), ExchangeInfo(workers=self.group.size)

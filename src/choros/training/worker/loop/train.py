@@ -12,7 +12,7 @@ from choros.training.worker.loop.sync_loop import SyncLoop
 
 def train(run: WorkerContext) -> None:
     """Train one rank to the end. If a peer fails, write the last center for the caller if it can be read, and raise."""
-    loop = SyncLoop(run) if run.job.together else AsyncLoop(run)
+    loop = SyncLoop(run) if run.job.synchronous else AsyncLoop(run)
     try:
         loop.train()
     except (PeerLostError, CommTimeoutError):
