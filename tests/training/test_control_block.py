@@ -14,11 +14,11 @@ VALUES = 20_000  # of a rank's metric state, so that a copy takes long enough to
 def saves_until_asked(fd):
     control_block, count = ControlBlock(Segment.open_peer(os.getppid(), fd), 1, 1, VALUES), 0
     state = np.empty(VALUES)
-    while not control_block.asked:
+    while not control_block.end_requested:
         count += 1
         state[:] = count
-        control_block.leave(0, (0, count), count, [], state)
-        control_block.beat(0)
+        control_block.save_position(0, (0, count), count, [], state)
+        control_block.count_step(0)
 
 
 def test_a_checkpoint_copies_no_half_written_state_of_a_rank():
@@ -26,15 +26,15 @@ def test_a_checkpoint_copies_no_half_written_state_of_a_rank():
     process = multiprocessing.get_context("spawn").Process(target=saves_until_asked, args=(control_block.segment.fd,))
     process.start()
     try:
-        while not control_block.beats()[0]:
+        while not control_block.step_counts()[0]:
             assert process.is_alive()
         for _ in range(300):
-            restored.put_back(control_block.whole(0))
-            (_, batch), iterations, _, state = restored.left(0)
+            restored.import_state(control_block.export_state(0))
+            (_, batch), iterations, _, state = restored.saved_position(0)
             assert batch == iterations == state[0]
             assert np.ptp(state) == 0
     finally:
-        control_block.ask()
+        control_block.request_end()
         process.join(10)
         control_block.close()
         restored.close()

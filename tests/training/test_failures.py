@@ -312,12 +312,12 @@ def test_a_worker_that_hangs_is_told_where_callbacks_want_each_batch(rank):
 
 
 class Noted:
-    """A noticeboard whose heartbeats a test sets."""
+    """A control block whose heartbeats a test sets."""
 
     def __init__(self):
         self.count = np.ones(2)
 
-    def beats(self):
+    def step_counts(self):
         return self.count.copy()
 
 
@@ -349,9 +349,9 @@ def test_ranks_that_hang_and_ranks_that_do_not_end_after_a_stop_are_different_er
     hangs = hang_detection.JobHangs(control_block, job, 0, ["a", "b", "c"])
     for _ in range(6):
         clock[0] += 1.0
-        control_block.beat(0)
+        control_block.count_step(0)
         if clock[0] < 102.0:
-            control_block.beat(1)
+            control_block.count_step(1)
         if clock[0] < 106.0:
             hangs.check()
     with pytest.raises(
@@ -359,7 +359,7 @@ def test_ranks_that_hang_and_ranks_that_do_not_end_after_a_stop_are_different_er
     ) as caught:
         hangs.check()
     assert caught.value.missing == (1,)
-    control_block.order(TrainerControl(stop=True))
+    control_block.publish(TrainerControl(stop=True))
     clock[0] += 1.0
     hangs.check()
     clock[0] += 9.5

@@ -31,10 +31,10 @@ def test_a_checkpoint_that_fails_ends_the_pause_of_the_other_ranks(checkpointer,
 
     checkpointer.saver.kept = fail
     for rank in (1, 2):
-        checkpointer.control_block.rest(rank, DONE)
+        checkpointer.control_block.join_pause(rank, DONE)
     with pytest.raises(CheckpointError):
         checkpointer.keep(asked)
-    assert checkpointer.control_block.halted == 0
+    assert checkpointer.control_block.requested_pause == 0
 
 
 def test_ranks_that_do_not_pause_in_time_are_named(checkpointer, caplog):
@@ -42,10 +42,10 @@ def test_ranks_that_do_not_pause_in_time_are_named(checkpointer, caplog):
     with caplog.at_level(logging.WARNING, "choros"):
         checkpointer.keep()
         checkpointer.keep()
-        control_block.rest(1, DONE)
-        assert control_block.halted == 0
+        control_block.join_pause(1, DONE)
+        assert control_block.requested_pause == 0
         checkpointer.keep(asked=True)
-    assert control_block.halted == 3  # until the ranks end
+    assert control_block.requested_pause == 3  # until the ranks end
     assert [record.getMessage() for record in caplog.records] == [
         "ranks 1, 2 did not pause in time (still in a step or a validation): this checkpoint is skipped",
         "rank 2 did not pause in time: this state is not saved, and training resumes from the checkpoint before",

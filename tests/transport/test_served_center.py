@@ -214,25 +214,25 @@ def test_notes_of_another_host_are_left_once(host, when):
     one.harm["add"] = when, lambda: None
     assert control_block.add(1, 1, ones, ones) is True
     one.harm |= {op: (when, lambda: None) for op in ("leave", "since", "sums", "head")}
-    epoch_log.leave(1, {"loss": 0.5}, 2.0, [1.5])
-    assert epoch_log.take() == [(1, {"loss": 0.5}, 2.0, [1.5])]
-    epoch_log.leave(0, {"loss": 0.25}, 3.0, [])
-    assert epoch_log.take() == [(0, {"loss": 0.25}, 3.0, [])]
+    epoch_log.write(1, {"loss": 0.5}, 2.0, [1.5])
+    assert epoch_log.read_new() == [(1, {"loss": 0.5}, 2.0, [1.5])]
+    epoch_log.write(0, {"loss": 0.25}, 3.0, [])
+    assert epoch_log.read_new() == [(0, {"loss": 0.25}, 3.0, [])]
     assert [part.tolist() for part in control_block.sums(1)] == [[2.0] * 3] * 2
     assert not control_block.stopped
     for op in ("exchange", "pending", "trial", "read", "replace", "times"):  # the center's, which comes after the notes
         assert answer(one.control_block, one.epoch_log, {"op": op}, []) == (None, [])
-    one.control_block.order(TrainerControl(learning_rate=0.0))
+    one.control_block.publish(TrainerControl(learning_rate=0.0))
     time.sleep(0.06)  # orders that were read hold so long
     assert control_block.rate() == 0.0
-    assert one.epoch_log.take() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
+    assert one.epoch_log.read_new() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
     assert (one.harm, one.came) == ({}, 7)
 
 
 @pytest.mark.parametrize(("ordered", "taken"), [(0.0, 0.0), (math.nan, None), (math.inf, None)])
 def test_a_learning_rate_is_taken_on_another_host_as_on_the_same_one(host, ordered, taken):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    one.control_block.order(TrainerControl(learning_rate=ordered))
+    one.control_block.publish(TrainerControl(learning_rate=ordered))
     assert one.control_block.rate() == taken
     assert RemoteControlBlock(one.line).rate() == taken
 

@@ -32,7 +32,11 @@ def has_room(control_block: Any, first: int, epoch: int) -> bool:
         epoch: int. The epoch whose center will be saved.
     """
     before = epoch - SLOTS
-    return before < first or control_block.opened > before or (control_block.stopped and epoch >= control_block.last)
+    return (
+        before < first
+        or control_block.allowed_epoch > before
+        or (control_block.stopped and epoch >= control_block.first_unreported_epoch)
+    )
 
 
 _HEAD = 8  # words: lengths of the vector and of the moving statistics, bytes of a value; for each slot its epoch + 1

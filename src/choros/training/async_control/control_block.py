@@ -23,17 +23,31 @@ from choros.errors import CommTimeoutError
 from choros.training.spec import TrainerControl, WorkerStats
 from choros.types import Array
 
-# Before the heartbeats: version, stop, learning rate, bytes of the epoch log, last epoch, end requested, exit code + 1,
-# opened epoch, halt, whether there is a rate
-_HEAD = 16
+
+class Header:
+    """Indices of the words in the header of a control block. The header comes before the heartbeats."""
+
+    VERSION = 0  # number of control messages
+    STOP = 1
+    RATE = 2  # learning rate; valid if HAS_RATE is set
+    LOG_BYTES = 3  # bytes of the epoch log
+    FIRST_UNREPORTED_EPOCH = 4
+    END_REQUESTED = 5
+    EXIT_CODE = 6  # plus 1; 0: none
+    ALLOWED_EPOCH = 7
+    PAUSE = 8
+    HAS_RATE = 9
+    SIZE = 16
+
+
 _LAST = 2  # mark of the rank that ended an epoch last; the mark of the others is 1
 _NOW = 1 + len(fields(WorkerStats))  # before a rank's metric state: epoch, batch, optimizer's iterations, counts
 DONE = float(1 << 52)  # halt number of a rank that makes no more exchanges
 
 
-def rate_in(head: Sequence[float] | Array) -> float | None:
+def rate_in(header: Sequence[float] | Array) -> float | None:
     """Return the learning rate in a header of a control block; None if none was set, or if it is not finite."""
-    return float(head[2]) if head[9] and math.isfinite(head[2]) else None
+    return float(header[Header.RATE]) if header[Header.HAS_RATE] and math.isfinite(header[Header.RATE]) else None
 
 
 class ControlBlock:
@@ -54,9 +68,9 @@ class ControlBlock:
         self.segment, self.workers, self.timeout = segment, workers, 60.0
         self._version = 0.0
         flat = segment.array(np.float64, self._count(workers, epochs, values), 0)
-        self._head, flat = flat[:_HEAD], flat[_HEAD:]
+        self._header, flat = flat[: Header.SIZE], flat[Header.SIZE :]
         # One cache line for each rank's counters, so that ranks do not slow each other.
-        self._beats, self._rests, flat = flat[: 8 * workers : 8], flat[1 : 8 * workers : 8], flat[8 * workers :]
+        self._steps, self._pauses, flat = flat[: 8 * workers : 8], flat[1 : 8 * workers : 8], flat[8 * workers :]
         self._turns, flat = flat[:workers], flat[workers:]
         self._left, flat = (
             flat[: workers * 2 * (_NOW + values)].reshape(workers, 2, -1),
@@ -67,7 +81,7 @@ class ControlBlock:
 
     @staticmethod
     def _count(workers: int, epochs: int, values: int) -> int:
-        return _HEAD + 9 * workers + workers * 2 * (_NOW + values) + epochs * workers * (1 + 2 * values)
+        return Header.SIZE + 9 * workers + workers * 2 * (_NOW + values) + epochs * workers * (1 + 2 * values)
 
     @classmethod
     def create(cls, workers: int, epochs: int, values: int) -> ControlBlock:
@@ -75,20 +89,20 @@ class ControlBlock:
         return cls(Segment.create(8 * cls._count(workers, epochs, values), "choros-control"), workers, epochs, values)
 
     # -- heartbeats
-    def beat(self, rank: int) -> None:
+    def count_step(self, rank: int) -> None:
         """Count a step of ``rank``, of training or validation."""
-        self._beats[rank] += 1
+        self._steps[rank] += 1
 
-    def beaten(self, rank: int, count: int) -> None:
+    def set_steps(self, rank: int, count: int) -> None:
         """Set the number of steps of a rank on another host."""
-        self._beats[rank] = count
+        self._steps[rank] = count
 
-    def beats(self) -> Array:
+    def step_counts(self) -> Array:
         """Return the number of steps of each rank."""
-        return self._beats.copy()
+        return self._steps.copy()
 
     # -- control messages
-    def order(self, control: TrainerControl, epoch: int | None = None) -> None:
+    def publish(self, control: TrainerControl, epoch: int | None = None) -> None:
         """Publish a control message for asynchronous workers, which poll the control block.
 
         Args:
@@ -96,94 +110,94 @@ class ControlBlock:
             epoch: int. If training stops in the middle of an epoch, that epoch: its end is still reported.
         """
         if control.stop:
-            self._head[4] = 0 if epoch is None else epoch + 1
+            self._header[Header.FIRST_UNREPORTED_EPOCH] = 0 if epoch is None else epoch + 1
             fence()  # workers read the epoch once they see the stop
-            self._head[1] = 1.0
+            self._header[Header.STOP] = 1.0
         if control.learning_rate is not None:
-            self._head[2] = control.learning_rate
-            self._head[9] = 1.0  # 0 is a valid rate, so a flag shows that there is one
+            self._header[Header.RATE] = control.learning_rate
+            self._header[Header.HAS_RATE] = 1.0  # 0 is a valid rate, so a flag shows that there is one
         if control != TrainerControl():
             fence()  # ``rate`` reads the version before the values
-            self._head[0] += 1
+            self._header[Header.VERSION] += 1
 
     @property
-    def post(self) -> Array:
+    def log_bytes(self) -> Array:
         """Number of bytes in the epoch log: a view of one value. Change it only under the lock."""
-        return self._head[3:4].reshape(())
+        return self._header[Header.LOG_BYTES : Header.LOG_BYTES + 1].reshape(())
 
     @property
     def stopped(self) -> bool:
         """True if the caller has requested to stop."""
-        return bool(self._head[1])
+        return bool(self._header[Header.STOP])
 
     @property
-    def asked(self) -> bool:
+    def end_requested(self) -> bool:
         """True if a checkpoint and the end of this process are requested."""
-        return bool(self._head[5])
+        return bool(self._header[Header.END_REQUESTED])
 
-    def ask(self) -> None:
+    def request_end(self) -> None:
         """Request a checkpoint and the end of training."""
-        self._head[5] = 1.0
+        self._header[Header.END_REQUESTED] = 1.0
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Exit code with which asynchronous ranks must end their process; None if they continue."""
-        return int(self._head[6]) - 1 if self._head[6] else None
+        return int(self._header[Header.EXIT_CODE]) - 1 if self._header[Header.EXIT_CODE] else None
 
-    def leave_with(self, code: int) -> None:
+    def set_exit_code(self, code: int) -> None:
         """Make all asynchronous ranks end their process with this exit code."""
-        self._head[6] = code + 1
+        self._header[Header.EXIT_CODE] = code + 1
 
     @property
-    def last(self) -> int:
+    def first_unreported_epoch(self) -> int:
         """First epoch whose end is not reported after a stop."""
-        return int(self._head[4])
+        return int(self._header[Header.FIRST_UNREPORTED_EPOCH])
 
-    def open(self, epoch: int) -> None:
+    def allow_epoch(self, epoch: int) -> None:
         """Record that the callbacks of all epochs before this one have run, so waiting workers may begin it."""
-        self._head[7] = max(epoch, self._head[7])
+        self._header[Header.ALLOWED_EPOCH] = max(epoch, self._header[Header.ALLOWED_EPOCH])
 
     @property
-    def opened(self) -> int:
+    def allowed_epoch(self) -> int:
         """Latest epoch that may begin, if workers wait for each other at an epoch's end."""
-        return int(self._head[7])
+        return int(self._header[Header.ALLOWED_EPOCH])
 
     # -- pauses without exchanges, in which a center on several hosts is saved
-    def halt(self, number: int) -> None:
+    def request_pause(self, number: int) -> None:
         """Request a pause: all ranks stop between two steps until the number changes. 0 ends the pause."""
-        self._head[8] = number
+        self._header[Header.PAUSE] = number
 
     @property
-    def halted(self) -> int:
+    def requested_pause(self) -> int:
         """Number of the requested pause, or 0."""
-        return int(self._head[8])
+        return int(self._header[Header.PAUSE])
 
-    def rest(self, rank: int, number: float) -> None:
+    def join_pause(self, rank: int, number: float) -> None:
         """Record that a rank makes no exchange before the pause of this number is over."""
-        self._rests[rank] = number
+        self._pauses[rank] = number
 
-    def rests(self, rank: int) -> float:
+    def joined_pause(self, rank: int) -> float:
         """Return the number of the last pause that a rank has joined."""
-        return float(self._rests[rank])
+        return float(self._pauses[rank])
 
     def rate(self) -> float | None:
         """Return the latest learning rate if there was a control message since the last call, else None."""
-        version = float(self._head[0])
+        version = float(self._header[Header.VERSION])
         if version == self._version:
             return None
         self._version = version
         fence()  # the rate must be read after the version with which it was written
-        return self.ordered_rate
+        return self.published_rate
 
     @property
-    def ordered_rate(self) -> float | None:
+    def published_rate(self) -> float | None:
         """Learning rate of the latest control message that has one, or None."""
-        return rate_in(self._head)
+        return rate_in(self._header)
 
-    def head(self) -> list[float]:
+    def header(self) -> list[float]:
         """Return a copy of the header, for ranks on other hosts."""
-        # In the order of the words: version and stop are read before the values that they publish (see ``order``).
-        return [float(value) for value in self._head]
+        # In the order of the words: version and stop are read before the values that they publish (see ``publish``).
+        return [float(value) for value in self._header]
 
     # -- sums of metrics
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
@@ -205,7 +219,7 @@ class ControlBlock:
                 self._parts[epoch, rank, 0, : len(train)] = train
                 self._parts[epoch, rank, 1, : len(validation)] = validation
                 others = np.delete(self._ended[epoch], rank)
-                fence()  # ``complete``, ``sums``, ``part`` and ``whole`` read without the lock
+                fence()  # ``complete``, ``sums``, ``rank_metrics`` and ``export_state`` read without the lock
                 # Written last: a rank that is killed before this line has added nothing.
                 self._ended[epoch, rank] = _LAST if others.all() else 1
             return bool(self._ended[epoch, rank] == _LAST)
@@ -221,7 +235,7 @@ class ControlBlock:
     def complete(self, epoch: int) -> bool:
         """Return whether all ranks have ended an epoch."""
         complete = bool(self._ended[epoch].all())
-        fence()  # ``sums`` and ``part`` must be read after these marks
+        fence()  # ``sums`` and ``rank_metrics`` must be read after these marks
         return complete
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
@@ -229,13 +243,15 @@ class ControlBlock:
         train, validation = self._parts[epoch].sum(axis=0)
         return train, validation
 
-    def part(self, epoch: int, rank: int) -> tuple[Array, Array]:
+    def rank_metrics(self, epoch: int, rank: int) -> tuple[Array, Array]:
         """Return a rank's metric state and its figures of validation for an epoch."""
         train, validation = self._parts[epoch, rank].copy()
         return train, validation
 
     # -- the state from which a restarted rank resumes
-    def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
+    def save_position(
+        self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array
+    ) -> None:
         """Save a rank's counts and its metric state of the current epoch.
 
         There are two copies per rank. The new one becomes valid at the end, so if the rank is killed in this call, the
@@ -256,7 +272,7 @@ class ControlBlock:
         fence()  # the copy must be complete before the turn that makes it valid
         self._turns[rank] = turn + 1
 
-    def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
+    def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return a rank's last saved position, iterations, counts and metric state; None if it has saved none."""
         turn, record = self._saved(rank)
         if not turn:
@@ -274,7 +290,7 @@ class ControlBlock:
             if self._turns[rank] == turn:
                 return turn, record
 
-    def whole(self, epoch: int) -> list[Array]:
+    def export_state(self, epoch: int) -> list[Array]:
         """Return copies of the ranks' saved states, and of their metrics from this epoch on, for a checkpoint."""
         turns, left = np.zeros_like(self._turns), np.zeros_like(self._left)
         for rank in range(self.workers):
@@ -284,8 +300,8 @@ class ControlBlock:
         fence()  # the metric states must be read after the marks that publish them
         return [turns, left, ended, self._parts[epoch:].copy()]
 
-    def put_back(self, state: list[Array]) -> None:
-        """Restore the result of ``whole``. This control block must begin with the epoch that was passed there."""
+    def import_state(self, state: list[Array]) -> None:
+        """Restore the result of ``export_state``. It must begin with the epoch passed there."""
         turns, saved, ended, parts = state
         self._turns[:], self._left[:] = turns, saved
         count = min(len(ended), len(self._ended))
@@ -317,5 +333,5 @@ class ControlBlock:
 
     def close(self) -> None:
         """Release the segment."""
-        del self._head, self._beats, self._rests, self._turns, self._left, self._ended, self._parts
+        del self._header, self._steps, self._pauses, self._turns, self._left, self._ended, self._parts
         self.segment.close()

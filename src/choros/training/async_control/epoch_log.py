@@ -30,7 +30,7 @@ class EpochLog:
         self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0
 
-    def leave(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
+    def write(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
         """Write the line of an epoch.
 
         Args:
@@ -42,21 +42,21 @@ class EpochLog:
         Raises:
             OverflowError: the logs need more memory than is free.
         """
-        self.put(json.dumps([epoch, logs, seconds, held if len(held) <= _FEW else []]).encode() + b"\n")
+        self.append_line(json.dumps([epoch, logs, seconds, held if len(held) <= _FEW else []]).encode() + b"\n")
 
-    def put(self, line: bytes) -> None:
+    def append_line(self, line: bytes) -> None:
         """Append a line to the segment."""
         with self.control_block.locked():
-            end = int(self.control_block.post.item())
+            end = int(self.control_block.log_bytes.item())
             if end + len(line) > len(self.area):
                 raise OverflowError(
                     f"The logs of an epoch take {len(line)} bytes, and {len(self.area) - end} are free "
                     f"({LINE} for each epoch): log fewer values, or shorter names."
                 )
             self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
-            self.control_block.post[()] = end + len(line)
+            self.control_block.log_bytes[()] = end + len(line)
 
-    def take(self) -> list[Line]:
+    def read_new(self) -> list[Line]:
         """Return the lines written since the last call."""
         text = self.since(self.taken)
         self.taken += len(text)
@@ -65,7 +65,7 @@ class EpochLog:
     def since(self, taken: int) -> bytes:
         """Return the content after the first ``taken`` bytes."""
         with self.control_block.locked():
-            return self.area[taken : int(self.control_block.post.item())].tobytes()
+            return self.area[taken : int(self.control_block.log_bytes.item())].tobytes()
 
     def close(self) -> None:
         """Release the segment."""

@@ -42,7 +42,7 @@ class Hangs:
         self.control_block, self.job = control_block, job
         self.starting: set[int] = set()  # restarted ranks before the first step of the new process
         self.looked = time.monotonic()
-        self.beats, self.moved = control_block.beats(), np.full(job.workers, self.looked)
+        self.beats, self.moved = control_block.step_counts(), np.full(job.workers, self.looked)
 
     def look(self) -> None:
         """Poll the heartbeats.
@@ -50,7 +50,7 @@ class Hangs:
         If the last poll was long ago, for example because of a long callback, the time between does not count: messages
         of ranks that ended in that time are not read yet.
         """
-        now, beats = time.monotonic(), self.control_block.beats()
+        now, beats = time.monotonic(), self.control_block.step_counts()
         self.moved += max(now - self.looked - _OFTEN, 0.0)
         self.looked = now
         fresh = beats != self.beats
@@ -69,7 +69,7 @@ class Hangs:
 
     def began_anew(self, rank: int) -> None:
         """Record that a rank has a new process, which is starting up."""
-        self.beats[rank] = self.control_block.beats()[rank]
+        self.beats[rank] = self.control_block.step_counts()[rank]
         self.starting.add(rank)
         self.forgive(rank)
 
@@ -81,7 +81,7 @@ class Hangs:
     def _waiting(self) -> list[int]:
         control_block, job = self.control_block, self.job
         if job.whole_epochs:
-            index = max(control_block.opened - job.initial_epoch, 0)
+            index = max(control_block.allowed_epoch - job.initial_epoch, 0)
             over = index >= job.epochs - job.initial_epoch
             return [] if over else [rank for rank in range(job.workers) if control_block.ended(index, rank)]
         if not job.ensemble:  # else only the rank that ends an epoch last waits, for callbacks that run next

@@ -31,7 +31,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
         if self.saver.checkpoint is None:
             return
         self.number += 1
-        self.control_block.halt(self.number)
+        self.control_block.request_pause(self.number)
         stay_paused = False
         try:
             late = self._late(self.number, min(_COME, 0.5 * self.job.timeout))
@@ -42,7 +42,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
             stay_paused = asked
         finally:
             if not stay_paused:  # also after an error, else the other ranks would wait for it until their timeout
-                self.control_block.halt(0)
+                self.control_block.request_pause(0)
 
     def _warn(self, late: list[int], asked: bool) -> None:
         """Log that nothing is saved: once for all scheduled checkpoints, and always if the end is requested."""
@@ -66,7 +66,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
         """Wait until the other ranks have joined the pause; return the ranks that have not joined in time."""
         end = time.monotonic() + seconds
         while True:
-            late = [rank for rank in range(1, self.job.workers) if self.control_block.rests(rank) < number]
+            late = [rank for rank in range(1, self.job.workers) if self.control_block.joined_pause(rank) < number]
             if not late or time.monotonic() > end:
                 return late
             time.sleep(_LOOK)
@@ -90,15 +90,15 @@ class QuiesceClient:
         Raises:
             CommTimeoutError: the pause does not end within ``timeout`` seconds.
         """
-        number, end = self.control_block.halted, time.monotonic() + self.timeout
+        number, end = self.control_block.requested_pause, time.monotonic() + self.timeout
         if not number:
             return
-        self.control_block.rest(self.rank, number)
-        while self.control_block.halted == number and self.control_block.code is None:
+        self.control_block.join_pause(self.rank, number)
+        while self.control_block.requested_pause == number and self.control_block.exit_code is None:
             if time.monotonic() > end:
                 raise CommTimeoutError(f"rank 0 has been saving the state of the center for {self.timeout:g} s.")
             time.sleep(_LOOK)
 
     def done(self) -> None:
         """Record that this rank makes no more exchanges, so no pause waits for it."""
-        self.control_block.rest(self.rank, DONE)
+        self.control_block.join_pause(self.rank, DONE)

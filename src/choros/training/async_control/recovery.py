@@ -29,7 +29,7 @@ def leave(run: WorkerContext, place: tuple[int, int]) -> None:
     """
     begun = time.thread_time()
     figures = list(astuple(run.counted()))[1:-1]
-    run.control_block.leave(run.rank, place, run.replica.iterations, figures, run.replica.metric_state())
+    run.control_block.save_position(run.rank, place, run.replica.iterations, figures, run.replica.metric_state())
     run.tally.keeping += time.thread_time() - begun
 
 
@@ -44,7 +44,7 @@ def take_up(run: WorkerContext) -> bool:
         Whether the metrics of the current epoch were restored.
     """
     run.begin = state_of(run.center).position_of(run.center, run.rank) or run.begin
-    saved = run.control_block.left(run.rank)
+    saved = run.control_block.saved_position(run.rank)
     if saved is None:
         return False
     (epoch, batch), iterations, tally, state = saved

@@ -13,7 +13,7 @@ import numpy as np
 
 from choros.training.async_control.center_snapshots import FarSnapshots
 from choros.training.async_control.center_snapshots import answer as answer_snapshots
-from choros.training.async_control.control_block import ControlBlock, rate_in
+from choros.training.async_control.control_block import ControlBlock, Header, rate_in
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
 
@@ -36,7 +36,9 @@ class RemoteControlBlock:
         self._line, self._version, self._read = line, 0.0, 0.0
         self._head: list[float] = []
         self._rank, self._beats, self._asks = 0, 0, False
-        self._own: tuple[tuple[int, int], int, list[float], Array] | None = None  # the last arguments of ``leave``
+        self._own: tuple[tuple[int, int], int, list[float], Array] | None = (
+            None  # the last arguments of ``save_position``
+        )
 
     def _control(self, fresh: bool = False) -> list[float]:
         if fresh or not self._head or time.monotonic() - self._read > _FRESH:
@@ -45,11 +47,11 @@ class RemoteControlBlock:
             self._read = time.monotonic()
         return self._head
 
-    def beat(self, rank: int) -> None:
+    def count_step(self, rank: int) -> None:
         """Count a step. The next request sends the count."""
         self._rank, self._beats = rank, self._beats + 1
 
-    def ask(self) -> None:
+    def request_end(self) -> None:
         """Request a checkpoint and the end of training.
 
         The next request sends it, because a signal handler calls this and must not use the connection.
@@ -57,17 +59,17 @@ class RemoteControlBlock:
         self._asks = True
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Exit code with which ranks must end their process; None if they continue."""
-        code = self._control()[6]
+        code = self._control()[Header.EXIT_CODE]
         return int(code) - 1 if code else None
 
     @property
-    def halted(self) -> int:
+    def requested_pause(self) -> int:
         """Number of the requested pause, or 0."""
-        return int(self._control()[8])
+        return int(self._control()[Header.PAUSE])
 
-    def rest(self, rank: int, number: float) -> None:
+    def join_pause(self, rank: int, number: float) -> None:
         """Record that this rank makes no exchange before the pause of this number is over, and send its saved state.
 
         The next access reads a new header.
@@ -84,12 +86,14 @@ class RemoteControlBlock:
         self._line.request(message, [state])
         self._read = 0.0
 
-    def leave(self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array) -> None:
-        """Hold the arguments of ``ControlBlock.leave`` until ``rest`` sends them."""
+    def save_position(
+        self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array
+    ) -> None:
+        """Hold the arguments of ``ControlBlock.save_position`` until ``join_pause`` sends them."""
         self._own = place, iterations, tally, np.array(state, np.float64)
 
-    def left(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
-        """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.left``."""
+    def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
+        """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.saved_position``."""
         header, arrays = self._line.request({"op": "left", "rank": rank})
         if not arrays:
             return None
@@ -104,7 +108,7 @@ class RemoteControlBlock:
         """Return whether all ranks have ended an epoch."""
         return bool(self._line.request({"op": "complete", "epoch": epoch})[0]["complete"])
 
-    def beats(self) -> Array:
+    def step_counts(self) -> Array:
         """Return the number of steps of each rank, as far as the host of the control block knows it."""
         self._control(fresh=True)  # sends the steps of this rank first
         beats: Array = self._line.request({"op": "beats"})[1][0].copy()
@@ -113,25 +117,25 @@ class RemoteControlBlock:
     @property
     def stopped(self) -> bool:
         """True if rank 0's callbacks have requested to stop."""
-        return bool(self._control()[1])
+        return bool(self._control()[Header.STOP])
 
     @property
-    def last(self) -> int:
+    def first_unreported_epoch(self) -> int:
         """First epoch whose end is not reported after a stop."""
-        return int(self._control()[4])
+        return int(self._control()[Header.FIRST_UNREPORTED_EPOCH])
 
     @property
-    def opened(self) -> int:
+    def allowed_epoch(self) -> int:
         """Latest epoch that may begin, if workers wait for each other at an epoch's end."""
-        return int(self._control()[7])
+        return int(self._control()[Header.ALLOWED_EPOCH])
 
     def rate(self) -> float | None:
         """Return the latest learning rate if there was a control message since the last call, else None."""
-        head = self._control()
-        if head[0] == self._version:
+        header = self._control()
+        if header[Header.VERSION] == self._version:
             return None
-        self._version = head[0]
-        return rate_in(head)
+        self._version = header[Header.VERSION]
+        return rate_in(header)
 
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to an epoch. Return True for the last rank to end it; see ``ControlBlock.add``."""
@@ -158,11 +162,11 @@ class RemoteEpochLog:
         self._line, self._taken = line, 0
         self.snapshots = FarSnapshots(line) if watched else None
 
-    def leave(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
-        """Write the line of an epoch; see ``EpochLog.leave``."""
+    def write(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
+        """Write the line of an epoch; see ``EpochLog.write``."""
         self._line.request({"op": "leave", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held})
 
-    def take(self) -> list[Line]:
+    def read_new(self) -> list[Line]:
         """Return the lines written since the last call."""
         text = str(self._line.request({"op": "since", "taken": self._taken})[0]["text"]).encode()
         self._taken += len(text)
@@ -186,21 +190,23 @@ def answer(
     op = head["op"]
     if op == "head":
         if head["beats"]:
-            control_block.beaten(int(head["rank"]), int(head["beats"]))
+            control_block.set_steps(int(head["rank"]), int(head["beats"]))
         if head["asks"]:
-            control_block.ask()
-        return {"head": control_block.head()}, []
+            control_block.request_end()
+        return {"head": control_block.header()}, []
     if op == "beats":
-        return {}, [control_block.beats()]
+        return {}, [control_block.step_counts()]
     if op == "rest":
         rank = int(head["rank"])
         if head["tally"]:
             epoch, batch = head["place"]
-            control_block.leave(rank, (int(epoch), int(batch)), int(head["iterations"]), head["tally"], arrays[0])
-        control_block.rest(rank, float(head["number"]))
+            control_block.save_position(
+                rank, (int(epoch), int(batch)), int(head["iterations"]), head["tally"], arrays[0]
+            )
+        control_block.join_pause(rank, float(head["number"]))
         return {}, []
     if op == "left":
-        saved = control_block.left(int(head["rank"]))
+        saved = control_block.saved_position(int(head["rank"]))
         return ({"place": saved[0], "iterations": saved[1]}, list(saved[2:])) if saved else ({}, [])
     if op == "ended":
         return {"ended": control_block.ended(int(head["epoch"]), int(head["rank"]))}, []
@@ -214,7 +220,7 @@ def answer(
     if op == "leave":
         # The request may be a repeated one. Only one rank writes the line of an epoch.
         if all(line[0] != head["epoch"] for line in read_lines(epoch_log.since(0))):
-            epoch_log.leave(int(head["epoch"]), head["logs"], float(head["seconds"]), head["held"])
+            epoch_log.write(int(head["epoch"]), head["logs"], float(head["seconds"]), head["held"])
         return {}, []
     if op == "since":
         return {"text": epoch_log.since(int(head["taken"])).decode()}, []

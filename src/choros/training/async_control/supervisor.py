@@ -60,15 +60,15 @@ class AsyncCheckpointer:
         else:
             _, groups = saver.latest.parts[0]
             state_of(center).import_state(center, groups["header"][0], groups["center"])
-            control_block.put_back(groups["control_block"])
-            control_block.order(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
+            control_block.import_state(groups["control_block"])
+            control_block.publish(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
     def look(self) -> None:
         """Save the state if a checkpoint is due by seconds or batches."""
         if self.saver.checkpoint is None:
             return
         rule, now = self.job.keep or {}, time.monotonic()
-        steps = self.control_block.beats().sum() / self.job.workers
+        steps = self.control_block.step_counts().sum() / self.job.workers
         if now - self.kept >= rule.get("seconds", np.inf) or steps - self.steps >= rule.get("batches", np.inf):
             self.kept, self.steps = now, steps
             self.keep()
@@ -90,7 +90,7 @@ class AsyncCheckpointer:
         reached = self.conductor.epoch
         over = reached is None
         epoch = self.job.epochs if reached is None else reached
-        control_block = self.control_block.whole(epoch - self.job.initial_epoch)
+        control_block = self.control_block.export_state(epoch - self.job.initial_epoch)
         parts: dict[int, Part] = {0: ({}, {})}
         if self.slots_of is not None:
             parts = {rank: self.slots_of(rank) for rank in self.ranks}
@@ -98,7 +98,7 @@ class AsyncCheckpointer:
         parts[0] = state, {"center": vectors, "header": [header], "control_block": control_block, **groups}
         stopped = over and self.control_block.stopped
         # The center's header has each worker's position (snapshot.position_of). This is the epoch of the callbacks.
-        facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.ordered_rate}
+        facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.published_rate}
         self.saver.kept(Snapshot(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
 

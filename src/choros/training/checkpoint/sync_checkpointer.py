@@ -72,7 +72,7 @@ class SyncCheckpointer:
         self.looked = now
         wait = max(1, min(_MOST, int(_LOOK / max(look_seconds, 1e-9))))
         due = bool(self.seconds) and now - self.saved >= self.seconds
-        message = json.dumps([due, bool(self.run.control_block.asked), wait]).encode()
+        message = json.dumps([due, bool(self.run.control_block.end_requested), wait]).encode()
         replies = [json.loads(text) for text in self.run.group.gather(message)]
         self.wait = self.waited = replies[0][2]
         self.run.tally.keeping += time.thread_time() - begun

@@ -145,7 +145,7 @@ class InJobCallbackChannel:
         """Report the end of an epoch: if synchronous, wait for the control message; else write the logs for rank 0."""
         if not self.synchronous:
             if logs is not None:
-                self.epoch_log.leave(epoch, logs, seconds, held)
+                self.epoch_log.write(epoch, logs, seconds, held)
             if self.lead:
                 self.read_mail()
             return TrainerControl()
@@ -211,16 +211,16 @@ class InJobCallbackChannel:
             with self.run.aside():
                 self.run.take(self.set, control)
                 self.run.center.replace(*self.run.vectors())
-        self.run.control_block.order(control, self.conductor.epoch)
+        self.run.control_block.publish(control, self.conductor.epoch)
 
     def read_mail(self) -> None:
         """Record the epochs whose logs have arrived, and run their callbacks on rank 0."""
-        for epoch, logs, seconds, held in self.epoch_log.take():
+        for epoch, logs, seconds, held in self.epoch_log.read_new():
             control = self.record(epoch, logs, seconds, held)
             if self.lead:
                 self.command(control)
                 reached = self.conductor.epoch  # callbacks of an epoch that was reported too early have not run yet
-                self.run.control_block.open(epoch + 1 if reached is None else reached)
+                self.run.control_block.allow_epoch(epoch + 1 if reached is None else reached)
                 if self.keeper is not None:
                     self.keeper.ended()
 
@@ -260,10 +260,10 @@ class InJobCallbackChannel:
                 self.hangs.check()
         if self.keeper is not None:
             self.keeper.look()
-            if self.run.control_block.asked:
+            if self.run.control_block.end_requested:
                 self.keeper.keep(asked=True)
                 code = self.saver.leave().code  # first writes the state: no rank may end before
-                self.run.control_block.leave_with(code if isinstance(code, int) else 1)
+                self.run.control_block.set_exit_code(code if isinstance(code, int) else 1)
                 self.keeper.let_go()
         if self.resting is not None:
             self.resting.look()
@@ -275,7 +275,7 @@ class InJobCallbackChannel:
         Raises:
             SystemExit: the control block has an exit code.
         """
-        code = self.run.control_block.code if self.saver.checkpoint is not None else None
+        code = self.run.control_block.exit_code if self.saver.checkpoint is not None else None
         if code is not None:
             if self.resting is not None:
                 self.resting.done()
@@ -291,7 +291,7 @@ class InJobCallbackChannel:
             room = self.conductor.epoch + SLOTS >= job.epochs  # then no other rank has to wait for callbacks
             if time.monotonic() - moved > (_REST if room else job.timeout):
                 break
-            latest = self.run.control_block.beats().tobytes()
+            latest = self.run.control_block.step_counts().tobytes()
             moved, beats = (moved if latest == beats else time.monotonic()), latest
             self.look()
             time.sleep(_LOOK)
@@ -381,7 +381,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
                 _keep_states(reporter, comm.center)
         buffers = blank_vectors(context.replica)
         plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
-        with saver.listening(comm.control_block.ask):
+        with saver.listening(comm.control_block.request_end):
             with told_of_an_exit(rank, job.workers):
                 train(context)
             _wait_for_the_others(reporter)

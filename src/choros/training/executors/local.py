@@ -162,7 +162,7 @@ class LocalRun:
 
     def ask(self) -> None:
         """Request a checkpoint from the workers, after which this process ends."""
-        self.control_block.ask()
+        self.control_block.request_end()
 
     def again(self, error: WorkerFailedError) -> bool:
         """Prepare a restart of all workers from the last saved state. Return False if no restart is possible."""
@@ -251,7 +251,7 @@ class LocalRun:
     def follow(self) -> list[WorkerStats]:
         """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
         self.ready, self.tallies, self.begun_training = set(), {}, False
-        beats, moved, looked = self.control_block.beats(), time.monotonic(), 0.0
+        beats, moved, looked = self.control_block.step_counts(), time.monotonic(), 0.0
         while len(self.tallies) < self.job.workers:
             while self.line is not None and moved - looked < _LOOK and self.record_comes():
                 moved = self.record()
@@ -261,7 +261,7 @@ class LocalRun:
                 moved = self.record()
             self.look()
             looked = time.monotonic()
-            if not np.array_equal(beats, latest := self.control_block.beats()) or event is not None:
+            if not np.array_equal(beats, latest := self.control_block.step_counts()) or event is not None:
                 beats, moved = latest, looked
             if event is None:
                 self.check_progress(beats, moved)
@@ -352,7 +352,7 @@ class LocalRun:
             self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
         self.publish(self.conductor.epoch_end(epoch, logs, message["held"]))
         reached = self.conductor.epoch  # the callbacks of an epoch that was reported too early have not run yet
-        self.control_block.open(epoch + 1 if reached is None else reached)
+        self.control_block.allow_epoch(epoch + 1 if reached is None else reached)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
             self.hangs.forgive()
         if self.supervisor is not None:
@@ -406,7 +406,7 @@ class LocalRun:
             if self.center is not None and control.weights:
                 self.center.replace(*flat_vectors(self.model))
         if not self.job.synchronous:
-            self.control_block.order(control, self.conductor.epoch)
+            self.control_block.publish(control, self.conductor.epoch)
         waiting = self.ranks if self.job.synchronous or everyone else []
         for rank in waiting if ranks is None else ranks:
             self.send_to(rank, {"control": vars(control)})
@@ -560,7 +560,7 @@ class LocalRun:
             self.pool.unwatch(self.line.records)
         if self.meeting is not None and self.center is None:
             SharedGroup.abort(self.meeting, reason)
-        self.control_block.order(TrainerControl(stop=True))
+        self.control_block.publish(TrainerControl(stop=True))
         self.later.extend(self.departed)
         first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
         gone -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause

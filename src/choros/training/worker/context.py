@@ -187,7 +187,7 @@ class WorkerContext:
             else:
                 copied += self.replica.packing - packing
             tally.copying = copied + times.copying
-            self.control_block.beat(self.rank)
+            self.control_block.count_step(self.rank)
             if self.leaving:
                 return
             since = time.perf_counter()
@@ -252,7 +252,7 @@ class WorkerContext:
             if -batch.rows not in self._shapes:
                 self._shapes.add(-batch.rows)
                 self._compiling += time.perf_counter() - begun
-            self.control_block.beat(self.rank)
+            self.control_block.count_step(self.rank)
         state = self.replica.metric_state()
         numbers = json.dumps([rows, self.replica.own_logs()])
         all_numbers = [json.loads(text) for text in group.gather(numbers.encode())]

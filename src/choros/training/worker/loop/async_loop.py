@@ -61,7 +61,7 @@ class AsyncLoop:
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.step(epoch, number, batch)
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.control_block.stopped)
-            if run.control_block.stopped and epoch >= run.control_block.last:
+            if run.control_block.stopped and epoch >= run.control_block.first_unreported_epoch:
                 break
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.meet()
@@ -124,7 +124,7 @@ class AsyncLoop:
         """
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "all workers at the end of an epoch"):
-            while not (run.control_block.stopped or run.control_block.opened > epoch):
+            while not (run.control_block.stopped or run.control_block.allowed_epoch > epoch):
                 run.reporter.look()
                 if time.monotonic() > limit:
                     raise CommTimeoutError(
@@ -201,7 +201,7 @@ class AsyncLoop:
         """
         run, replica = self.run, self.replica
         state, control_block = replica.metric_state(), run.control_block
-        for epoch in range(max(run.job.initial_epoch, control_block.opened), run.begin[0]):
+        for epoch in range(max(run.job.initial_epoch, control_block.allowed_epoch), run.begin[0]):
             index = epoch - run.job.initial_epoch
             # For an epoch that this rank has ended, ``add`` only returns whether it was the last one.
             if control_block.ended(index, run.rank) and control_block.add(index, run.rank, _NONE, _NONE):
@@ -214,7 +214,7 @@ class AsyncLoop:
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
         best = None if run.best is None else run.best.rank(epoch)
-        train, valid = run.control_block.sums(index) if best is None else run.control_block.part(index, best)
+        train, valid = run.control_block.sums(index) if best is None else run.control_block.rank_metrics(index, best)
         replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
         held = run.held_by_metrics()
