@@ -86,7 +86,7 @@ def rank(name: str, load: Workload, seconds: float) -> None:
     clock, begun = Clock(), list[float]()
     watched = {
         control_block.ControlBlock: ("count_step", "step_counts"),
-        nonfinite.NonFiniteDetector: ("gradient", "weights", "met", "loss"),
+        nonfinite.NonFiniteDetector: ("gradient", "weights", "exchanged", "loss"),
         replica_divergence: ("mark", "compare"),
         group_header.GroupHeader: ("check_given_up", "post", "posted", "_check"),
         group: ("difference",),

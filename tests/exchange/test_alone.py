@@ -35,7 +35,7 @@ def in_order(seats, start, drifts):
     staleness = []
     for k, drift in zip(ORDER, drifts, strict=True):
         local[k] += drift
-        staleness.append(workers[k].meet(local[k], 4, np.zeros(0, start.dtype)))
+        staleness.append(workers[k].run(local[k], 4, np.zeros(0, start.dtype)))
     return workers, local, staleness
 
 
@@ -89,7 +89,7 @@ def test_threads_lose_nothing():
         local = np.zeros(size)
         for _ in range(turns):
             local += k + 1
-            workers[k].meet(local, 1, NONE)
+            workers[k].run(local, 1, NONE)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for thread in threads:
@@ -104,7 +104,7 @@ def test_moving_statistics_are_averaged_at_each_meeting():
     """c <- c + (others - c) / p, and the worker goes on with c."""
     center = InMemoryParameterServer(AEASGD(alpha=0.3), np.zeros(1), 2, others=np.zeros(2))
     others = np.array([4.0, 8.0])
-    AsyncExchange(center.at(1), np.zeros(1)).meet(np.zeros(1), 1, others)
+    AsyncExchange(center.at(1), np.zeros(1)).run(np.zeros(1), 1, others)
     np.testing.assert_array_equal(others, [2.0, 4.0])
     np.testing.assert_array_equal(center.others, [2.0, 4.0])
 
@@ -126,13 +126,13 @@ def test_a_worker_goes_on_from_its_state(rng):
     start = rng.normal(size=3)
     center = InMemoryParameterServer(DOWNPOUR(), start, 1)
     alone, local = AsyncExchange(center.at(0), start.copy()), start + 1.0
-    alone.meet(local, 8, NONE)
+    alone.run(local, 8, NONE)
     state = alone.state()
     resumed = AsyncExchange(center.at(0), np.zeros(3))
     resumed.restore(state)
     alone.seen[:] = np.nan  # a state is a copy
     local += 1.0
-    resumed.meet(local, 8, NONE)
+    resumed.run(local, 8, NONE)
     np.testing.assert_allclose(center.center, start + 2.0)
     assert resumed.exchanges == 2
 

@@ -40,7 +40,7 @@ def meetings(algorithm, drifts, rows, start):
         together, local = SyncExchange(algorithm, group, start.copy()), start.copy()
         for drift in drifts:
             local += drift[group.rank]
-            together.meet(local, window=4, rows=rows[group.rank])
+            together.run(local, window=4, rows=rows[group.rank])
         return together, local
 
     return work
@@ -82,7 +82,7 @@ def test_a_rank_of_no_rows_counts_nothing(algorithm, ranks):
 
     def work(group):
         together, local = SyncExchange(algorithm, group, np.zeros(3)), np.full(3, values[group.rank])
-        together.meet(local, window=4, rows=[10, 0, 20][group.rank])
+        together.run(local, window=4, rows=[10, 0, 20][group.rank])
         return together.center, local
 
     for center, local in ranks(3, work):
@@ -93,7 +93,7 @@ def test_a_rank_of_no_rows_counts_nothing(algorithm, ranks):
 def test_where_none_had_a_row_nothing_changes(ranks):
     def work(group):
         together, local = SyncExchange(LocalSGD(), group, np.full(3, 7.0)), np.full(3, float(group.rank))
-        together.meet(local, window=4, rows=0)
+        together.run(local, window=4, rows=0)
         return together.center, local, together.exchanges
 
     for rank, (center, local, exchanges) in enumerate(ranks(3, work)):
@@ -106,7 +106,7 @@ def test_where_none_had_a_row_nothing_changes(ranks):
 def test_the_unweighted_count_every_worker_alike(algorithm, ranks):
     def work(group, rows):
         together, local = SyncExchange(algorithm, group, np.zeros(2)), np.full(2, 1.0 + group.rank)
-        together.meet(local, window=4, rows=rows[group.rank])
+        together.run(local, window=4, rows=rows[group.rank])
         return together.center
 
     uneven, even = ranks(2, lambda g: work(g, [0, 9])), ranks(2, lambda g: work(g, [5, 5]))
@@ -119,7 +119,7 @@ def test_one_worker_keeps_its_vector_to_the_last_bit(rng):
     together, local = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(1000, "float32")), rng.normal(size=1000)
     local = local.astype("float32")
     kept = local.copy()
-    together.meet(local, window=8, rows=77)
+    together.run(local, window=8, rows=77)
     np.testing.assert_array_equal(local, kept)
     np.testing.assert_array_equal(together.center, kept)
 
@@ -133,7 +133,7 @@ def test_the_center_is_the_callers_array_and_may_be_set(ranks):
         assert together.center is center
         together.center[:] = 10.0
         local = together.center + 1.0
-        together.meet(local, window=4, rows=1)
+        together.run(local, window=4, rows=1)
         return together.center
 
     for center in ranks(2, work):
@@ -155,7 +155,7 @@ def test_goes_on_from_a_state_as_if_nothing_had_been(algorithm, ranks, rng):
                 other.restore(state)
                 together = other
             local += drift[group.rank]
-            together.meet(local, window=4, rows=1)
+            together.run(local, window=4, rows=1)
         return together
 
     straight = ranks(2, meetings(algorithm, drifts, [1, 1], start))
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused():
     together = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(3, "float32"))
     for wrong in (np.zeros(4, "float32"), np.zeros(3, "float64")):
         with pytest.raises(ValueError, match="rank 0: the vector has shape"):
-            together.meet(wrong, window=1, rows=1)
+            together.run(wrong, window=1, rows=1)
 
 
 def test_the_weight_travels_in_the_slot(ranks):
@@ -177,7 +177,7 @@ def test_the_weight_travels_in_the_slot(ranks):
     def work(algorithm):
         def asked(group):
             together = SyncExchange(algorithm, group, np.zeros(5))
-            together.meet(np.ones(5), window=1, rows=2)
+            together.run(np.ones(5), window=1, rows=2)
             return group.asked
 
         return asked
@@ -194,10 +194,10 @@ def test_no_temporary_is_as_large_as_the_model():
         SyncExchange(EASGD(alpha=0.2), SingleRankGroup(), np.zeros(size, "float32")),
         np.ones(size, "float32"),
     )
-    together.meet(local, window=1, rows=1)  # the group's slot is made here
+    together.run(local, window=1, rows=1)  # the group's slot is made here
     tracemalloc.start()
     try:
-        together.meet(local, window=1, rows=1)
+        together.run(local, window=1, rows=1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -208,5 +208,5 @@ def test_no_temporary_is_as_large_as_the_model():
 def test_a_center_that_was_set_is_what_all_saw_last(algorithm):
     together = SyncExchange(algorithm, SingleRankGroup(), np.zeros(2))
     together.replace(np.full(2, 3.0))
-    together.meet(np.full(2, 4.0), 1, 8)
+    together.run(np.full(2, 4.0), 1, 8)
     assert together.center.tolist() == [4.0, 4.0]

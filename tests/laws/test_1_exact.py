@@ -216,7 +216,7 @@ def test_sums_by_the_backends_own_library(plain_fit, data, clean_python, backend
     for rank, said in enumerate(both):
         groups = [group for group, _, _ in said]
         assert groups == [f"{library} (gloo) over {beneath}", "a center in shared memory"]
-        assert all(f"meeting in {group}" in line for group, line, _ in said)
+        assert all(f"exchange by {group}" in line for group, line, _ in said)
         with np.load(tmp_path / f"rank{rank}.npz") as found:
             for name, expected in zip(found.files, reference.get_weights(), strict=True):
                 np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5)

@@ -104,7 +104,7 @@ def test_alone_with_every_center(alone_kind, plain, make_center):
     algorithm = neutral(kind).bound(1, 0.05)
     center = make_center(algorithm, first, others)
     asynchronous = AsyncExchange(center, first.copy())
-    steps = train(replica, source, lambda local, rows: asynchronous.meet(local, 1, others))
+    steps = train(replica, source, lambda local, rows: asynchronous.run(local, 1, others))
     assert asynchronous.exchanges == steps
     assert asynchronous.staleness == 0
     check_weights(model.get_weights(), weights, steps)  # the worker itself, also without elastic force
@@ -122,5 +122,5 @@ def test_together_with_every_group(meeting_kind, plain, make_group):
     model, source = make(), make_source(x, y)
     replica, first, _ = replica_of(model, source)
     synchronous = SyncExchange(neutral(kind).bound(1, 0.05), make_group(), first)
-    steps = train(replica, source, lambda local, rows: synchronous.meet(local, 1, rows))
+    steps = train(replica, source, lambda local, rows: synchronous.run(local, 1, rows))
     check_weights(model.get_weights(), weights, steps)

@@ -42,7 +42,7 @@ MEETINGS = {
     "broadcast": lambda group: group.broadcast(np.ones(3), root=1),
     "collect": lambda group: group.collect(np.ones(3, "uint8"), root=1),
     "share": lambda group: share(group, None, root=1),
-    "exchange": lambda group: SyncExchange(choros.LocalSGD(), group, np.zeros(4)).meet(np.zeros(4), 1, 8),
+    "exchange": lambda group: SyncExchange(choros.LocalSGD(), group, np.zeros(4)).run(np.zeros(4), 1, 8),
 }
 
 
@@ -104,13 +104,13 @@ def test_a_center_names_who_holds_it_and_is_free_when_the_holder_dies():
                 within(10),
                 pytest.raises(CommTimeoutError, match=rf"held by rank 1 \(process {other.pid}\)") as caught,
             ):
-                alone.meet(np.ones(4), 1, none)
+                alone.run(np.ones(4), 1, none)
             assert caught.value.missing == (1,)
             with within(10), pytest.raises(CommTimeoutError, match="rank 1"):
                 center.replace(np.zeros(4), none)
         local = np.ones(4)
         with within(5):
-            assert alone.meet(local, 1, none) == 0
+            assert alone.run(local, 1, none) == 0
         assert local.tolist() == [0.5] * 4
 
 

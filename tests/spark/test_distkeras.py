@@ -224,7 +224,7 @@ def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn
             for turn in range(5):
                 for rank, (meeting, local) in enumerate(workers):
                     local += 0.01 * np.sin(rank + turn + np.arange(3))
-                    meeting.meet(local, rule.window, np.zeros(0))
+                    meeting.run(local, rule.window, np.zeros(0))
             assert all(0 < np.abs(local).max() < 10 for _, local in workers), name
 
 

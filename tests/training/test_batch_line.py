@@ -49,14 +49,14 @@ def test_too_many_numbers_for_one_record_take_the_socket(ends):
 
 def test_an_answer_is_one_byte_or_a_frame_of_the_socket(ends):
     line, worker, ours = ends
-    line.go_on()
-    assert worker.may_go_on()
+    line.send_no_change()
+    assert worker.no_change_arrived()
     ours.send({"control": {}})
-    assert not worker.may_go_on()
-    assert not worker.may_go_on()  # the frame is still there
+    assert not worker.no_change_arrived()
+    assert not worker.no_change_arrived()  # the frame is still there
 
 
 def test_a_caller_that_has_gone_ends_the_wait(ends):
     _, worker, ours = ends
     ours.close()
-    assert not worker.may_go_on()
+    assert not worker.no_change_arrived()

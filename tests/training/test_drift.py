@@ -20,18 +20,18 @@ SCRIPT = """
     import choros
     from choros.cluster import Place
     from choros.training.worker.loop.sync_loop import SyncLoop
-    from choros.training.worker.allreduce_steps import Reducing
+    from choros.training.worker.allreduce_steps import AllReduceSteps
 
     rank = Place.here().rank
     x = np.random.default_rng(0).normal(size=(60, 8)).astype("float32")
-    reduce, meet = Reducing.__call__, SyncLoop.meet
+    reduce, meet = AllReduceSteps.__call__, SyncLoop.exchange_weights
 
     def fit(algorithm, by, **how):
         # a fault of rank 1: its weights change by themselves in the second epoch
         def spoil(loop):
             if rank == 1 and loop.at == (1, 4):
                 loop.replica.get(loop.local)
-                vector = loop.local if loop.meeting is None else loop.meeting.center
+                vector = loop.local if loop.exchange is None else loop.exchange.center
                 vector *= 1 + by
                 loop.replica.set(vector)
 
@@ -43,7 +43,7 @@ SCRIPT = """
             meet(loop)
             spoil(loop)
 
-        Reducing.__call__, SyncLoop.meet = reduce_and_spoil, meet_and_spoil
+        AllReduceSteps.__call__, SyncLoop.exchange_weights = reduce_and_spoil, meet_and_spoil
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(1)])
         model.compile("adam", "mse")

@@ -182,7 +182,7 @@ def test_history_holds_keras_keys_and_run_the_rest(make_model, data, pools):
     run = history.run
     assert run.mode == "async"
     assert run.group == "a center in shared memory"
-    assert ", meeting in a center in shared memory" in run.summary()
+    assert ", exchange by a center in shared memory" in run.summary()
     assert isinstance(run.algorithm, choros.DynSGD)
     assert [worker.rank for worker in run.workers] == [0, 1]
     assert run.rows == sum(worker.rows for worker in run.workers) == 180

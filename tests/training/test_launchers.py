@@ -184,14 +184,14 @@ def test_a_stream_is_refused(make_model, data):
 
 def test_code_that_somebody_else_could_have_written_is_not_taken(tmp_path):
     with SharedCodeFolder([b"code"]) as folder:
-        place = pathlib.Path(folder.told["folder"])
+        place = pathlib.Path(folder.files["folder"])
         assert stat.S_IMODE(place.stat().st_mode) == 0o700
-        assert read_code(folder.told) == [b"code"]
+        assert read_code(folder.files) == [b"code"]
         (place / "0").write_bytes(b"other")
         with pytest.raises(InvalidInputError, match="not what the process that called fit wrote"):
-            read_code(folder.told)
+            read_code(folder.files)
         (place / "0").chmod(0o620)
         with pytest.raises(InvalidInputError, match="other users may write it"):
-            read_code(folder.told)
+            read_code(folder.files)
     with pytest.raises(InvalidInputError, match="in a directory that all hosts share"):
-        read_code(folder.told)
+        read_code(folder.files)

@@ -29,22 +29,22 @@ def test_a_checkpoint_that_fails_ends_the_pause_of_the_other_ranks(checkpointer,
     def fail(state, asked):
         raise CheckpointError("the disk is full")
 
-    checkpointer.saver.kept = fail
+    checkpointer.saver.store_state = fail
     for rank in (1, 2):
         checkpointer.control_block.join_pause(rank, DONE)
     with pytest.raises(CheckpointError):
-        checkpointer.keep(asked)
+        checkpointer.save(asked)
     assert checkpointer.control_block.requested_pause == 0
 
 
 def test_ranks_that_do_not_pause_in_time_are_named(checkpointer, caplog):
     control_block = checkpointer.control_block
     with caplog.at_level(logging.WARNING, "choros"):
-        checkpointer.keep()
-        checkpointer.keep()
+        checkpointer.save()
+        checkpointer.save()
         control_block.join_pause(1, DONE)
         assert control_block.requested_pause == 0
-        checkpointer.keep(asked=True)
+        checkpointer.save(asked=True)
     assert control_block.requested_pause == 3  # until the ranks end
     assert [record.getMessage() for record in caplog.records] == [
         "ranks 1, 2 did not pause in time (still in a step or a validation): this checkpoint is skipped",

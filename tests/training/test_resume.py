@@ -112,7 +112,7 @@ from choros.comm.tcp.connections import TcpMessages
 
 here = hierarchical_group.machine()
 hierarchical_group.machine = lambda: here + os.environ["CHOROS_RANK"]  # each rank is as on a host of its own
-received, states, receive, keep = [0], [], TcpMessages.receive, InJobCallbackChannel.keep
+received, states, receive, keep = [0], [], TcpMessages.receive, InJobCallbackChannel.save_state
 
 def counting(self, array, rank, tag):
     received[0] += array.nbytes
@@ -123,7 +123,7 @@ def keeping(self, part, asked):
     keep(self, part, asked)
     states.append((sum(array.nbytes for group in part[1].values() for array in group), received[0] - before))
 
-TcpMessages.receive, InJobCallbackChannel.keep = counting, keeping
+TcpMessages.receive, InJobCallbackChannel.save_state = counting, keeping
 wide = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4000, "relu"), keras.layers.Dense(3, "softmax")])
 wide.compile("adam", "sparse_categorical_crossentropy")
 choros.Trainer(wide, together).fit(x, y, **how | {"epochs": 1}, checkpoint=sys.argv[1])

@@ -29,7 +29,7 @@ from choros.training.worker.exchange import AsyncExchange
 from choros.comm import hierarchical_group
 
 name, layers, size, epochs, batches, rate, timeout = json.loads(sys.argv[1])
-rank, here, meet = int(os.environ["CHOROS_RANK"]), hierarchical_group.machine(), AsyncExchange.meet
+rank, here, meet = int(os.environ["CHOROS_RANK"]), hierarchical_group.machine(), AsyncExchange.run
 hierarchical_group.machine = lambda: f"{here} {rank}"  # each rank is as on a host of its own
 gave = np.zeros(size * layers)
 
@@ -51,7 +51,7 @@ class Batches(keras.utils.PyDataset):
         return np.ones((2, size), "float32"), np.ones((2, 1), "float32")
 
 
-AsyncExchange.meet = counted
+AsyncExchange.run = counted
 keras.utils.set_random_seed(0)
 inputs = keras.Input((size,))
 parts = [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(inputs) for _ in range(layers)]

@@ -127,7 +127,7 @@ def test_a_trial_is_the_center_with_what_all_have_left(hosts, kind, cuts):
         for vectors in (mine[rank], theirs[rank]):
             vectors[0][:] += step
             vectors[2][:] += more
-        centers[rank].leave(*mine[rank][:2], 4, mine[rank][2])
+        centers[rank].publish_pending(*mine[rank][:2], 4, mine[rank][2])
         np.testing.assert_array_equal(mine[rank][0], theirs[rank][0])
     centers[2].exchange(*mine[2][:2], 4, mine[2][2])
     one.exchange(2, *theirs[2][:2], 4, theirs[2][2])
@@ -154,7 +154,7 @@ def test_what_was_left_is_void_where_the_center_was_set(hosts):
     at = hosts(rule, zero, none, CUTS["two"])
     lead, far = at(0, 0), at(1, 1)
     for center in (lead, far):
-        center.leave(np.ones(SIZE, "float32"), zero, 4, none)
+        center.publish_pending(np.ones(SIZE, "float32"), zero, 4, none)
     out = zero.copy()
     lead.trial(out, none)
     assert set(out) == {2.0}

@@ -240,7 +240,7 @@ def test_pending_messages_take_no_memory_before_they_are_written():
         servers = [SharedMemoryParameterServer(segment, Rule(), rank) for rank in range(workers)]
         allocated = 512 * os.fstat(segment.fd).st_blocks
         assert allocated < 3 * 8 * count, f"{allocated / (8 * count):.1f} vectors: the center has two buffers"
-        servers[0].leave(np.ones(count), np.zeros(count), 1, NONE)
+        servers[0].publish_pending(np.ones(count), np.zeros(count), 1, NONE)
         assert 512 * os.fstat(segment.fd).st_blocks >= allocated + 8 * count
 
 
@@ -249,7 +249,7 @@ def test_a_trial_takes_no_message_that_was_written_after_its_copy_of_the_center(
     with a_center(1) as segment:
         reader, writer = (SharedMemoryParameterServer(segment, DynSGD(), rank) for rank in (0, 1))
         local, seen = np.full(1, 3.0), np.zeros(1)
-        writer.leave(local, seen, 1, NONE)
+        writer.publish_pending(local, seen, 1, NONE)
         check, checks = reader._pending_is_valid, []
 
         def check_then_write(header, rank):
@@ -257,7 +257,7 @@ def test_a_trial_takes_no_message_that_was_written_after_its_copy_of_the_center(
             checks.append((rank, valid))
             if valid and checks.count((1, True)) == 2:  # the first is made under the lock, with the copy of the center
                 writer.exchange(local, seen, 1, NONE)
-                writer.leave(local + 4.0, seen, 1, NONE)
+                writer.publish_pending(local + 4.0, seen, 1, NONE)
             return valid
 
         monkeypatch.setattr(reader, "_pending_is_valid", check_then_write)

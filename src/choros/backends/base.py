@@ -180,7 +180,7 @@ class BaseReplica(Metrics):
             self._built()
             self.reset_metrics()
 
-    def take_up(self) -> None:
+    def attach(self) -> None:
         """Replace ``build`` for a built model that Keras' loop trains with ``half_step`` and ``update``."""
         self.within_fit = True
         self._lay_out()

@@ -170,7 +170,7 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
     their mean would move by it too, and would look like another weight.
 
     Args:
-        replica: a replica of the model, after ``build`` or ``take_up``. Its state is restored.
+        replica: a replica of the model, after ``build`` or ``attach``. Its state is restored.
         data: a packed batch.
         rows: int. Number of rows of the batch.
     """
@@ -297,7 +297,7 @@ class Attempt:
         from choros.backends.loss_weighting import LossWeightTracker
 
         replica: Any = make_replica(model, workers)
-        replica.take_up()
+        replica.attach()
         replica.weigher = LossWeightTracker(model, workers)
         self.replica, self.sums = replica, replica.weigher.sums
         trained = {id(v) for v in replica.trainable}

@@ -70,7 +70,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self.asked = False
         self.at_once = True  # False: the code that runs the callbacks decides when this turn may end
         self.agree: Callable[[bool], bool] = bool  # returns whether any rank has the request
-        self.meet: Callable[[], Any] = lambda: None  # waits for the other ranks, after rank 0 has written
+        self.barrier: Callable[[], Any] = lambda: None  # waits for the other ranks, after rank 0 has written
         self._end = 0.0
         self._at = (0, 0)  # the epoch, and the number of its batches that are done
         self._begun = (-1, 0)  # the epoch with which this turn resumes, and the number of turns that ended in it
@@ -120,7 +120,7 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self._end = stop_time()
         if threading.current_thread() is threading.main_thread():
             for name in self.signals:
-                self._kept[name] = signal.signal(signal.Signals[name], self._told)
+                self._kept[name] = signal.signal(signal.Signals[name], self._request_end)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the position of training."""
@@ -157,12 +157,12 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self.asked = self.asked and not self._done()
         if not self.at_once:
             self.leave_if_asked()
-        self.at_once, self.agree, self.meet = True, bool, lambda: None
+        self.at_once, self.agree, self.barrier = True, bool, lambda: None
         self._model._initial_epoch = None  # otherwise Keras would begin the next fit at this epoch too
         if Place.here().rank == 0:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _told(self, number: int, frame: object) -> None:
+    def _request_end(self, number: int, frame: object) -> None:
         self.asked = True
 
     def _due(self) -> bool:
@@ -218,5 +218,5 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             elif script:
                 Path(script).touch()
                 sync(Path(script))
-        self.meet()  # no rank ends before rank 0 has written
+        self.barrier()  # no rank ends before rank 0 has written
         raise SystemExit(1 if stuck else 0 if script else AGAIN)

@@ -94,7 +94,7 @@ class NonFiniteDetector:
         if not self.over and not _finite(local):
             self.report("a weight", epoch, step)
 
-    def met(self, local: Array) -> None:
+    def exchanged(self, local: Array) -> None:
         """Check the weights with which this rank continues after an exchange."""
         self.over = self.over or not _finite(local)
 

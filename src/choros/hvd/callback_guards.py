@@ -65,7 +65,7 @@ def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
     """Make the time limits end all ranks after the same step; return callbacks that broadcast rank 0's state."""
     last.limits = limits
     for limit in limits:
-        limit.at_once, limit.meet = False, calls.barrier
+        limit.at_once, limit.barrier = False, calls.barrier
         limit.agree = lambda asked: any(calls.allgather_object(asked, name="whether the time limit is near"))
     return [_Restored(limit, calls, lambda one: one.point() is not None) for limit in limits]
 

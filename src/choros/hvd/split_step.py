@@ -169,7 +169,7 @@ class SplitStep:
 
     def _begin(self) -> None:
         replica: Any = make_replica(self.model)
-        replica.take_up()
+        replica.attach()
         self._synced = any(isinstance(layer, SyncBatchNormalization) for layer in self.model._flatten_layers())
         local = self.how.are_local(replica.trainable)
         self.how.refuse_scales(replica.trainable, local)

@@ -6,7 +6,7 @@
    statistics and for each memory vector; and for each rank the clock that it saw last, the number of its contributions,
    and its position.
 3. The vectors, with two buffers each, on separate pages.
-4. For each rank a pending message (``SharedMemoryParameterServer.leave``): a record of words, a message, and moving
+4. For each rank a pending message (``SharedMemoryParameterServer.publish_pending``): words, a message, and moving
    statistics. These pages take memory at their first write.
 """
 

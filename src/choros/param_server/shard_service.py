@@ -115,7 +115,7 @@ class ParameterShard(SharedMemoryParameterServer):
                 int(header["set"]),
             )
             message, others = arrays
-            self.leave(message, message, int(header["window"]), others)
+            self.publish_pending(message, message, int(header["window"]), others)
             return {}, []
         if header["op"] == "trial":
             vector, others = self.blank()

@@ -146,15 +146,15 @@ class ShardedParameterServer:
             staleness = int(reply["staleness"]) if index == 0 else staleness
         return staleness
 
-    def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
-        """Publish the message of an exchange for ``trial``. See ``SharedMemoryParameterServer.leave``."""
+    def publish_pending(self, local: Array, seen: Array, window: int, others: Array) -> None:
+        """Publish the message of an exchange for ``trial``. See ``SharedMemoryParameterServer.publish_pending``."""
         with self.no_reply_left():
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
                 header = {"op": "pending", "window": window, **shard.counters()}
                 shard.send(header, [message, _shard_statistics(index, others)])
             for index, part, server in self._local_shards:
-                server.leave(local[part], seen[part], window, _shard_statistics(index, others))
+                server.publish_pending(local[part], seen[part], window, _shard_statistics(index, others))
         self.receive_all()
 
     def trial(self, out: Array, others: Array) -> None:

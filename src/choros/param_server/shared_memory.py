@@ -280,7 +280,7 @@ class SharedMemoryParameterServer:
         )
         return staleness
 
-    def leave(self, local: Array, seen: Array, window: int, others: Array) -> None:
+    def publish_pending(self, local: Array, seen: Array, window: int, others: Array) -> None:
         """Publish the message that an exchange would merge now, for ``trial``; merge nothing, change no argument.
 
         The message is valid until this worker's next exchange. The arguments are those of ``exchange``.

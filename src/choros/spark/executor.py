@@ -21,7 +21,7 @@ from choros.spark.task_slots import is_connect
 from choros.spark.train_task import TrainTask, results
 from choros.training.async_control.best_member import best_of
 from choros.training.callback_runner import CallbackRunner
-from choros.training.executors.callback_server import CallbackServer, Told
+from choros.training.executors.callback_server import CallbackServer, Reply
 from choros.training.executors.executor import FitResult
 from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.payload import put, shown, unpack_members
@@ -46,7 +46,7 @@ class _Spoken(CallbackServer):
     def __init__(self, plan: FitRequest) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
 
-    def answer(self, what: str, rank: int) -> Told:
+    def answer(self, what: str, rank: int) -> Reply:
         """Refuse every request of a task: the stage's closure contains all data.
 
         Raises:

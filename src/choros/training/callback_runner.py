@@ -17,7 +17,7 @@ from choros.backends.metrics import slices_of
 from choros.backends.optimizers import learning_rates, optimizer_variables
 from choros.errors import InvalidInputError, warn
 from choros.training.lazy_weights import LazyWeights, holds_tensors
-from choros.training.spec import GO_ON, TrainerControl
+from choros.training.spec import NO_CHANGE, TrainerControl
 from choros.types import Array
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class CallbackRunner:
     Attributes:
         fetch: loads weights into the model before callbacks that may read them: those of the end of the given epoch,
             or the latest for None.
-        kept: if training resumes, loads the saved state into the model. Returns whether that state includes what
-            callbacks do at the beginning of the epoch. None if training does not resume.
+        restore_checkpoint: if training resumes, loads the saved state into the model. Returns whether that state
+            includes what callbacks do at the beginning of the epoch. None if training does not resume.
         lazy: LazyWeights of the model.
         synchronous: bool. Whether workers are synchronous. Others take no slots, no settings, and of
             the learning rates only the compiled optimizer's.
@@ -65,7 +65,7 @@ class CallbackRunner:
 
         self.model = model
         self.fetch: Callable[[int | None], None] = lambda epoch: None
-        self.kept: Callable[[], bool] | None = None
+        self.restore_checkpoint: Callable[[], bool] | None = None
         callback_list = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         callback_list = (
             []
@@ -99,7 +99,7 @@ class CallbackRunner:
         )
         # Epochs reported before an earlier epoch.
         self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}
-        self.told: dict[
+        self.controls: dict[
             int, TrainerControl
         ] = {}  # by ended epoch, the control message: a restarted worker may end the epoch again
         self.epoch: int | None = None
@@ -139,7 +139,7 @@ class CallbackRunner:
         self._read, self._glance = self._settings.read(), self._settings.glance()
         self._trained = list(map(id, self.model.trainable_variables))
         self._compiled = self.model.optimizer, self.model._compile_loss
-        begun = self._go_on()
+        begun = self._restore()
         before = self._state()
         self.list.on_train_begin()
         self._look_at_callbacks()
@@ -147,21 +147,21 @@ class CallbackRunner:
             self.epoch = epoch
             self.list.on_epoch_begin(epoch)
             self._begin_batch(self.first)
-        restored = begun and self._go_on()
+        restored = begun and self._restore()
         control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(before, started=False)
         self._given = self._settings.to_begin_with() | control.settings
         return replace(self._after_a_batch(control), settings=self._given)
 
     def _after_a_batch(self, control: TrainerControl) -> TrainerControl:
         """Return a control message that ends synchronous training after the next batch, as Keras does."""
-        return replace(control, stop=False, leave=control.stop) if self.synchronous else control
+        return replace(control, stop=False, end_after_batch=control.stop) if self.synchronous else control
 
-    def _go_on(self) -> bool:
+    def _restore(self) -> bool:
         """If training resumes, load the saved state into the model for the callbacks; see ``kept``."""
-        if self.kept is None or not self.user:
+        if self.restore_checkpoint is None or not self.user:
             return False
         self.fetch(None)
-        return self.kept()
+        return self.restore_checkpoint()
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
         """Run the callbacks for a step of rank 0. The control message applies from the next step on."""
@@ -174,7 +174,7 @@ class CallbackRunner:
         ):  # an asynchronous rank 0 may be in another epoch than the callbacks
             if self.epoch is not None and epoch > self.epoch:
                 self._later.append((epoch, step, logs))
-            return GO_ON
+            return NO_CHANGE
         watched = self.lazy.watches_rate
         rate = self._rate_before = self._seen[1] if watched else self._rate()
         self._before, self._slots, self._shown = [], [], []
@@ -193,7 +193,7 @@ class CallbackRunner:
         # Loggers read the rate after each batch. On JAX, comparing an unchanged rate reads no array.
         quiet = quiet and (not self.lazy.rate_used or self._rate() == rate)
         if quiet and (self._settings is None or self._settings.glance() == self._glance):
-            return TrainerControl(True) if stop else GO_ON
+            return TrainerControl(True) if stop else NO_CHANGE
         return replace(self._control((rate, self._before)), stop=stop, reset=self._were_reset())
 
     def _touch(self) -> None:
@@ -269,14 +269,14 @@ class CallbackRunner:
             logs: its logs.
             held: the values of the metrics' variables at its end, flat.
         """
-        if epoch in self.told:
-            return self.told[epoch]
+        if epoch in self.controls:
+            return self.controls[epoch]
         self.waiting[epoch] = logs, held
         control = TrainerControl()
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
             control = control.then(self._end(ended, *self.waiting.pop(ended))).then(self._take_later())
-            self.told[ended] = control
+            self.controls[ended] = control
         return control
 
     def _take_later(self) -> TrainerControl:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import keras
 
 HOME = "CHOROS_HOME"  # environment variable with the caller's address and secret
-Told = dict[str, Any]
+CodeFiles = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class SharedCodeFolder:
 
     Example:
         >>> with SharedCodeFolder([b"one", b"two"]) as folder:
-        ...     read_code(folder.told)
+        ...     read_code(folder.files)
         [b'one', b'two']
     """
 
@@ -133,7 +133,7 @@ class SharedCodeFolder:
             place = os.open(os.path.join(self._folder, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(place, "wb") as file:
                 file.write(text)
-        self.told: Told = {"folder": self._folder, "digests": [hashlib.sha256(text).hexdigest() for text in code]}
+        self.files: CodeFiles = {"folder": self._folder, "digests": [hashlib.sha256(text).hexdigest() for text in code]}
 
     def close(self) -> None:
         """Remove the folder."""
@@ -146,7 +146,7 @@ class SharedCodeFolder:
         self.close()
 
 
-def read_code(code_files: Told) -> list[bytes]:
+def read_code(code_files: CodeFiles) -> list[bytes]:
     """Return the content of the files in a ``SharedCodeFolder``.
 
     Raises:

@@ -299,7 +299,7 @@ class RunRecord:
             f"waiting for data {self.waiting:.0%}"
         )
         if len(self.workers) > 1:
-            text += f", meeting in {self.group}"
+            text += f", exchange by {self.group}"
         if self.restarts:
             text += f", {len(self.restarts)} restart{'s' if len(self.restarts) > 1 else ''}"
         lost = [worker for worker in self.workers if worker.not_finite is not None]

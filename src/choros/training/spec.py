@@ -147,8 +147,8 @@ class TrainerControl:
         slots: list of int. Indices, in ``optimizer_variables``, of the variables that callbacks have set.
         settings: dict. Other values that callbacks have set, by name; see ``choros.backends.callback_settings``.
         reset: bool. Whether ranks reset their metrics.
-        leave: bool. Whether synchronous training ends after the next batch: a callback set ``stop_training`` before
-            the epoch, and Keras then still trains one batch.
+        end_after_batch: bool. Whether synchronous training ends after the next batch: a callback set ``stop_training``
+            before the epoch, and Keras then still trains one batch.
     """
 
     stop: bool = False
@@ -157,7 +157,7 @@ class TrainerControl:
     slots: list[int] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     reset: bool = False
-    leave: bool = False
+    end_after_batch: bool = False
 
     @property
     def variables(self) -> bool:
@@ -173,11 +173,11 @@ class TrainerControl:
             sorted({*self.slots, *later.slots}),
             {**self.settings, **later.settings},
             self.reset or later.reset,
-            self.leave or later.leave,
+            self.end_after_batch or later.end_after_batch,
         )
 
 
-GO_ON = TrainerControl()
+NO_CHANGE = TrainerControl()
 
 
 @dataclass
@@ -245,7 +245,7 @@ class CallbackChannel(Protocol):
         """
         ...
 
-    def keep(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:
+    def save_state(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:
         """Save this rank's state; ``asked``: the end of training is requested."""
         ...
 

@@ -23,7 +23,7 @@ _HEAD = 16  # words: bytes of a slot; then for each slot its epoch + 1, the memb
 _WORDS = 3
 
 
-class Best:
+class BestMemberSlots:
     """The two slots of the best member, in one segment.
 
     Args:
@@ -34,7 +34,7 @@ class Best:
     Example:
         >>> entries, nbytes = serialization.layout([np.zeros(2)])
         >>> control_block = ControlBlock.create(2, 1, 1)
-        >>> kept = Best(Best.create(nbytes), entries, control_block)
+        >>> kept = BestMemberSlots(BestMemberSlots.create(nbytes), entries, control_block)
         >>> kept.put(3, 0, 0.5, lambda: [np.ones(2)])
         >>> kept.put(3, 1, 0.7, lambda: [np.zeros(2)])
         >>> kept.put(3, 1, math.nan, lambda: [np.zeros(2)])

@@ -120,7 +120,7 @@ class Snapshots:
         self.segment.close()
 
 
-class FarSnapshots:
+class RemoteSnapshots:
     """The slots in the memory of another host.
 
     Args:
@@ -146,7 +146,7 @@ class FarSnapshots:
 
 
 def answer(kept: Snapshots, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
-    """Return the reply to a request of ``FarSnapshots``; None for other requests."""
+    """Return the reply to a request of ``RemoteSnapshots``; None for other requests."""
     if head["op"] == "put snapshot":
         kept.put(int(head["epoch"]), *arrays)
         return {}, []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OFTEN = 1.0  # seconds between two polls of the heartbeats; callbacks may delay them
 
 
-class Hangs:
+class HeartbeatMonitor:
     """The times of the workers' last steps, by the heartbeats in the control block.
 
     A worker before its first step is starting up, and does not count as hung. A waiting worker does not count either:
@@ -63,15 +63,15 @@ class Hangs:
         stepping = set(np.flatnonzero(self.beats).tolist()) - self.starting - set(done)
         return [rank for rank in sorted(stepping) if time.monotonic() - self.moved[rank] > seconds]
 
-    def forgive(self, rank: int | None = None) -> None:
+    def restart_clock(self, rank: int | None = None) -> None:
         """Restart the clock of one rank, or of all ranks (None): they may have waited for callbacks."""
         self.moved[slice(None) if rank is None else rank] = time.monotonic()
 
-    def began_anew(self, rank: int) -> None:
+    def process_restarted(self, rank: int) -> None:
         """Record that a rank has a new process, which is starting up."""
         self.beats[rank] = self.control_block.step_counts()[rank]
         self.starting.add(rank)
-        self.forgive(rank)
+        self.restart_clock(rank)
 
     def finished(self) -> list[int]:
         """Return the ranks that have ended the last epoch."""
@@ -114,7 +114,7 @@ class JobHangs:
 
     def __init__(self, control_block: Any, job: FitConfig, rank: int, hosts: Sequence[str]) -> None:
         self.hangs, self.control_block, self.job, self.rank, self.hosts = (
-            Hangs(control_block, job),
+            HeartbeatMonitor(control_block, job),
             control_block,
             job,
             rank,

@@ -26,7 +26,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
 
     number, warned = 0, False
 
-    def keep(self, asked: bool = False) -> None:
+    def save(self, asked: bool = False) -> None:
         """Save the current state. If the end is requested (``asked``), the ranks stay paused until they end."""
         if self.saver.checkpoint is None:
             return
@@ -38,7 +38,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
             if late:
                 self._warn(late, asked)
             else:
-                super().keep(asked)
+                super().save(asked)
             stay_paused = asked
         finally:
             if not stay_paused:  # also after an error, else the other ranks would wait for it until their timeout
@@ -58,7 +58,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
                 f"{ranks} did not pause in time (still in a step or a validation): this checkpoint is skipped"
             )
 
-    def let_go(self) -> None:
+    def wait_for_exits(self) -> None:
         """Wait until all ranks have seen the exit code, because this rank's host serves the control block to them."""
         self._late(DONE, _GO)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from choros.comm.group import ParameterServer
 
 
-def leave(run: WorkerContext, place: tuple[int, int]) -> None:
+def save_position(run: WorkerContext, place: tuple[int, int]) -> None:
     """Save in the control block the state that a new process would need.
 
     Called before the first step and right after each exchange.
@@ -33,7 +33,7 @@ def leave(run: WorkerContext, place: tuple[int, int]) -> None:
     run.tally.keeping += time.thread_time() - begun
 
 
-def take_up(run: WorkerContext) -> bool:
+def resume_worker(run: WorkerContext) -> bool:
     """Resume at the last exchange, or at the beginning of the run.
 
     Batches after that exchange never reached the center, so they are trained again. The optimizer's count of steps
@@ -65,8 +65,8 @@ def take_up(run: WorkerContext) -> bool:
 def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) -> int:
     """Return the number of steps from one position to another.
 
-    They differ if the worker ended after an exchange, but before ``leave``. Then the center's position is newer. After
-    a resume the saved counts may be newer than the center's position; the result is then negative.
+    They differ if the worker ended after an exchange, but before ``save_position``. Then the center's position is
+    newer. After a resume the saved counts may be newer than the center's position; the result is then negative.
     """
     steps = run.job.steps or run.source.steps(run.job.batch_size)
     if start[0] != end[0] and not steps:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from choros.training.async_control.center_snapshots import FarSnapshots
+from choros.training.async_control.center_snapshots import RemoteSnapshots
 from choros.training.async_control.center_snapshots import answer as answer_snapshots
 from choros.training.async_control.control_block import ControlBlock, Header, rate_in
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
@@ -160,7 +160,7 @@ class RemoteEpochLog:
 
     def __init__(self, line: RpcConnection | ReconnectingClient, watched: bool = False) -> None:
         self._line, self._taken = line, 0
-        self.snapshots = FarSnapshots(line) if watched else None
+        self.snapshots = RemoteSnapshots(line) if watched else None
 
     def write(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
         """Write the line of an epoch; see ``EpochLog.write``."""

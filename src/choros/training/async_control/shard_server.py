@@ -46,7 +46,7 @@ class ShardServerProcess:
     """The server process of this host, in the rank that starts it and restarts it after a failure.
 
     Args:
-        told: the configuration of the server, as JSON values.
+        config: the configuration of the server, as JSON values.
         fds: descriptors that the server inherits.
         rank: int. The rank that starts the server. Defaults to 0.
 
@@ -57,11 +57,11 @@ class ShardServerProcess:
         PeerLostError: the server could not start; its output has the reason.
     """
 
-    def __init__(self, told: dict[str, Any], fds: Sequence[int], rank: int = 0) -> None:
+    def __init__(self, config: dict[str, Any], fds: Sequence[int], rank: int = 0) -> None:
         self._who = f"rank {rank} on {os.uname().nodename}"
-        port, self._heard = listening_socket(told["address"])
-        self.place = f"{told['address']}:{port}"
-        self._told, self._fds = {**told, "heard": self._heard}, [*fds, self._heard]
+        port, self._heard = listening_socket(config["address"])
+        self.place = f"{config['address']}:{port}"
+        self._config, self._fds = {**config, "heard": self._heard}, [*fds, self._heard]
         self._lock, self._closing = threading.Lock(), False
         self._process = self._start()
         assert self._process.stdout is not None  # noqa: S101 - a pipe, as requested
@@ -82,7 +82,7 @@ class ShardServerProcess:
         )
         assert process.stdin is not None  # noqa: S101 - a pipe, as requested
         with suppress(BrokenPipeError):  # the process has already died
-            process.stdin.write(json.dumps(self._told).encode() + b"\n")
+            process.stdin.write(json.dumps(self._config).encode() + b"\n")
             process.stdin.flush()
         return process
 

@@ -52,7 +52,7 @@ class AsyncCheckpointer:
             job,
             conductor,
         )
-        self.kept, self.steps = time.monotonic(), 0.0
+        self.saved_at, self.saved_steps = time.monotonic(), 0.0
         self.slots_of: Callable[[int], Part] | None = None  # returns the optimizer's state of a rank
         self.ranks = range(1)  # the ranks whose optimizer's state is saved
         if saver.latest is None:
@@ -69,16 +69,18 @@ class AsyncCheckpointer:
             return
         rule, now = self.job.keep or {}, time.monotonic()
         steps = self.control_block.step_counts().sum() / self.job.workers
-        if now - self.kept >= rule.get("seconds", np.inf) or steps - self.steps >= rule.get("batches", np.inf):
-            self.kept, self.steps = now, steps
-            self.keep()
+        if now - self.saved_at >= rule.get("seconds", np.inf) or steps - self.saved_steps >= rule.get(
+            "batches", np.inf
+        ):
+            self.saved_at, self.saved_steps = now, steps
+            self.save()
 
     def ended(self) -> None:
         """Save the state after the callbacks of an epoch's end, unless the schedule is in seconds."""
         if "seconds" not in (self.job.keep or {}):
-            self.keep()
+            self.save()
 
-    def keep(self, asked: bool = False) -> None:
+    def save(self, asked: bool = False) -> None:
         """Save the current state; ``asked``: because the end of training is requested."""
         if self.saver.checkpoint is None:
             return
@@ -99,10 +101,10 @@ class AsyncCheckpointer:
         stopped = over and self.control_block.stopped
         # The center's header has each worker's position (snapshot.position_of). This is the epoch of the callbacks.
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.published_rate}
-        self.saver.kept(Snapshot(facts, parts), asked)
+        self.saver.store_state(Snapshot(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
 
-    def let_go(self) -> None:
+    def wait_for_exits(self) -> None:
         """Wait until the ranks have seen the exit code. Nothing to do on one host."""
 
 
@@ -141,7 +143,7 @@ class AsyncSupervisor(AsyncCheckpointer):
         job, (head, state) = {**message["job"], "counts_on": True}, to_blobs(engine.slots_of(rank))
         restart = {**message, "job": job, "again": True, "state": head, "line": False}
         engine.pool.send(rank, restart, [*blobs, *state], fds)
-        self.hangs.began_anew(rank)
+        self.hangs.process_restarted(rank)
         return True
 
     def watch(self, done: dict[int, Any]) -> None:
@@ -158,9 +160,9 @@ class AsyncSupervisor(AsyncCheckpointer):
             how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
             worker_name = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
             self.hung[rank] = f"{worker_name} made no step for {how}, and was ended"
-            self.hangs.forgive()
+            self.hangs.restart_clock()
             self.engine.pool.end(rank)
         if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
-            self.keep(asked=True)
-            raise self.saver.leave()
+            self.save(asked=True)
+            raise self.saver.flush_for_exit()
         self.look()

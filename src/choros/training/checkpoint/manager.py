@@ -117,7 +117,7 @@ class CheckpointManager:
                 lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training starts from the beginning"
             )
         self._run = {**self._run, "seed": job.seed}
-        return self.onward(job, again=False)
+        return self.resumed_config(job, again=False)
 
     @staticmethod
     def _say(lead: bool, text: str) -> None:
@@ -144,7 +144,7 @@ class CheckpointManager:
                     "settings and data, or give another directory."
                 )
 
-    def onward(self, job: FitConfig, again: bool = True) -> FitConfig:
+    def resumed_config(self, job: FitConfig, again: bool = True) -> FitConfig:
         """Return the job that resumes from the latest state."""
         if self.latest is None:
             return job
@@ -201,14 +201,14 @@ class CheckpointManager:
             return False
         self._coming = {at: parts for at, parts in self._coming.items() if at > place}
         facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-        self.kept(Snapshot(facts, coming), asked)
+        self.store_state(Snapshot(facts, coming), asked)
         return True
 
-    def forget(self) -> None:
+    def drop_incomplete(self) -> None:
         """Drop incomplete states, which restarted workers will not complete."""
         self._coming = {}
 
-    def kept(self, state: Snapshot, asked: bool = False) -> None:
+    def store_state(self, state: Snapshot, asked: bool = False) -> None:
         """Hold a complete state as the latest one, and pass it to the writing thread.
 
         Raises:
@@ -284,7 +284,7 @@ class CheckpointManager:
             raise
         self.flush()
 
-    def leave(self) -> SystemExit:
+    def flush_for_exit(self) -> SystemExit:
         """Write all states, and return the ``SystemExit`` that ends this process."""
         assert self.checkpoint is not None  # noqa: S101 - only the signals of a checkpoint request it
         self.flush()

@@ -71,7 +71,7 @@ class Checkpoint:
             )
         self.rule: dict[str, Any] = rule_of(every)
         self._end = stop_time()
-        self._told = False
+        self._requested = False
 
     def __repr__(self) -> str:
         directory, every, keep = self._arguments
@@ -80,7 +80,7 @@ class Checkpoint:
     @property
     def asked(self) -> bool:
         """True if a signal or the time limit requests the end of training."""
-        return self._told or time.time() >= self._end
+        return self._requested or time.time() >= self._end
 
     @contextmanager
     def listening(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -90,10 +90,10 @@ class Checkpoint:
         handlers are installed again. This is not possible for a handler of a C library: the signal then gets its
         default action.
         """
-        self._told = False
+        self._requested = False
 
         def handle(number: int, frame: FrameType | None) -> None:
-            self._told = True
+            self._requested = True
             then()
 
         before: dict[signal.Signals, Any] = {}

@@ -37,13 +37,13 @@ class SyncCheckpointer:
         """Save the state if a checkpoint is due after ``batch`` batches of the epoch."""
         batches = self.rule.get("batches")
         if batches is not None and batch % batches == 0:
-            self.leave(epoch, batch)
+            self.save(epoch, batch)
         elif (self.asks or self.seconds) and not self.loop.schedule.pending:
             self.wait -= 1
             if self.wait <= 0:
                 due, requested = self.look()
                 if due or requested:
-                    self.leave(epoch, batch, asked=requested)
+                    self.save(epoch, batch, asked=requested)
 
     def due(self, batch: int) -> bool:
         """Return whether ``stepped`` may save the state after ``batch`` batches. The result is equal on all ranks."""
@@ -60,7 +60,7 @@ class SyncCheckpointer:
         """
         due, requested = self.look() if self.asks or self.seconds else (False, False)
         if due or requested or over or not self.seconds or epoch + 1 == self.run.job.epochs:
-            self.leave(epoch + 1, 0, over, requested)
+            self.save(epoch + 1, 0, over, requested)
 
     def look(self) -> tuple[bool, bool]:
         """Return whether a checkpoint is due by rank 0's clock, and whether any rank has a request to end training.
@@ -78,12 +78,12 @@ class SyncCheckpointer:
         self.run.tally.keeping += time.thread_time() - begun
         return replies[0][0], any(stop_requested for _, stop_requested, _ in replies)
 
-    def leave(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
+    def save(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
         """Save the state from which training resumes at this batch of this epoch."""
         self.saved, begun = time.monotonic(), time.thread_time()
         if batch and self.run.group.size > 1:  # at an epoch's end the ranks have just compared their weights
             self.loop.same(epoch, batch - 1)
-        self.run.reporter.keep(self.part(epoch, batch, over), asked)
+        self.run.reporter.save_state(self.part(epoch, batch, over), asked)
         self.run.tally.keeping += time.thread_time() - begun
 
     def part(self, epoch: int, batch: int, over: bool) -> Part:
@@ -92,8 +92,8 @@ class SyncCheckpointer:
         facts, groups = replica_state.take(
             loop.replica, whole=not (loop.gradients and run.rank), ahead=bool(run.algorithm.momentum)
         )
-        if loop.meeting is not None and run.rank == 0:
-            held = loop.meeting.state()
+        if loop.exchange is not None and run.rank == 0:
+            held = loop.exchange.state()
             groups["meeting"] = [held["center"], held["seen"], *held["memory"]]
             if not batch and loop.trial is not None:  # callbacks saw this center, so a resumed run shows it to them
                 groups["shown"] = [loop.trial]
@@ -111,7 +111,7 @@ class SyncCheckpointer:
         return place, groups
 
     @staticmethod
-    def go_on(loop: Any, part: Part, rate: float | None) -> None:
+    def restore(loop: Any, part: Part, rate: float | None) -> None:
         """Resume from a saved state.
 
         Args:
@@ -123,9 +123,9 @@ class SyncCheckpointer:
         replica_state.put(loop.replica, facts["replica"], groups)
         if rate is not None:
             loop.replica.learning_rate = rate
-        if loop.meeting is not None:
+        if loop.exchange is not None:
             center, seen, *memory = groups["meeting"]
-            loop.meeting.restore({"center": center, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})
+            loop.exchange.restore({"center": center, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})
         loop.schedule.pending, loop.rows = facts["pending"], facts["rows"]
         if loop.run.job.counts_on:
             loop.run.tally = WorkerStats(**facts["tally"])

@@ -56,7 +56,7 @@ class BatchLine:
         epoch, step, *values = self._format.unpack(os.read(self.records, self._format.size))
         return int(epoch), int(step), dict(zip(self.names, values, strict=True))
 
-    def go_on(self) -> None:
+    def send_no_change(self) -> None:
         """Send the reply "continue": callbacks have changed nothing."""
         os.write(self._answers, _GO_ON)
 
@@ -96,7 +96,7 @@ class WorkerBatchLine:
         os.write(self._records, self._format.pack(epoch, step, *logs.values()))
         return True
 
-    def may_go_on(self) -> bool:
+    def no_change_arrived(self) -> bool:
         """Wait for the reply. Return True for "continue", False if the reply arrives over the socket."""
         while not self._link.pending:
             with suppress(BlockingIOError):  # usually the reply has arrived while gradients were calculated

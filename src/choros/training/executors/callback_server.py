@@ -27,7 +27,7 @@ from choros.training.spec import FitConfig
 if TYPE_CHECKING:
     import keras
 
-Told = tuple[dict[str, Any], list[Any]]
+Reply = tuple[dict[str, Any], list[Any]]
 
 
 class CallbackServer(ABC):
@@ -50,11 +50,11 @@ class CallbackServer(ABC):
         self.model, self.job, self.conductor = model, job, conductor
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}
-        self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = queue.Queue()
+        self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]]] = queue.Queue()
         self.begun = False
-        self._later: deque[tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]]] = deque()
+        self._later: deque[tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]]] = deque()
         # The reply queue of rank 0, while it waits and can send its weights.
-        self._asking: queue.Queue[Told | None] | None = None
+        self._asking: queue.Queue[Reply | None] | None = None
         conductor.fetch = self.fetch
 
     def fetch(self, epoch: int | None) -> None:
@@ -108,13 +108,13 @@ class CallbackServer(ABC):
             threading.Thread(target=self._guest, args=guest, name="choros-rank", daemon=True).start()
 
     def _guest(self, rank: int, channel: RpcConnection, came: queue.Queue[Any], aside: bool) -> None:
-        def reply(head: dict[str, Any], arrays: list[Any]) -> Told:
+        def reply(head: dict[str, Any], arrays: list[Any]) -> Reply:
             if "said" in head:
                 self.show_output(rank, str(head["said"]))
                 return {}, []
             if "ask" in head:
                 return self.answer(head["ask"], rank)
-            back: queue.Queue[Told | None] = queue.Queue()
+            back: queue.Queue[Reply | None] = queue.Queue()
             came.put((rank, head, [np.array(array) for array in arrays], back))
             if came is not self._came:  # no code reads this queue any more
                 self._dismiss(came)
@@ -145,7 +145,7 @@ class CallbackServer(ABC):
                 came.get_nowait()[3].put(None)
 
     @abstractmethod
-    def answer(self, request: str, rank: int) -> Told:
+    def answer(self, request: str, rank: int) -> Reply:
         """Return the reply to a request of a rank outside of callbacks, such as for its job.
 
         Args:
@@ -157,17 +157,17 @@ class CallbackServer(ABC):
         """Print a line of a rank's output, with its rank."""
         write_line(f"[{rank}] {text}")
 
-    def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
+    def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]] | None:
         """Return the next event: rank, metadata, arrays, queue for the reply. Return None after ``timeout`` seconds."""
         return self._later.popleft() if self._later else self._receive(timeout)
 
-    def _receive(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Told | None]] | None:
+    def _receive(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]] | None:
         try:
             return self._came.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def apply_control(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Told | None]) -> None:
+    def apply_control(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Reply | None]) -> None:
         """Run the callbacks of an event, and reply with the control message.
 
         Args:

@@ -44,12 +44,12 @@ from choros.training.checkpoint.snapshot import Part, Snapshot, packed, unpacked
 from choros.training.executors.executor import FitResult
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl, WorkerStats
-from choros.training.worker.comm_setup import CommHandles, meet
+from choros.training.worker.comm_setup import CommHandles, connect_ranks
 from choros.training.worker.context import Held, WorkerContext, blank_vectors, vectors
 from choros.training.worker.loop.rank_means import mean_average
 from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
-from choros.training.worker.setup import met_in, rank_devices
+from choros.training.worker.setup import rank_devices, transport_name
 from choros.types import Array
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class InJobCallbackChannel:
         self, run: WorkerContext, conductor: CallbackRunner, base: Group, epoch_log: Any, saver: CheckpointManager
     ) -> None:
         self.saver = saver
-        self.keeper: AsyncCheckpointer | None = None  # on rank 0, saves the center
-        self.resting: QuiesceClient | None = None  # on other ranks, if the center is divided among hosts
+        self.checkpointer: AsyncCheckpointer | None = None  # on rank 0, saves the center
+        self.quiesce: QuiesceClient | None = None  # on other ranks, if the center is divided among hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
         self.run, self.conductor, self.base, self.epoch_log, self.lead = run, conductor, base, epoch_log, run.rank == 0
         self.synchronous = run.job.synchronous
@@ -121,7 +121,7 @@ class InJobCallbackChannel:
             control = self.control
             if not self.synchronous:
                 self.command(control)
-                self.read_mail()
+                self.run_epoch_callbacks()
         if self.synchronous and self.run.job.per_batch:
             return self.spread_control(control)
         return control
@@ -147,7 +147,7 @@ class InJobCallbackChannel:
             if logs is not None:
                 self.epoch_log.write(epoch, logs, seconds, held)
             if self.lead:
-                self.read_mail()
+                self.run_epoch_callbacks()
             return TrainerControl()
         control = TrainerControl()
         if self.lead and logs is not None:
@@ -213,7 +213,7 @@ class InJobCallbackChannel:
                 self.run.center.replace(*self.run.vectors())
         self.run.control_block.publish(control, self.conductor.epoch)
 
-    def read_mail(self) -> None:
+    def run_epoch_callbacks(self) -> None:
         """Record the epochs whose logs have arrived, and run their callbacks on rank 0."""
         for epoch, logs, seconds, held in self.epoch_log.read_new():
             control = self.record(epoch, logs, seconds, held)
@@ -221,10 +221,10 @@ class InJobCallbackChannel:
                 self.command(control)
                 reached = self.conductor.epoch  # callbacks of an epoch that was reported too early have not run yet
                 self.run.control_block.allow_epoch(epoch + 1 if reached is None else reached)
-                if self.keeper is not None:
-                    self.keeper.ended()
+                if self.checkpointer is not None:
+                    self.checkpointer.ended()
 
-    def keep(self, part: Part, asked: bool) -> None:
+    def save_state(self, part: Part, asked: bool) -> None:
         """Collect the states of all ranks on rank 0. Collective. If the end is requested, end after they are written.
 
         Raises:
@@ -234,11 +234,11 @@ class InJobCallbackChannel:
         parts = collect(group, packed(part))
         if self.lead:
             facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-            self.saver.kept(Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), asked)
+            self.saver.store_state(Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), asked)
         if asked:
-            leaving = self.saver.leave() if self.lead else SystemExit(0)
+            leaving = self.saver.flush_for_exit() if self.lead else SystemExit(0)
             code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
-            raise Leaving(code)
+            raise RequestedExit(code)
 
     def optimizer(self, part: Part) -> None:
         """Hold rank 0's optimizer state of an epoch's end for callbacks, which run in this process."""
@@ -255,21 +255,21 @@ class InJobCallbackChannel:
             return
         self.looked = time.monotonic()
         if self.lead:
-            self.read_mail()
+            self.run_epoch_callbacks()
             if self.hangs is not None:
                 self.hangs.check()
-        if self.keeper is not None:
-            self.keeper.look()
+        if self.checkpointer is not None:
+            self.checkpointer.look()
             if self.run.control_block.end_requested:
-                self.keeper.keep(asked=True)
-                code = self.saver.leave().code  # first writes the state: no rank may end before
+                self.checkpointer.save(asked=True)
+                code = self.saver.flush_for_exit().code  # first writes the state: no rank may end before
                 self.run.control_block.set_exit_code(code if isinstance(code, int) else 1)
-                self.keeper.let_go()
-        if self.resting is not None:
-            self.resting.look()
-        self.leave()
+                self.checkpointer.wait_for_exits()
+        if self.quiesce is not None:
+            self.quiesce.look()
+        self.exit_if_requested()
 
-    def leave(self) -> None:
+    def exit_if_requested(self) -> None:
         """End this process if all asynchronous ranks must end.
 
         Raises:
@@ -277,11 +277,11 @@ class InJobCallbackChannel:
         """
         code = self.run.control_block.exit_code if self.saver.checkpoint is not None else None
         if code is not None:
-            if self.resting is not None:
-                self.resting.done()
-            raise Leaving(code)
+            if self.quiesce is not None:
+                self.quiesce.done()
+            raise RequestedExit(code)
 
-    def see_out(self) -> None:
+    def run_late_callbacks(self) -> None:
         """Run the callbacks of epochs that other ranks end, after rank 0's last step.
 
         Return when all epochs have ended, or when the heartbeats have stopped for some time.
@@ -366,7 +366,9 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
     def connect(replica: Replica) -> CommHandles:
         """Give all ranks the variables of rank 0, and connect them."""
         replica.restore([base.broadcast(value) for value in replica.snapshot()])
-        comm = meet(base, job, plan.algorithm, replica.size * replica.dtype.itemsize, partial(vectors, replica))
+        comm = connect_ranks(
+            base, job, plan.algorithm, replica.size * replica.dtype.itemsize, partial(vectors, replica)
+        )
         for group in (base, comm.group):
             group.warn_after = min(group.warn_after, _STALL)
         return comm
@@ -382,11 +384,11 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
         buffers = blank_vectors(context.replica)
         plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
         with saver.listening(comm.control_block.request_end):
-            with told_of_an_exit(rank, job.workers):
+            with report_exit(rank, job.workers):
                 train(context)
             _wait_for_the_others(reporter)
         tallies = _end(reporter, plan.model, buffers)
-        transport = "nothing" if job.ensemble else met_in(comm.group, comm.center)
+        transport = "nothing" if job.ensemble else transport_name(comm.group, comm.center)
         return RankResult(tallies, reporter.losses, transport, _gather_lanes(base, context))
 
     devices, request = rank_devices(job, rank), replace(plan, job=job)
@@ -413,13 +415,13 @@ def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> Non
     between = not isinstance(center, SharedMemoryParameterServer)
     if context.rank == 0:
         kind = ShardedCheckpointer if between else AsyncCheckpointer
-        reporter.keeper = kind(center, context.control_block, saver, context.job, reporter.conductor)
-        reporter.keeper.slots_of = lambda rank: (
+        reporter.checkpointer = kind(center, context.control_block, saver, context.job, reporter.conductor)
+        reporter.checkpointer.slots_of = lambda rank: (
             {"rows": context.tally.rows},
             {"optimizer": context.replica.optimizer_state()},
         )
     elif between:
-        reporter.resting = QuiesceClient(context.control_block, context.rank, context.job.timeout)
+        reporter.quiesce = QuiesceClient(context.control_block, context.rank, context.job.timeout)
     reporter.base.barrier()
     state_of(center).refresh(center)
     context.again = saver.latest is not None
@@ -443,14 +445,14 @@ def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Ar
 
 def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
     """Wait until all ranks have trained. Rank 0 runs callbacks until then."""
-    if reporter.resting is not None:
-        reporter.resting.done()
+    if reporter.quiesce is not None:
+        reporter.quiesce.done()
     if reporter.run.job.asynchronous and reporter.lead:
-        reporter.see_out()
+        reporter.run_late_callbacks()
     try:
         reporter.wait_for_all()
     except PeerLostError:
-        reporter.leave()
+        reporter.exit_if_requested()
         raise
 
 
@@ -459,9 +461,9 @@ def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Arra
     context, base, saver = reporter.run, reporter.base, reporter.saver
     replica, center = context.replica, context.center
     if center is not None:
-        reporter.read_mail()
-        if reporter.keeper is not None:
-            reporter.keeper.keep()
+        reporter.run_epoch_callbacks()
+        if reporter.checkpointer is not None:
+            reporter.checkpointer.save()
             saver.flush()
         trainable, others = buffers
         center.read(trainable, others)
@@ -488,16 +490,16 @@ def _gather_lanes(base: Group, context: WorkerContext) -> list[bytes]:
     return [lane.tobytes() for text in context.lane() for lane in collect(base, np.frombuffer(text, np.uint8))]
 
 
-class Leaving(SystemExit):
+class RequestedExit(SystemExit):
     """The requested end of all ranks, after the state was saved."""
 
 
 @contextmanager
-def told_of_an_exit(rank: int, size: int) -> Iterator[None]:
+def report_exit(rank: int, size: int) -> Iterator[None]:
     """Treat ``sys.exit`` within this context as a failure of the rank, because the other ranks wait for it."""
     try:
         yield
-    except Leaving:
+    except RequestedExit:
         raise
     except SystemExit as ending:
         logger.warning(

@@ -31,10 +31,10 @@ from choros.comm.shm.segment import Segment
 from choros.data import StreamSource, serialization
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.training.async_control.best_member import Best
+from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
-from choros.training.async_control.hang_detection import Hangs, hung_rank
+from choros.training.async_control.hang_detection import HeartbeatMonitor, hung_rank
 from choros.training.async_control.optimizer_states import EpochOptimizerStates
 from choros.training.async_control.supervisor import AsyncSupervisor
 from choros.training.checkpoint.manager import CheckpointManager, mean_of
@@ -46,8 +46,8 @@ from choros.training.executors.stream_feeder import StreamFeeder
 from choros.training.executors.worker_pool import WorkerPool
 from choros.training.payload import FitPayload, unpack_members
 from choros.training.run_record import RunRecord
-from choros.training.spec import GO_ON, FitRequest, TrainerControl, WorkerStats
-from choros.training.worker.setup import create_meeting
+from choros.training.spec import NO_CHANGE, FitRequest, TrainerControl, WorkerStats
+from choros.training.worker.setup import create_exchange_segment
 from choros.types import Array
 
 # Errors that only report another rank's failure.
@@ -76,13 +76,13 @@ class LocalRun:
         self.slots: dict[int, list[Array]] = {}  # by asynchronous rank: its optimizer variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
         self.ended = EpochOptimizerStates()  # the slots and averages at epochs' ends
-        self.goes_on = False  # True if it resumes from a saved state
+        self.resumes = False  # True if it resumes from a saved state
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
         self.restart_policy = RestartPolicy(restarts, plan.job.workers)
         self.given: list[Array] = []
         self.kept = False  # whether ``given`` is unaffected by changes of the model
         self.supervisor: AsyncSupervisor | None = None
-        self.hangs: Hangs | None = None  # if workers do not wait for each other
+        self.hangs: HeartbeatMonitor | None = None  # if workers do not wait for each other
         self.ready: set[int] = set()
         self.tallies: dict[int, WorkerStats] = {}  # of ranks that have finished
         self.begun_training = False
@@ -108,7 +108,7 @@ class LocalRun:
             initial = [np.array(array) for array in initial]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
-        self.ended, self.goes_on = EpochOptimizerStates(), self.saver.latest is not None
+        self.ended, self.resumes = EpochOptimizerStates(), self.saver.latest is not None
         for index, array in zip(self.places, self.slots[0], strict=True):
             now[index] = array
         self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.epoch_values)
@@ -119,26 +119,28 @@ class LocalRun:
         self.data = Segment.create(max(nbytes, 64), "choros-data")
         for entry, array in zip(self.entries, self.payload.arrays, strict=True):
             self.data.write(array, entry["offset"])
-        self.meeting = create_meeting(job, self.algorithm, vector_nbytes(self.model), partial(flat_vectors, self.model))
+        self.exchange_segment = create_exchange_segment(
+            job, self.algorithm, vector_nbytes(self.model), partial(flat_vectors, self.model)
+        )
         self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
         self.line = BatchLine() if job.synchronous and job.per_batch else None
-        self.hangs = None if job.synchronous else Hangs(self.control_block, job)
+        self.hangs = None if job.synchronous else HeartbeatMonitor(self.control_block, job)
         self.center: SharedMemoryParameterServer | None = None
         self.snapshots: Snapshots | None = None
-        if job.asynchronous and self.meeting is not None:
-            self.center = SharedMemoryParameterServer(self.meeting, self.algorithm, None, job.workers)
+        if job.asynchronous and self.exchange_segment is not None:
+            self.center = SharedMemoryParameterServer(self.exchange_segment, self.algorithm, None, job.workers)
             self.supervisor = AsyncSupervisor(self, self.center)
             if job.watched:
                 self.snapshots = Snapshots.create(*flat_vectors(self.model))
-        best = Best.create(self.weights.nbytes) if job.ensemble else None
-        self.best = None if best is None else Best(best, self.weights.entries, self.control_block)
+        best = BestMemberSlots.create(self.weights.nbytes) if job.ensemble else None
+        self.best = None if best is None else BestMemberSlots(best, self.weights.entries, self.control_block)
 
     def close(self) -> None:
         """Release the segments."""
         if self.line is not None:
             self.pool.unwatch(self.line.records)
         shared = (self.center, self.snapshots, self.best, self.line, self.control_block, self.weights, self.data)
-        for part in (self.feeder, *shared, self.meeting):
+        for part in (self.feeder, *shared, self.exchange_segment):
             if part is not None:
                 part.close()
 
@@ -168,8 +170,8 @@ class LocalRun:
         """Prepare a restart of all workers from the last saved state. Return False if no restart is possible."""
         if not self.restart_policy.retry:
             return False
-        self.saver.forget()
-        self.job = self.saver.onward(self.first_job)
+        self.saver.drop_incomplete()
+        self.job = self.saver.resumed_config(self.first_job)
         place = (self.job.initial_epoch, self.job.initial_batch)
         self.restart_policy.count(error, place, whole=True)
         return True
@@ -231,7 +233,7 @@ class LocalRun:
         ring = self.feeder and self.feeder.ring.segment
         shared = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
         weights = (self.weights.common, self.weights.frozen)
-        segments = (self.control_block.segment, *weights, self.data, ring, self.meeting, shared)
+        segments = (self.control_block.segment, *weights, self.data, ring, self.exchange_segment, shared)
         blobs = [self.payload.model.code, *self.payload.blobs]
         fds = [segment.fd for segment in segments if segment]
         self.started = self.started or time.perf_counter()
@@ -269,7 +271,7 @@ class LocalRun:
                 self.handle(*event)
                 moved = time.monotonic()
         if self.supervisor is not None:
-            self.supervisor.keep()
+            self.supervisor.save()
         return [self.tallies[rank] for rank in self.ranks]
 
     def look(self) -> None:
@@ -306,7 +308,7 @@ class LocalRun:
             complete = self.saver.take(rank, from_blobs(message["part"], blobs), message["asked"], self.job.workers)
             self.saver.busy += time.thread_time() - self.receiving
             if complete and self.saver.asked:
-                raise self.saver.leave()
+                raise self.saver.flush_for_exit()
         elif event == "optimizer":
             self.take_optimizer(rank, *from_blobs(message["part"], blobs))
         elif event == "done":
@@ -354,7 +356,7 @@ class LocalRun:
         reached = self.conductor.epoch  # the callbacks of an epoch that was reported too early have not run yet
         self.control_block.allow_epoch(epoch + 1 if reached is None else reached)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
-            self.hangs.forgive()
+            self.hangs.restart_clock()
         if self.supervisor is not None:
             self.supervisor.ended()
 
@@ -375,9 +377,9 @@ class LocalRun:
         control = self.conductor.batch(epoch, step, logs)
         self.asking = None
         if self.hangs is not None:
-            self.hangs.forgive(rank)
-        if self.line is not None and control == GO_ON:
-            self.line.go_on()
+            self.hangs.restart_clock(rank)
+        if self.line is not None and control == NO_CHANGE:
+            self.line.send_no_change()
         else:
             self.publish(control, ranks=[rank])
 
@@ -456,7 +458,7 @@ class LocalRun:
         self.given = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
         self.kept = True
 
-    def show_best(self, best: Best, epoch: int | None) -> None:
+    def show_best(self, best: BestMemberSlots, epoch: int | None) -> None:
         """Load the saved state of an Ensemble's best member into the given model, except the learning rate."""
         best_state = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
         rate = self.model.optimizer.learning_rate
@@ -497,7 +499,7 @@ class LocalRun:
 
         def missing(rank: int) -> bool:
             last = self.ended.last(rank)
-            return last < epoch and (last >= 0 or not self.goes_on)
+            return last < epoch and (last >= 0 or not self.resumes)
 
         while any(map(missing, wanted)):
             try:
@@ -558,8 +560,8 @@ class LocalRun:
         reason = f"rank {rank} failed"
         if self.line is not None:  # records are no longer read
             self.pool.unwatch(self.line.records)
-        if self.meeting is not None and self.center is None:
-            SharedGroup.abort(self.meeting, reason)
+        if self.exchange_segment is not None and self.center is None:
+            SharedGroup.abort(self.exchange_segment, reason)
         self.control_block.publish(TrainerControl(stop=True))
         self.later.extend(self.departed)
         first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
@@ -587,11 +589,11 @@ class LocalRun:
 
     def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
         """Raise for a hung rank, by default the one for which the others wait."""
-        rank = hung_rank(beats, self.meeting if self.center is None else None) if rank is None else rank
+        rank = hung_rank(beats, self.exchange_segment if self.center is None else None) if rank is None else rank
         self.restart_policy.unfit = set(self.ranks)
         self.restart_policy.judge({})
         raise WorkerFailedError(
-            f"Worker {rank} of {self.job.workers} has done no step for {limit:.0f} s (it had done {int(beats[rank])}); "
+            f"Worker {rank} of {self.job.workers} made no step for {limit:.0f} s (after {int(beats[rank])} steps); "
             "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",
             rank=rank,
             weights=self.last(),

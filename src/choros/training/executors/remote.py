@@ -20,7 +20,7 @@ from choros.launch.process.failure_report import failure, is_echo
 from choros.launch.specs import LaunchedJob, Launcher, LaunchPreferences
 from choros.training.checkpoint.manager import CheckpointManager
 from choros.training.checkpoint.snapshot import Snapshot, read_raw, to_blobs
-from choros.training.executors.callback_server import CallbackServer, Told
+from choros.training.executors.callback_server import CallbackServer, Reply
 from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.payload import HOME, FitPayload, SharedCodeFolder, put, shown
 from choros.training.run_record import RunRecord
@@ -28,7 +28,7 @@ from choros.training.spec import FitRequest, WorkerStats
 
 _CAUSE = 5.0  # seconds to wait for the first failure after a report of a rank that only lost its peer
 _ENDS = 10.0  # seconds that finished ranks may take to end
-_SAID = 30  # number of lines kept of the ranks' output
+_OUTPUT_LINES = 30  # number of lines kept of the ranks' output
 _POLL = 20.0  # seconds until the reply to rank 0 if the end is not requested; rank 0 then asks again
 
 
@@ -49,7 +49,7 @@ class RemoteRun(CallbackServer):
         super().__init__(plan.model, plan.job, plan.conductor)
         self.plan, self.payload, self.launcher, self.how = plan, payload, launcher, how
         self.given = shown(self.model)
-        self.said: deque[str] = deque(maxlen=_SAID)
+        self.output: deque[str] = deque(maxlen=_OUTPUT_LINES)
         self.patience = 0.0  # seconds that ranks may take to end by themselves
         self.entries, self.nbytes = serialization.layout(payload.arrays)
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
@@ -104,17 +104,17 @@ class RemoteRun(CallbackServer):
         """Prepare a restart of all ranks from the last state. Return False if no restart is possible."""
         if not (self.restart_policy.retry and self.hosts):  # if no rank has connected, a restart is not likely to help
             return False
-        self.job = self.saver.onward(self.first_job)
+        self.job = self.saver.resumed_config(self.first_job)
         self.restart_policy.count(error, (self.job.initial_epoch, self.job.initial_batch), whole=True)
         return True
 
     def store_line(self, text: str) -> None:
         """Store a line of a rank's output for error messages, and print it if ``echo`` is set."""
-        self.said.append(text)
+        self.output.append(text)
         if self.how.echo:
             write_line(text)
 
-    def answer(self, request: str, rank: int) -> Told:
+    def answer(self, request: str, rank: int) -> Reply:
         """Return the job, the data, the weights or the state of a rank; or whether the end is requested."""
         if request == "weights":
             return {}, self.given
@@ -131,12 +131,12 @@ class RemoteRun(CallbackServer):
             "arrays": self.entries,
             "model_arrays": len(self.payload.model.arrays),
             "bytes": self.nbytes,
-            "code": self.folder.told,
+            "code": self.folder.files,
             "steps": self.conductor.steps,
         }
         return message, []
 
-    def state_of(self, rank: int) -> Told:
+    def state_of(self, rank: int) -> Reply:
         """Return the state from which a rank resumes. Of asynchronous ranks only rank 0 gets arrays."""
         latest = self.saver.latest
         if latest is None:
@@ -169,12 +169,12 @@ class RemoteRun(CallbackServer):
             if event == "failed":
                 self.fail(process, rank, head)
             elif event == "state":
-                self.saver.kept(Snapshot.of(head["facts"], read_raw(arrays, head["kinds"])))
+                self.saver.store_state(Snapshot.of(head["facts"], read_raw(arrays, head["kinds"])))
                 back.put(({}, []))
             elif event == "left":
                 back.put(({}, []))
                 self.patience = _ENDS
-                raise self.saver.leave()
+                raise self.saver.flush_for_exit()
             elif event == "gone" and rank not in done:
                 self.gone(process, rank)
             elif event == "done":
@@ -206,7 +206,7 @@ class RemoteRun(CallbackServer):
         """Raise for a rank whose connection closed without a report."""
         self.dismiss()
         code = process.wait(_CAUSE)
-        event: dict[str, Any] = {"event": "died", "host": self.hosts.get(rank, ""), "output": "\n".join(self.said)}
+        event: dict[str, Any] = {"event": "died", "host": self.hosts.get(rank, ""), "output": "\n".join(self.output)}
         if code is not None and code > 128:
             with suppress(ValueError):
                 event["signal"] = signal.Signals(code - 128).name
@@ -216,7 +216,7 @@ class RemoteRun(CallbackServer):
 
     def ended(self, process: LaunchedJob, done: dict[int, Any]) -> None:
         """Raise for a launcher that ended before the ranks had finished."""
-        output = "\n".join(self.said)
+        output = "\n".join(self.output)
         self.restart_policy.judge({})
         raise WorkerFailedError(
             f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had "

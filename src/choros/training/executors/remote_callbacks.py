@@ -63,7 +63,7 @@ class RemoteCallbackRunner:
         return control
 
 
-class _FarStore:
+class _RemoteStore:
     """A store for rank 0's ``CheckpointManager`` that sends states to the caller, which writes them."""
 
     directory = "the process that called fit"
@@ -79,13 +79,13 @@ class _FarStore:
         self._line.request({"event": "state", "facts": facts, "kinds": kinds_of(arrays)}, raw(arrays))
 
 
-class _FarCheckpoint(Checkpoint):
+class _RemoteCheckpoint(Checkpoint):
     """The caller's checkpoint in a rank. Signals of this process count as well as those of the caller."""
 
     def __init__(self, job: FitConfig, lead: bool, dial: Callable[[], RpcConnection]) -> None:
         rule = job.keep or {}
-        super().__init__(_FarStore.directory, signals=rule.get("signals", ()))
-        self.store = _FarStore(dial)  # type: ignore[assignment]
+        super().__init__(_RemoteStore.directory, signals=rule.get("signals", ()))
+        self.store = _RemoteStore(dial)  # type: ignore[assignment]
         self._lead, self._dial, self._asks = lead, dial, rule.get("asks", False)
 
     @contextmanager
@@ -93,15 +93,15 @@ class _FarCheckpoint(Checkpoint):
         """Handle the signals within this context. Rank 0 also polls the caller for a request to end, in a thread."""
         with super().listening(then):
             if self._lead and self._asks:
-                threading.Thread(target=self._hear, args=(then,), name="choros-asked", daemon=True).start()
+                threading.Thread(target=self._poll_end_request, args=(then,), name="choros-asked", daemon=True).start()
             yield
 
-    def _hear(self, then: Callable[[], None]) -> None:
+    def _poll_end_request(self, then: Callable[[], None]) -> None:
         with suppress(ChorosError, OSError):
             line = self._dial()
             while not line.request({"ask": "end"})[0]["asked"]:  # the caller replies late (long polling)
                 pass
-            self._told = True
+            self._requested = True
             then()
 
 
@@ -116,10 +116,10 @@ class RemoteCheckpointManager(CheckpointManager):
     """
 
     def __init__(self, job: FitConfig, rank: int, dial: Callable[[], RpcConnection], latest: Snapshot | None) -> None:
-        super().__init__(_FarCheckpoint(job, rank == 0, dial))
+        super().__init__(_RemoteCheckpoint(job, rank == 0, dial))
         self.latest, self._run, self._epochs = latest, {"seed": job.seed}, job.epochs
 
-    def leave(self) -> SystemExit:
+    def flush_for_exit(self) -> SystemExit:
         """Send all states to the caller, and return the ``SystemExit`` that ends this process."""
         self.flush()
         return SystemExit(AGAIN)

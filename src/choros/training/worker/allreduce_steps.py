@@ -19,11 +19,11 @@ from typing import Any
 from choros.backends.metric_additivity import rate_stays_in_optimizer
 from choros.backends.rowwise_parts import of_keras
 from choros.training.spec import TrainerControl
-from choros.training.worker.gradient_tail import Tail
+from choros.training.worker.gradient_tail import GradientTail
 from choros.types import Array, Batch
 
 
-class Reducing:
+class AllReduceSteps:
     """The AllReduce steps of one rank.
 
     Args:
@@ -36,9 +36,9 @@ class Reducing:
     def __init__(self, loop: Any) -> None:
         self.loop, self.run, self.replica = loop, loop.run, loop.run.replica
         run, self.count, self.open = self.run, self.replica.size + 2, False
-        self.tail: Tail | None = None
+        self.tail: GradientTail | None = None
         if run.job.per_batch:
-            self.tail = Tail.of(run.job, run.rank)
+            self.tail = GradientTail.of(run.job, run.rank)
             self.tail.rate_alone = run.rank == 0 and rate_stays_in_optimizer(self.replica.model)
             self.replica.revocable = True
         if run.job.repeats:
@@ -56,7 +56,7 @@ class Reducing:
         if self.loop.recheck is not None:
             self.loop.recheck(batch, self.loop.at[0])
         summed, lost = self._sum(batch)
-        if self.open and not self._goes_on(summed):
+        if self.open and not self._accepts_gradients(summed):
             if self.run.dropped:
                 return
             summed, lost = self._sum(batch)
@@ -105,7 +105,7 @@ class Reducing:
         self.replica.swap(now)
         return held
 
-    def _goes_on(self, summed: Array) -> bool:
+    def _accepts_gradients(self, summed: Array) -> bool:
         """Take the control message from the sum. Return False if the gradients must be dropped."""
         assert self.tail is not None  # noqa: S101 - nothing is open without a tail
         control = self.tail.control(summed[self.count :])

@@ -25,7 +25,7 @@ from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.param_server.shard_service import reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.training.async_control.best_member import Best
+from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Slots, Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import LINE, EpochLog
@@ -33,7 +33,7 @@ from choros.training.async_control.remote_control import RemoteControlBlock, Rem
 from choros.training.async_control.shard_server import ShardServerProcess
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.spec import FitConfig
-from choros.training.worker.setup import create_meeting, join_meeting
+from choros.training.worker.setup import create_exchange_segment, join_exchange
 from choros.types import Array
 
 _DIVIDED = 1 << 20  # a center of at least so many bytes is divided among the hosts
@@ -61,7 +61,7 @@ class CommHandles:
     epoch_log: Any = None
     weights: SharedWeights | None = None
     snapshots: Slots | None = None
-    best: Best | None = None
+    best: BestMemberSlots | None = None
     held: list[Any] = field(default_factory=list)
     server: ShardServerProcess | None = None
 
@@ -72,7 +72,7 @@ class CommHandles:
                 resource.close()
 
 
-def meet(
+def connect_ranks(
     base: Group, job: FitConfig, algorithm: Algorithm, nbytes: int, vectors: Callable[[], tuple[Array, Array]]
 ) -> CommHandles:
     """Connect the ranks of a job. Collective: every rank must call it.
@@ -105,8 +105,8 @@ def _on_one(
     segment = None
     if job.workers > 1:
         lead = base.rank == 0
-        segment = share(base, create_meeting(job, algorithm, nbytes, vectors) if lead else None)
-    group, center = join_meeting(job, algorithm, segment, base.rank)
+        segment = share(base, create_exchange_segment(job, algorithm, nbytes, vectors) if lead else None)
+    group, center = join_exchange(job, algorithm, segment, base.rank)
     return CommHandles(
         group, center, control_block, epoch_log, snapshots=epoch_log.snapshots, held=[epoch_log, control_block, segment]
     )

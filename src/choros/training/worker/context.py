@@ -22,7 +22,7 @@ from choros.comm import trace_format
 from choros.comm.group import Group
 from choros.comm.tracing import EventLog, Span
 from choros.data import FeedTimes, Source, feed
-from choros.training.async_control.best_member import Best
+from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Slots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part
@@ -73,7 +73,7 @@ class WorkerContext:
     state: Part | None = None
     again: bool = False
     snapshots: Slots | None = None
-    best: Best | None = None
+    best: BestMemberSlots | None = None
     reporter: CallbackChannel = field(init=False)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ _LARGE = 1 << 16  # most values of metrics; more values use a separate sum
 _RATE, _MORE = 1.0, 2.0  # notes: only a new learning rate; a control message that rank 0 must send separately
 
 
-class Tail:
+class GradientTail:
     """The layout of the values after the gradients in a slot. Each rank writes to separate places, and zeros elsewhere.
 
     So the sum holds the values of each rank exactly. The slot may be float32, which cannot hold a float64. So a float64
@@ -28,7 +28,7 @@ class Tail:
         size: int. Number of values of the layout.
 
     Example:
-        >>> tail = Tail(0, 1, 2)
+        >>> tail = GradientTail(0, 1, 2)
         >>> slot = np.empty(tail.size, np.float32)
         >>> tail.write(slot, TrainerControl(learning_rate=0.1), np.array([1 / 3, 2.0]))
         >>> tail.control(slot) == TrainerControl(learning_rate=0.1), (tail.metrics(slot) == [1 / 3, 2.0]).all()
@@ -41,7 +41,7 @@ class Tail:
         self.size = self._metrics + _WORDS * ranks * values
 
     @classmethod
-    def of(cls, job: FitConfig, rank: int) -> Tail:
+    def of(cls, job: FitConfig, rank: int) -> GradientTail:
         """Return the layout for a job."""
         carried = not job.repeats and job.metric_values * job.workers * _WORDS <= _LARGE
         return cls(rank, job.workers, job.metric_values if carried else 0)

@@ -23,7 +23,7 @@ from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
 from choros.consistency.versions import check_versions
 from choros.errors import InvalidInputError
-from choros.training.async_control.best_member import Best
+from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part, from_blobs, raw, to_blobs
@@ -37,7 +37,7 @@ from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
-from choros.training.worker.setup import join_meeting, rank_devices
+from choros.training.worker.setup import join_exchange, rank_devices
 
 if TYPE_CHECKING:
     import keras
@@ -76,7 +76,7 @@ class PipeCallbackChannel:
 
     def decided(self, show: Show | None) -> TrainerControl:
         """Wait for the control message; serve requests for weights until it arrives."""
-        while self.line is None or not self.line.may_go_on():
+        while self.line is None or not self.line.no_change_arrived():
             control = self._message(show)
             if control is not None:
                 return control
@@ -93,7 +93,7 @@ class PipeCallbackChannel:
             self.link.send(ended)
         return self._control() if self.synchronous else TrainerControl()
 
-    def keep(self, part: Part, asked: bool) -> None:
+    def save_state(self, part: Part, asked: bool) -> None:
         """Send this rank's state to the caller, which writes it."""
         head, blobs = to_blobs(part)
         self.link.send({"event": "state", "part": head, "asked": asked}, blobs)
@@ -169,8 +169,10 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         def connect(replica: Replica) -> CommHandles:
             """Connect to the other ranks through the driver's shared memory."""
             snapshots = Snapshots(Segment.attach(fds.pop())) if message["snapshots"] else None
-            best = Best(Segment.attach(fds.pop()), weights.entries, control_block) if message["best"] else None
-            group, center = join_meeting(job, algorithm, fds[4] if fds[4:] else None, rank)
+            best = (
+                BestMemberSlots(Segment.attach(fds.pop()), weights.entries, control_block) if message["best"] else None
+            )
+            group, center = join_exchange(job, algorithm, fds[4] if fds[4:] else None, rank)
             return CommHandles(group, center, control_block, None, weights, snapshots, best, held=[best, snapshots])
 
         def train_rank(context: WorkerContext, comm: CommHandles) -> None:

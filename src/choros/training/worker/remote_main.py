@@ -63,7 +63,7 @@ def main() -> int:
     line = dial_home(aside=False)
     try:
         _work(line, place, dial_home)
-    except in_job.Leaving:
+    except in_job.RequestedExit:
         with suppress(PeerLostError):
             line.request({"event": "left"})
         raise

@@ -16,7 +16,7 @@ from choros.comm.shm.segment import Segment
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.spec import FitConfig
-from choros.training.worker.gradient_tail import Tail
+from choros.training.worker.gradient_tail import GradientTail
 from choros.types import Array, Batch
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def several_models(devices: int) -> bool:
     return devices > 1 and keras.backend.backend() != "jax"
 
 
-def create_meeting(
+def create_exchange_segment(
     job: FitConfig, algorithm: Algorithm, nbytes: int, vectors: Callable[[], tuple[Array, Array]]
 ) -> Segment | None:
     """Create the segment for a job's exchanges: of the group or of the center; None if ranks do not exchange.
@@ -124,12 +124,12 @@ def create_meeting(
         memory = algorithm.start(trainable, job.workers)
         return SharedMemoryParameterServer.create(trainable, others, memory, job.workers)
     if job.synchronous and job.workers > 1:
-        more = Tail.of(job, 0).size if job.per_batch else 0
+        more = GradientTail.of(job, 0).size if job.per_batch else 0
         return SharedGroup.create(job.workers, max(nbytes + (2 + more) * _VALUE, _LEAST))
     return None
 
 
-def met_in(group: Group, center: Any) -> str:
+def transport_name(group: Group, center: Any) -> str:
     """Return the name of a run's means of exchange, for ``RunRecord.group``.
 
     Args:
@@ -137,7 +137,7 @@ def met_in(group: Group, center: Any) -> str:
         center: the parameter server, or None.
 
     Example:
-        >>> met_in(SingleRankGroup(), None)
+        >>> transport_name(SingleRankGroup(), None)
         'nothing'
     """
     if center is not None:
@@ -145,7 +145,7 @@ def met_in(group: Group, center: Any) -> str:
     return kind_of(group) if group.size > 1 else "nothing"
 
 
-def join_meeting(
+def join_exchange(
     job: FitConfig, algorithm: Algorithm, segment: Segment | int | None, rank: int
 ) -> tuple[Group, SharedMemoryParameterServer | None]:
     """Return the group and the center of a rank. An asynchronous rank, or one that never exchanges, is a group of one.
@@ -153,7 +153,7 @@ def join_meeting(
     Args:
         job: FitConfig.
         algorithm: the bound algorithm.
-        segment: the result of ``create_meeting``, or its descriptor, of which the result takes ownership.
+        segment: the result of ``create_exchange_segment``, or its descriptor, of which the result takes ownership.
         rank: int.
     """
     spin = SPIN if job.spin else 0.0

@@ -29,7 +29,7 @@ class AsyncExchange:
         >>> server = InMemoryParameterServer(AEASGD(alpha=0.25), np.zeros(1), workers=2)
         >>> exchange = AsyncExchange(server.at(0), np.zeros(1))
         >>> local = np.ones(1)
-        >>> exchange.meet(local, window=8, others=np.zeros(0)), local.tolist()
+        >>> exchange.run(local, window=8, others=np.zeros(0)), local.tolist()
         (0, [0.75])
     """
 
@@ -39,7 +39,7 @@ class AsyncExchange:
         self.staleness = 0
         self.seconds = 0.0
 
-    def meet(self, local: Array, window: int, others: Array) -> int:
+    def run(self, local: Array, window: int, others: Array) -> int:
         """Send this worker's update to the center, and adopt the center's answer.
 
         Args:

@@ -39,7 +39,7 @@ class SyncExchange:
         >>> from choros.comm.single_rank_group import SingleRankGroup
         >>> exchange = SyncExchange(EASGD(alpha=0.25), SingleRankGroup(), np.zeros(2))
         >>> local = np.ones(2)
-        >>> exchange.meet(local, window=8, rows=256)
+        >>> exchange.run(local, window=8, rows=256)
         >>> local.tolist(), exchange.center.tolist()
         ([0.75, 0.75], [0.25, 0.25])
     """
@@ -54,7 +54,7 @@ class SyncExchange:
         self.seconds = 0.0
         self._blocks = blocks(algorithm, center.size)
 
-    def meet(self, local: Array, window: int, rows: int) -> None:
+    def run(self, local: Array, window: int, rows: int) -> None:
         """Exchange with all ranks, and adopt the result. Collective: every rank must call it.
 
         Args:
@@ -73,12 +73,12 @@ class SyncExchange:
         self.seconds += time.perf_counter() - begun
 
     def trial(self, local: Array, window: int, rows: int) -> Array:
-        """Return the center that ``meet`` would produce now, and change no state. Collective: every rank calls it.
+        """Return the center that ``run`` would produce now, and change no state. Collective: every rank calls it.
 
         Args:
-            local: as in ``meet``, but not changed.
-            window: int. As in ``meet``.
-            rows: int. As in ``meet``.
+            local: as in ``run``, but not changed.
+            window: int. As in ``run``.
+            rows: int. As in ``run``.
 
         Example:
             >>> import numpy as np

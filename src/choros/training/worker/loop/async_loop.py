@@ -12,7 +12,7 @@ from choros.comm.single_rank_group import SingleRankGroup
 from choros.errors import CommTimeoutError, InvalidDataError
 from choros.param_server.snapshot import encode_position
 from choros.training.async_control.center_snapshots import SLOTS, has_room
-from choros.training.async_control.recovery import leave, take_up
+from choros.training.async_control.recovery import resume_worker, save_position
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.exchange import AsyncExchange, Schedule
 from choros.training.worker.loop.checks import check_epoch, finite, late_check
@@ -30,7 +30,7 @@ class AsyncLoop:
         self.run, self.replica = run, run.replica
         self.local, self.others = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
-        self.meeting = None if run.center is None else AsyncExchange(run.center, self.local.copy())
+        self.exchange = None if run.center is None else AsyncExchange(run.center, self.local.copy())
         self.solo = SingleRankGroup()
         self.at = run.begin  # the epoch, and the number of its batches that are done
         self.values = len(run.replica.metric_state())  # before any evaluation, which adds a count to the state
@@ -41,14 +41,14 @@ class AsyncLoop:
         """Train all epochs. Workers do not wait for each other within an epoch."""
         run = self.run
         run.apply_control(run.reporter.begin())
-        self.take_rate()
-        if self.meeting is not None:
+        self.apply_rate()
+        if self.exchange is not None:
             run.center.read(self.local, self.others)
-            self.meeting.seen[...] = self.local
-            self.go_on()
-        restarted = run.again and take_up(run)
-        if run.job.keep is not None and self.meeting is not None and not run.again:
-            leave(run, run.begin)
+            self.exchange.seen[...] = self.local
+            self.adopt_weights()
+        restarted = run.again and resume_worker(run)
+        if run.job.keep is not None and self.exchange is not None and not run.again:
+            save_position(run, run.begin)
         run.start_clock()
         if run.again:
             self.report_missed()
@@ -64,10 +64,10 @@ class AsyncLoop:
             if run.control_block.stopped and epoch >= run.control_block.first_unreported_epoch:
                 break
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
-                self.meet()
+                self.exchange_weights()
             if run.job.watched or run.job.keep is not None:
                 self.give_optimizer(epoch)
-            self.leave_pending(epoch)
+            self.publish_pending(epoch)
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
                 self.wait_for_all(epoch)
@@ -76,7 +76,7 @@ class AsyncLoop:
         if self.schedule.pending:
             # A worker that validated the last epoch has more metric values than the control block has room for.
             self.replica.reset_metrics()
-            self.meet()
+            self.exchange_weights()
 
     def step(self, epoch: int, number: int, batch: Batch) -> None:
         """Train one batch, exchange at the end of a window, and report."""
@@ -89,7 +89,7 @@ class AsyncLoop:
         if batch.rows and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         if batch.rows and self.schedule.due():  # without rows there was no optimizer step
-            self.meet()
+            self.exchange_weights()
         if run.job.per_batch and run.rank == 0:
             begun = time.perf_counter()
             show = self.show if run.job.ensemble else None
@@ -106,15 +106,15 @@ class AsyncLoop:
         self.run.write_weights()
         return self.run.held_by_metrics()
 
-    def leave_pending(self, epoch: int) -> None:
+    def publish_pending(self, epoch: int) -> None:
         """Save the not yet exchanged update at an epoch's end, for the worker that validates and reports the epoch."""
         run = self.run
-        if self.meeting is None or not self.schedule.pending or not (run.job.watched or run.job.validates(epoch)):
+        if self.exchange is None or not self.schedule.pending or not (run.job.watched or run.job.validates(epoch)):
             return
         self.replica.get(self.local)
         self.replica.get_others(self.others)
         steps = self.schedule.trial_steps(epoch + 1 == run.job.epochs)
-        run.center.leave(self.local, self.meeting.seen, steps, self.others)
+        run.center.publish_pending(self.local, self.exchange.seen, steps, self.others)
 
     def wait_for_all(self, epoch: int) -> None:
         """Wait until all workers have ended an epoch and its callbacks have run.
@@ -133,11 +133,11 @@ class AsyncLoop:
                     )
                 time.sleep(_LOOK)
 
-    def meet(self) -> None:
+    def exchange_weights(self) -> None:
         """Take a new learning rate, and exchange with the center."""
         run, pending = self.run, self.schedule.reset()
-        self.take_rate()
-        if self.meeting is None:
+        self.apply_rate()
+        if self.exchange is None:
             return
         with run.span("compute", "steps on the device"):
             self.replica.get(self.local)
@@ -146,21 +146,21 @@ class AsyncLoop:
         run.center.position = encode_position(*self.at)  # stored with the exchange: a new process resumes from it
         begun = time.perf_counter()
         with run.span("exchange", "weights", self.local.nbytes):
-            run.tally.staleness += self.meeting.meet(self.local, pending, self.others)
-        self.finite.met(self.local)
-        self.go_on()
+            run.tally.staleness += self.exchange.run(self.local, pending, self.others)
+        self.finite.exchanged(self.local)
+        self.adopt_weights()
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
         if run.job.keep is not None:
-            leave(run, self.at)
+            save_position(run, self.at)
 
-    def take_rate(self) -> None:
+    def apply_rate(self) -> None:
         """Take the learning rate if a callback has set one since the last call."""
         rate = self.run.control_block.rate()
         if rate is not None:
             self.replica.learning_rate = rate
 
-    def go_on(self) -> None:
+    def adopt_weights(self) -> None:
         """Continue from the weights and moving statistics of the last exchange."""
         self.replica.set(self.local)
         self.replica.set_others(self.others)
@@ -177,7 +177,7 @@ class AsyncLoop:
             return
         state = replica.metric_state()
         members: dict[str, float] = {}
-        if self.meeting is None:  # each member of an ensemble has a separate score
+        if self.exchange is None:  # each member of an ensemble has a separate score
             run.score = replica.metrics().get("loss", math.inf)
             self.finite.loss(run.score, epoch)
             if run.job.validates(epoch):
@@ -272,7 +272,7 @@ class AsyncLoop:
 
     def last(self) -> Array:
         """Return the last center."""
-        if self.meeting is None:
+        if self.exchange is None:
             self.replica.get(self.local)
         else:
             self.run.center.read(self.local, self.others)
@@ -291,7 +291,7 @@ class AsyncLoop:
         run, replica = self.run, self.replica
         in_job = run.weights is None
         checkpointed = run.job.keep is not None and not in_job
-        if self.meeting is None or (in_job and (run.rank or epoch is None)):
+        if self.exchange is None or (in_job and (run.rank or epoch is None)):
             return
         if run.rank and not replica.averages and not checkpointed:
             return

@@ -13,7 +13,7 @@ from choros.consistency import replica_divergence
 from choros.errors import PeerLostError, RankMismatchError
 from choros.training.checkpoint.sync_checkpointer import SyncCheckpointer
 from choros.training.spec import TrainerControl
-from choros.training.worker.allreduce_steps import Reducing
+from choros.training.worker.allreduce_steps import AllReduceSteps
 from choros.training.worker.context import WorkerContext, mean_own_logs
 from choros.training.worker.exchange import Schedule, SyncExchange
 from choros.training.worker.loop.checks import check_epoch, finite, late_check
@@ -33,26 +33,26 @@ class SyncLoop:
         self.local = aligned(self.replica.size, self.replica.dtype)  # takes memory when it is written
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
-        self.meeting: SyncExchange | None = None
+        self.exchange: SyncExchange | None = None
         self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
         self.written = False  # whether the caller's memory holds the weights as they are
-        self.keeper = None if run.job.keep is None else SyncCheckpointer(self)
-        self.reducing = Reducing(self) if self.gradients else None
+        self.checkpointer = None if run.job.keep is None else SyncCheckpointer(self)
+        self.reducing = AllReduceSteps(self) if self.gradients else None
         if run.algorithm.level == "parameters" and run.job.mode is not None:
             self.replica.get(self.local)
-            self.meeting = SyncExchange(run.algorithm, run.group, self.local.copy())
+            self.exchange = SyncExchange(run.algorithm, run.group, self.local.copy())
 
     def train(self) -> None:
         """Train all epochs."""
         run = self.run
         self.apply_control(control := run.reporter.begin())
-        leave = control.leave
+        end_after_batch = control.end_after_batch
         run.start_clock()
-        if self.meeting is not None and run.algorithm.momentum:
+        if self.exchange is not None and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         if run.state is not None:
-            SyncCheckpointer.go_on(self, run.state, control.learning_rate)
+            SyncCheckpointer.restore(self, run.state, control.learning_rate)
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
@@ -69,28 +69,28 @@ class SyncLoop:
                     self.reducing.report(epoch, number)
                 else:
                     run.leaving = self.report(epoch, number).stop
-                if self.keeper is not None:
-                    if self.reducing is not None and self.keeper.due(number + 1):
+                if self.checkpointer is not None:
+                    if self.reducing is not None and self.checkpointer.due(number + 1):
                         run.leaving = self.reducing.settle().stop
-                    self.keeper.stepped(epoch, number + 1)
-                run.leaving = run.leaving or leave
+                    self.checkpointer.stepped(epoch, number + 1)
+                run.leaving = run.leaving or end_after_batch
             if self.reducing is not None:
                 self.reducing.settle()
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
-            if self.meeting is not None and run.algorithm.window == 0:
-                self.meet()
+            if self.exchange is not None and run.algorithm.window == 0:
+                self.exchange_weights()
             logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
             with run.span("wait", "callbacks of an epoch"):
                 control = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
             self.apply_control(control)
-            leave = control.leave
-            if self.keeper is not None:
-                self.keeper.ended(epoch, control.stop)
+            end_after_batch = control.end_after_batch
+            if self.checkpointer is not None:
+                self.checkpointer.ended(epoch, control.stop)
             if control.stop:
                 check_epoch(self.recheck, run, epoch, True)
                 break
-        if self.meeting is not None and self.schedule.pending:
-            self.meet()
+        if self.exchange is not None and self.schedule.pending:
+            self.exchange_weights()
 
     def report(self, epoch: int, step: int) -> TrainerControl:
         """Report a step. With batch hooks, all ranks wait for the control message and apply it."""
@@ -124,8 +124,8 @@ class SyncLoop:
 
         They differ within a window. With EASGD they also differ right after an exchange.
         """
-        at_it = not self.schedule.pending and self.meeting and np.array_equal(self.local, self.meeting.center)
-        return None if self.meeting is None or at_it else self.meeting.center
+        at_it = not self.schedule.pending and self.exchange and np.array_equal(self.local, self.exchange.center)
+        return None if self.exchange is None or at_it else self.exchange.center
 
     def shown(self, epoch: int) -> Array | None:
         """Return the center to validate and show to callbacks at an epoch's end, if this rank's weights differ from it.
@@ -135,11 +135,11 @@ class SyncLoop:
         """
         wanted = self.run.job.watched or self.run.job.validates(epoch)
         self.trial = None
-        if self.meeting is None or not self.schedule.pending or not wanted:
+        if self.exchange is None or not self.schedule.pending or not wanted:
             return self.center()
         self.replica.get(self.local)
         window = self.schedule.trial_steps(epoch + 1 == self.run.job.epochs)
-        self.trial = self.meeting.trial(self.local, window, self.rows)
+        self.trial = self.exchange.trial(self.local, window, self.rows)
         return self.trial
 
     def window(self, batch: Batch) -> None:
@@ -149,24 +149,24 @@ class SyncLoop:
         with self.run.span("compute", "step"):
             self.replica.step(batch)
         self.rows += batch.rows
-        if self.meeting is None:
+        if self.exchange is None:
             return
         if self.run.algorithm.momentum and batch.rows:
             self.replica.look_ahead(self.run.algorithm.momentum)
         if self.schedule.due():
-            self.meet()
+            self.exchange_weights()
 
-    def meet(self) -> None:
+    def exchange_weights(self) -> None:
         """Exchange with all ranks. Collective: every rank must call it."""
-        if self.meeting is None:
+        if self.exchange is None:
             return
         with self.run.span("compute", "steps on the device"):
             self.replica.get(self.local)  # waits for these steps, which is time of training, not of exchanging
         self.finite.weights(self.local, *self.at)
         begun = time.perf_counter()
         with self.run.span("exchange", "weights", self.local.nbytes):
-            self.meeting.meet(self.local, self.schedule.reset(), self.rows)
-        self.finite.met(self.local)
+            self.exchange.run(self.local, self.schedule.reset(), self.rows)
+        self.finite.exchanged(self.local)
         self.replica.set(self.local)
         self.rows = 0
         self.run.tally.exchanging += time.perf_counter() - begun
@@ -181,7 +181,7 @@ class SyncLoop:
         run, replica, group = self.run, self.replica, self.run.group
         if replica.others and group.size > 1:
             replica.set_others(mean_others(run, rows))
-        if self.meeting is not None and replica.averages:
+        if self.exchange is not None and replica.averages:
             replica.set_average(mean_average(replica, group, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
@@ -201,7 +201,7 @@ class SyncLoop:
         if run.rank == 0:
             with run.at(shown):
                 run.write_weights()
-            self.written = self.meeting is None and not replica.averages
+            self.written = self.exchange is None and not replica.averages
         return logs, held
 
     def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
@@ -220,8 +220,8 @@ class SyncLoop:
             RankMismatchError: this rank's weights differ from those of most ranks.
             PeerLostError: those of another rank differ.
         """
-        run, shared = self.run, self.local if self.meeting is None else self.meeting.center
-        if self.meeting is None:
+        run, shared = self.run, self.local if self.exchange is None else self.exchange.center
+        if self.exchange is None:
             self.replica.get(shared)
         local_report = [
             run.last_rows,
@@ -240,30 +240,30 @@ class SyncLoop:
                 replica_divergence.warn(drift, f"all take those of rank {drift.usual}")
             self.warned = True
             shared[...] = run.group.broadcast(shared, drift.usual)
-            if self.meeting is None:
+            if self.exchange is None:
                 self.replica.set(shared)
         return reports
 
     def apply_control(self, control: TrainerControl) -> None:
         """Apply a control message. New weights replace the center."""
         self.run.apply_control(control)
-        self.written = self.written and replace(control, stop=False, leave=False) == TrainerControl()
-        if control.weights and self.meeting is not None:
+        self.written = self.written and replace(control, stop=False, end_after_batch=False) == TrainerControl()
+        if control.weights and self.exchange is not None:
             self.replica.get(self.local)
-            self.meeting.replace(self.local)
+            self.exchange.replace(self.local)
             self.trial = None
 
     def last(self) -> Array:
         """Return the last center."""
-        if self.meeting is None:
+        if self.exchange is None:
             self.replica.get(self.local)
             return self.local
-        return self.meeting.center
+        return self.exchange.center
 
     def finish(self) -> None:
         """Set the model to the center. Rank 0 also writes it for the caller."""
-        if self.meeting is not None:
-            self.replica.set(self.meeting.center)
+        if self.exchange is not None:
+            self.replica.set(self.exchange.center)
         self.replica.finish()
         if self.run.rank == 0 and not self.written:
             self.run.write_weights()
