@@ -87,3 +87,13 @@ def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "141"
     assert done.stderr == ""
+
+
+def test_a_backend_that_is_not_installed_is_a_problem(capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "mxnet")
+    assert main(["where"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("problem      KERAS_BACKEND is 'mxnet', which is no backend of Keras: set it to ")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert main(["where"]) == 0
+    assert "problem" not in capsys.readouterr().out

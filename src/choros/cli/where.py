@@ -8,7 +8,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from choros.backend_choice import keras_backend
+from choros.backend_choice import keras_backend, problem
 from choros.cluster import Place, why
 from choros.cluster.hardware import physical_cores, usable_cores, variables, version
 from choros.comm.bootstrap.discover_rank import uses_mpi_rank
@@ -68,6 +68,8 @@ def main(args: argparse.Namespace) -> int:
         "libraries": ", ".join(f"{name} {version or 'not installed'}" for name, version in report["libraries"].items()),
         "choros": f"{report['choros']}, Python {report['python']}",
     }
+    if report["problem"]:
+        rows["problem"] = report["problem"]
     for name, text in rows.items():
         print(f"{name:<12} {text}")
     return 0
@@ -77,7 +79,8 @@ def findings() -> dict[str, Any]:
     """Return the output of ``choros where`` as a dict of JSON types.
 
     Returns:
-        The place and its source, the ranks' transport, host, cores, thread variables, Keras' backend, versions.
+        The place and its source, the ranks' transport, host, cores, thread variables, Keras' backend and the reason
+        why it cannot be imported, versions.
 
     Example:
         >>> sorted(findings()["place"])[:3]
@@ -93,6 +96,7 @@ def findings() -> dict[str, Any]:
         "cores": {"usable": list(usable_cores()), "physical": [list(core) for core in physical_cores()]},
         "threads": {name: os.environ[name] for name in names if name in os.environ},
         "backend": keras_backend(),
+        "problem": problem(),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "choros": version("choros"),
         "python": platform.python_version(),

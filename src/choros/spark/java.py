@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from choros.errors import InvalidInputError
+from choros.backend_choice import problem
+from choros.errors import InvalidInputError, NoBackendError
 from choros.spark.pack_environment import UNPACKED
 
 if TYPE_CHECKING:
@@ -88,13 +89,16 @@ def session(master: str = "local[2]", name: str = "choros", archive: str = "", *
 
     Raises:
         InvalidInputError: pyspark or Java is missing.
+        NoBackendError: the backend that Keras would load is not installed.
 
     Example:
         >>> session("local[2]", spark_ui_enabled="false").range(3).count()
         3
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise InvalidInputError("pyspark is not installed: pip install 'choros[spark]'.")
+        raise InvalidInputError("pyspark is not installed: pip install 'choros[spark,jax]' (or torch, tensorflow).")
+    if reason := problem():
+        raise NoBackendError(f"{reason} (The extra choros[spark] has no backend: choros[spark,jax] has one.)")
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)

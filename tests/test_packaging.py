@@ -1,0 +1,86 @@
+"""Metadata: the recipe for conda-forge and CITATION.cff agree with pyproject.toml; the README for the package index."""
+
+import pathlib
+import re
+import tomllib
+
+import pytest
+
+import choros
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = CONFIG["project"]
+RECIPE = (ROOT / "packaging" / "conda" / "recipe.yaml").read_text()
+
+
+def block(name):
+    """The items of a list in the recipe."""
+    lines = RECIPE.partition(f"\n  {name}:\n")[2].splitlines()
+    items = []
+    for line in lines:
+        if not line.startswith("    - "):
+            break
+        items.append(line.removeprefix("    - "))
+    return items
+
+
+def plain(requirement):
+    return re.sub(r"[\s=]+", "", requirement.replace(">=", ">"))
+
+
+def test_the_recipe_has_the_requirements_of_the_package():
+    run = {plain(line) for line in block("run")} - {"__linux"}
+    assert run == {plain(text) for text in (*PROJECT["dependencies"], f"python{PROJECT['requires-python']}")}
+    host = {plain(line) for line in block("host")} - {"pip", plain("python 3.11.*")}
+    assert host == {plain(text) for text in CONFIG["build-system"]["requires"]}
+
+
+def test_the_recipe_has_the_version_the_command_and_the_summary():
+    assert f'version: "{choros.__version__}"' in RECIPE
+    [(name, entry)] = PROJECT["scripts"].items()
+    assert f"- {name} = {entry}\n" in RECIPE
+    assert f'summary: "{PROJECT["description"]}"' in RECIPE
+    assert f"license: {PROJECT['license']}" in RECIPE
+
+
+def test_the_citation_has_the_version_and_the_licence():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {choros.__version__}\n" in citation
+    assert f"\nlicense: {PROJECT['license']}\n" in citation
+
+
+def readme():
+    """The README as the package index shows it, by the substitutions of pyproject.toml."""
+    text = (ROOT / "README.md").read_text()
+    for rule in CONFIG["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    return text
+
+
+def test_the_readme_of_the_package_index_has_no_relative_links():
+    targets = re.findall(r"\]\(([^)]*)\)|(?:src|srcset|href)=\"([^\"]*)\"", readme())
+    assert [target for pair in targets for target in pair if target and not target.startswith(("https://", "#"))] == []
+    assert "[" in readme()  # the README still has code and lists
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see [docs/a.md](docs/a.md#b).", "see docs/a.md."),
+        ("[site](https://example.org/a) [here](#there)", "[site](https://example.org/a) [here](#there)"),
+        ("![a](docs/a.svg)\nText", "Text"),
+        ('<picture>\n<source srcset="docs/a.svg">\n<img src="docs/b.svg">\n</picture>\nText', "Text"),
+    ],
+)
+def test_links_to_files_of_the_repository_become_text(text, shown, monkeypatch):
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: text)
+    assert readme() == shown
+
+
+def test_the_extra_spark_names_its_backend():
+    """The extra installs no backend, as a cluster has one; every message says which to add."""
+    for file in (ROOT / "src").rglob("*.py"):
+        source = file.read_text()
+        offers = re.findall(r"pyspark is not installed: pip install '(.*?)'", source)
+        assert set(offers) <= {"choros[spark,jax]"}, file
