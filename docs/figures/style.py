@@ -1,0 +1,42 @@
+"""The look of figures that exist in a light and a dark form."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+THEMES = {
+    "light": {"ink": "#1b1f24", "muted": "#8b949e", "colors": ("#0072b2", "#d55e00", "#009e73", "#cc79a7")},
+    "dark": {"ink": "#e6edf3", "muted": "#8b949e", "colors": ("#56b4e9", "#e69f00", "#3fc59a", "#cc79a7")},
+}
+
+
+def draw(name: str, figure: Callable[[dict[str, Any]], Any]) -> Iterator[Path]:
+    """Write ``name-light.svg`` and ``name-dark.svg``, the same bytes at each call.
+
+    Args:
+        name: the path without theme and ending, relative to this folder.
+        figure: a function from a theme to a matplotlib figure.
+
+    Yields:
+        The path of each file.
+    """
+    import matplotlib
+
+    matplotlib.use("svg")
+    for theme_name, theme in THEMES.items():
+        ink = theme["ink"]
+        parameters = {
+            "svg.hashsalt": "choros",
+            "svg.fonttype": "path",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.prop_cycle": matplotlib.cycler(color=theme["colors"]),
+            **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
+        }
+        with matplotlib.rc_context(parameters):
+            path = Path(__file__).parent / f"{name}-{theme_name}.svg"
+            figure(theme).savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+            path.write_text(re.sub(r" +$", "", path.read_text(), flags=re.MULTILINE))
+            yield path

@@ -1,0 +1,116 @@
+"""The reference has every public name, every option of the command line and every variable ``CHOROS_*``."""
+
+import importlib
+import importlib.util
+import pathlib
+import pkgutil
+import re
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """docs/extensions/reference_pages.py, which generates pages of the reference; it needs no Sphinx for this."""
+    spec = importlib.util.spec_from_file_location("reference_pages", DOCS / "extensions" / "reference_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reference_pages"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["reference_pages"]
+
+
+def names_of(module):
+    """Return what ``__all__`` has, and the modules that ``import choros`` gives."""
+    return list(getattr(importlib.import_module(module), "__all__", ()))
+
+
+def test_every_public_module_has_its_page(pages):
+    there = {"choros", *(f"choros.{name}" for name in names_of("choros") if importlib.util.find_spec(f"choros.{name}"))}
+    for package in ("hvd", "spark"):
+        path = importlib.import_module(f"choros.{package}").__path__
+        there |= {
+            f"choros.{package}.{each.name}"
+            for each in pkgutil.iter_modules(path)
+            if each.name in ("callbacks", "elastic", "distkeras")
+        }
+    there ^= {"choros.launch", "choros.cluster"}  # those of the first are in choros
+    assert there == set(pages.MODULES)
+    for module, page in pages.MODULES.items():
+        assert f"<!-- generated: API of {module} -->" in (DOCS / f"{page}.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "choros",
+        "choros.algorithms",
+        "choros.callbacks",
+        "choros.cluster",
+        "choros.data",
+        "choros.hvd",
+        "choros.hvd.callbacks",
+        "choros.native",
+        "choros.parallel",
+    ],
+)
+def test_every_public_name_is_on_its_page(pages, module):
+    text = pages.api(module)
+    missing = [name for name in names_of(module) if not re.search(rf"[.`]{name}(`|$)", text, re.MULTILINE)]
+    assert names_of(module)
+    assert not missing
+
+
+@pytest.mark.parametrize("module", ["choros", "choros.algorithms", "choros.hvd", "choros.parallel", "choros.errors"])
+def test_every_public_name_has_a_docstring(pages, module):
+    loaded = importlib.import_module(module)
+    names = pages.public_names(module)
+    values = {name: getattr(loaded, name) for name in names}
+    missing = [name for name, value in values.items() if callable(value) and not value.__doc__]
+    assert names
+    assert not missing
+
+
+def test_every_option_is_described(pages):
+    text = pages.command_line()
+    for name, parser in pages.commands().items():
+        begin = text.index(f"## choros {name}\n")
+        section = text[begin : text.find("\n## ", begin + 1) if "\n## " in text[begin + 1 :] else None]
+        for action in parser._actions:
+            hidden = action.help == "==SUPPRESS=="
+            assert hidden or (action.help or "").strip(), (
+                f"choros {name} {action.option_strings or action.dest}: no help"
+            )
+            for option in () if hidden else action.option_strings:
+                assert f"`{option}`" in section, f"choros {name} {option}"
+
+
+def test_every_variable_is_described():
+    used = set()
+    for path in (ROOT / "src").rglob("*"):
+        if path.suffix in (".py", ".toml"):
+            used |= set(re.findall(r"\bCHOROS_[A-Z]+(?:_[A-Z]+)*\b(?!_)", path.read_text()))
+    described = set(re.findall(r"`(CHOROS_[A-Z_]+)`", (DOCS / "reference" / "environment.md").read_text()))
+    built = {
+        name for name in described if name.startswith(("CHOROS_MPI_", "CHOROS_LOCAL_"))
+    }  # from parts of their names
+    assert len(used) > 30
+    assert used - described == set()
+    assert described - used - built == set()
+
+
+def test_every_error_is_in_the_table(pages):
+    table = (DOCS / "reference" / "errors.md").read_text()
+    names = pages.public_names("choros.errors")
+    assert len(names) > 10
+    assert [name for name in names if f"`{name}`" not in table] == []
+
+
+def test_every_rule_of_the_doctor_is_described(pages):
+    text = pages.doctor_rules()
+    assert len(re.findall(r"^## ", text, re.MULTILINE)) > 20
+    assert "## oversubscribed" in text
