@@ -10,6 +10,7 @@ train, and Choros is counted from the end of its first epoch.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -24,12 +25,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from choros.cluster.hardware import variables
+
 HERE = Path(__file__).parent
 BACKENDS = ("jax", "torch", "tensorflow")
 
 
-def arguments(doc: str, **more: Any) -> argparse.Namespace:
-    """Read the options that every training benchmark has, and settle this process' backend."""
+def arguments(doc: str, threads: int | None = 1, **more: Any) -> argparse.Namespace:
+    """Read the options that every training benchmark has, and set this process' backend and threads.
+
+    Args:
+        doc: the benchmark's docstring.
+        threads: of each process. None: as the backend decides, whatever the environment says.
+        more: further options, by name.
+    """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
     parser.add_argument("--quick", action="store_true", help="a smoke run of seconds; its figures mean nothing")
@@ -38,21 +47,27 @@ def arguments(doc: str, **more: Any) -> argparse.Namespace:
     for name, settings in more.items():
         parser.add_argument(f"--{name}", **settings)
     options = parser.parse_args()
-    os.environ.update(surroundings(options.backend))
+    for name in variables(1):
+        os.environ.pop(name, None)
+    os.environ.update(surroundings(options.backend, threads))
     return options
 
 
-def surroundings(backend: str) -> dict[str, str]:
-    """The environment of both sides: one thread, the CPU, this backend."""
-    from choros.cluster.hardware import variables
-
+def surroundings(backend: str, threads: int | None = 1) -> dict[str, str]:
+    """The environment of both sides: the threads, the CPU, this backend."""
     return {
-        **variables(1),
+        **(variables(threads) if threads else {}),
         "KERAS_BACKEND": backend,
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
+
+
+def hide_other_backends() -> None:
+    """Let Keras find no TensorFlow unless it is the backend, as where one backend is installed: it would import it."""
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]
 
 
 TURN = 0.4
@@ -63,7 +78,10 @@ class Control:
 
     Args:
         workload: what they train, each for itself.
-        cores: one process for each.
+        cores: one process for each. A process for -1 is not bound.
+
+    Attributes:
+        first: for each process, seconds from before the model was built to the end of the first epoch.
     """
 
     def __init__(self, workload: Any, cores: Sequence[int]) -> None:
@@ -77,9 +95,12 @@ class Control:
             )
             for core in cores
         ]
+        self.first = []
         for process in self.processes:
-            if process.stdout.readline().strip() != "ready":
+            word, _, seconds = process.stdout.readline().partition(" ")
+            if word != "ready":
                 raise SystemExit("a control process failed")
+            self.first.append(float(seconds))
 
     def start(self) -> None:
         """Train in all."""
@@ -94,23 +115,28 @@ class Control:
         return [[float(line) for line in process.communicate()[0].splitlines()] for process in self.processes]
 
 
+def send(pids: Sequence[int], number: int) -> None:
+    """Send a signal to processes."""
+    for pid in pids:
+        os.kill(pid, number)
+
+
 @contextmanager
-def taking_turns(one: Sequence[int], other: Sequence[int]) -> Iterator[None]:
-    """Let one of two sets of processes run at a time."""
+def taking_turns(*sides: Sequence[int]) -> Iterator[None]:
+    """Let one of several sets of processes run at a time."""
     done = threading.Event()
 
-    def send(pids: Sequence[int], number: int) -> None:
-        for pid in pids:
-            os.kill(pid, number)
-
     def alternate() -> None:
-        now, then = one, other
-        while not done.is_set():
-            send(then, signal.SIGSTOP)
-            send(now, signal.SIGCONT)
-            done.wait(TURN)
-            now, then = then, now
-        send([*one, *other], signal.SIGCONT)
+        for side in sides:
+            send(side, signal.SIGSTOP)
+        for side in itertools.cycle(sides):
+            send(side, signal.SIGCONT)
+            stop = done.wait(TURN)
+            send(side, signal.SIGSTOP)
+            if stop:
+                break
+        for side in sides:
+            send(side, signal.SIGCONT)
 
     thread = threading.Thread(target=alternate)
     thread.start()
@@ -171,21 +197,29 @@ def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: f
     return {**compared(ends, control.end(), workload.steps), "staleness": record.staleness}
 
 
-def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: int) -> dict[str, float]:
+class TooShortError(SystemExit):
+    """A side has ended too few epochs to be measured."""
+
+
+def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: int, sides: int = 2) -> dict[str, float]:
     """What came of taking turns, from when all have ended a first epoch to when the first has ended its last.
 
     Args:
         ends: when our epochs ended, in which every worker made ``steps`` steps.
         control: for each control process, when its own ended.
         steps: of an epoch.
+        sides: how many took turns.
     """
     import numpy as np
 
     everyone = [ends, *control]
     if min(map(len, everyone)) < 2 or (begin := max(t[0] for t in everyone)) >= (end := min(t[-1] for t in everyone)):
-        raise SystemExit("too short: not all have ended two epochs at the same time; is the machine very busy?")
+        counts = ", ".join(str(len(times)) for times in everyone)
+        raise TooShortError(
+            f"too short: the sides have ended {counts} epochs, not two each at once; is the machine busy?"
+        )
     epochs, *plain = (np.diff(np.interp([begin, end], times, np.arange(len(times))))[0] for times in everyone)
-    own, workers = 500 * (end - begin) / steps, len(control)  # ms of one side's turns, a step of each epoch
+    own, workers = 1000 * (end - begin) / (sides * steps), len(control)  # ms of one side's turns, a step of each epoch
     return {
         "ratio": epochs * workers / sum(plain),
         "step_ms": own / epochs,

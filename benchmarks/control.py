@@ -1,6 +1,7 @@
-"""A control process: plain ``model.fit`` on one core with one thread. Started by ``common.Control``.
+"""A control process: plain ``model.fit``, on one core if one is given. Started by ``common.Control``.
 
-Says ``ready`` once it has compiled; on a line it trains until it is ended, and tells the time at the end of each epoch.
+Prints ``ready`` and the seconds that building, compiling and the first epoch took. On a line of input it trains until
+it is ended, and prints the time at the end of each epoch.
 """
 
 import json
@@ -14,13 +15,18 @@ def main() -> None:
         os.sched_setaffinity(0, {core})  # before any framework counts the cores
     import time
 
+    from common import hide_other_backends
+
+    hide_other_backends()
     import keras
     from workloads import Workload
 
     load = Workload(**workload)
-    model, (x, y) = load.make(), load.data()
-    model.fit(x, y, batch_size=load.batch, epochs=1, verbose=0)  # compile
-    print("ready", flush=True)
+    x, y = load.data()
+    begin = time.perf_counter()
+    model = load.make()
+    model.fit(x, y, batch_size=load.batch, epochs=1, verbose=0)
+    print("ready", time.perf_counter() - begin, flush=True)
     sys.stdin.readline()
     tell = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(time.perf_counter(), flush=True))
     model.fit(x, y, batch_size=load.batch, epochs=1_000_000, verbose=0, callbacks=[tell])

@@ -13,8 +13,9 @@ class Workload:
     """What is trained.
 
     Attributes:
-        model: "mlp" (30-600-600-2, 380,402 values, Horovod's and dist-keras' size) or "cnn" (Keras' own CIFAR-10
-            network, 1,250,858 values, with its Dropout).
+        model: "mlp" (30-600-600-2, 380,402 values, Horovod's and dist-keras' size), "cnn" (Keras' own CIFAR-10
+            network, 1,250,858 values, with its Dropout) or "lstm" (64 steps of 16 features, LSTM of 128 units, 10
+            classes; 75,530 values).
         batch: rows of a worker's batch.
         steps: batches of a worker's epoch.
         optimizer: a Keras optimizer's name; "momentum" is SGD(0.01, momentum=0.9).
@@ -37,6 +38,8 @@ class Workload:
         if self.model == "mlp":
             inner = [keras.Input((30,)), layers.Dense(600, "relu"), layers.Dense(600, "relu")]
             inner.append(layers.Dense(2, "softmax"))
+        elif self.model == "lstm":
+            inner = [keras.Input((64, 16)), layers.LSTM(128), layers.Dense(10, "softmax")]
         else:
             inner = [keras.Input((32, 32, 3))]
             for filters in (32, 64):
@@ -53,7 +56,7 @@ class Workload:
         """Rows for ``workers`` workers' epochs, with something to learn."""
         rng = np.random.default_rng(0)
         rows = self.batch * self.steps * workers
-        shape, classes = ((30,), 2) if self.model == "mlp" else ((32, 32, 3), 10)
+        shape, classes = {"mlp": ((30,), 2), "lstm": ((64, 16), 10)}.get(self.model, ((32, 32, 3), 10))
         x = rng.standard_normal((rows, *shape), dtype="float32")
         y = (np.abs(x.reshape(rows, -1)[:, :5]).sum(1) * classes / 8).astype("int64") % classes
         return x, y

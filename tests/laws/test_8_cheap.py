@@ -1,6 +1,7 @@
 """Law 8: cheap. Ratios are measured by ``benchmarks/``, never here; here: each line of the table can be measured."""
 
 import ast
+import importlib
 import json
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
 FILES = sorted(FOLDER.glob("*.py"))
-TABLE = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "allreduce_shm", "center_shm")
+TABLE = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "allreduce_shm", "center_shm", "against_fit")
 
 
 def run(name, *arguments):
@@ -52,6 +53,38 @@ def test_training_prints_ratios_against_plain_fit(backend):
     found = list(ratios(json.loads(text[text.index("{") :])))
     assert found
     assert all(ratio > 0 for ratio in found)
+
+
+@pytest.mark.long
+def test_training_is_compared_with_plain_fit_on_all_cores(backend):
+    if backend != "jax":
+        pytest.skip("a smoke run takes a minute, and takes the same way on every backend: done on JAX")
+    text = run("against_fit", "--quick", "--backend", backend, "--model", "mlp", "--algorithm", "allreduce,aeasgd")
+    found = json.loads(text[text.index("{\n") :])["results"]
+    assert [(each["model"], each["algorithm"]) for each in found] == [("MLP", "allreduce"), ("MLP", "aeasgd")]
+    for each in found:
+        assert each["rows_per_s"] / each["plain_rows_per_s"] == pytest.approx(each["ratio"], rel=0.01)
+        assert each["ratio_with_startup"] > 0
+        assert min(each["startup_s"], each["plain_startup_s"]) >= 0
+
+
+@pytest.fixture
+def against_fit(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("against_fit")
+
+
+def test_the_table_against_plain_fit_replaces_the_one_in_a_page(against_fit):
+    result = {"model": "CNN", "algorithm": "aeasgd", "backend": "torch", "ratio": 1.456, "ratio_with_startup": 0.9}
+    facts = {"date": "2026-11-26", "cores": 2, "processor": "AMD EPYC"}
+    table = against_fit.table({"results": [result], "machine": facts})
+    assert "| model, algorithm | PyTorch |\n|---|---|\n| CNN, AEASGD | 1.46 (0.90) |\n" in table
+    page = f"before\n{against_fit.BEGIN}old\n{against_fit.END}after\n"
+    changed = against_fit.with_table(page, table)
+    assert changed == f"before\n{against_fit.BEGIN}\n{table}\n{against_fit.END}after\n"
+    assert against_fit.with_table(changed, table) == changed
+    with pytest.raises(SystemExit, match="begin: against_fit"):
+        against_fit.with_table("no table", table)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
