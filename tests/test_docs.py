@@ -1,6 +1,7 @@
 """The documentation: its first example runs after the documented install, and its examples are marked as code."""
 
 import doctest
+import importlib
 import importlib.util
 import json
 import pathlib
@@ -19,6 +20,26 @@ def test_the_first_example_follows_the_install_section():
     headings = re.findall(r"^## (.*)$", README, re.MULTILINE)
     assert headings[:2] == ["Install", "A first example"]
     assert README.index("pip install 'choros[jax]'") < README.index(FIRST) < README.index(f"## {headings[2]}")
+
+
+def test_the_readme_is_short_and_shows_both_commands():
+    assert len(README.splitlines()) <= 150
+    assert {"make demo", "make test"} <= {line.partition("  ")[0] for line in README.splitlines()}
+
+
+@pytest.fixture
+def against_fit(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("against_fit")
+
+
+def test_the_readme_has_the_measured_table_or_marks_earlier_figures(against_fit):
+    measured = ROOT / "benchmarks" / "reports" / "against_fit.json"
+    if measured.exists():
+        table = against_fit.table(json.loads(measured.read_text()))
+        assert against_fit.with_table(README, table) == README, "run benchmarks/against_fit.py --readme"
+    else:
+        assert "Preliminary: measured in " in README.partition(against_fit.BEGIN)[2].partition(against_fit.END)[0]
 
 
 @pytest.mark.long

@@ -290,10 +290,12 @@ def test_open_mpi_is_told_which_variables_to_take_along():
     assert "CHOROS_STOP_AT" not in line  # there is no limit
 
 
-def test_the_lines_of_the_readme_work(printed):
-    text = (EXAMPLES.parent / "README.md").read_text()
-    lines = [line.partition("   #")[0] for line in text.splitlines() if line.startswith("choros submit ")]
+def test_the_lines_of_the_readme_and_the_documentation_work(printed):
+    pages = [EXAMPLES.parent / "README.md", *sorted((EXAMPLES.parent / "docs").rglob("*.md"))]
+    text = "\n".join(page.read_text() for page in pages)
+    lines = [line.partition("   #")[0] for line in text.splitlines() if re.match("choros submit .* train.py", line)]
     assert len(lines) >= 2
+    assert any("--site polaris" in line for line in lines)
     for line in lines:
         options, script, arguments = line.removeprefix("choros submit ").replace("--dry-run", "").partition("train.py")
         assert f" {script}{arguments}".rstrip() in printed(options, script + arguments)
