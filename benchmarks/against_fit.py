@@ -149,14 +149,14 @@ def one_round(load: Workload, algorithms: list[str], workers: int, seconds: floa
 
 def long_enough_round(
     load: Workload, algorithms: list[str], workers: int, seconds: float
-) -> dict[str, dict[str, float]]:
-    """Return the figures of a round, which is repeated with longer turns if a side ended too few epochs."""
-    for times in (1, 3):
+) -> dict[str, dict[str, float]] | None:
+    """Return the figures of a round, which is repeated with longer turns if a side ended too few epochs; or None."""
+    for times in (1, 3, 9):
         try:
             return one_round(load, algorithms, workers, times * seconds)
         except TooShortError as error:
             print(error, file=sys.stderr, flush=True)
-    return one_round(load, algorithms, workers, 9 * seconds)
+    return None
 
 
 def measure(options: Any) -> list[dict[str, Any]]:
@@ -167,7 +167,11 @@ def measure(options: Any) -> list[dict[str, Any]]:
         batch, steps = LOADS[model]
         load = Workload(model.lower(), batch, 2 if options.quick else steps, options.optimizer)
         seconds = 2.0 if options.quick else options.seconds
-        runs = [long_enough_round(load, options.algorithm, workers, seconds) for _ in range(rounds)]
+        tried = (long_enough_round(load, options.algorithm, workers, seconds) for _ in range(rounds))
+        runs = [one for one in tried if one]
+        if not runs:
+            print(f"{model} {options.backend}: not measured", file=sys.stderr, flush=True)
+            continue
         for name in options.algorithm:
             middle = {key: statistics.median(one[name][key] for one in runs) for key in runs[0][name]}
             whole = (middle["plain_startup_s"] + RUN) / (middle["startup_s"] + RUN / middle["ratio"])
@@ -224,7 +228,7 @@ def with_table(page: str, text: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"README.md has no {(BEGIN if not begin else END).strip()}")
-    return f"{before}{begin}\n{text}\n{end}{after}"
+    return f"{before}{begin}{text}{end}{after}"
 
 
 def names_of(known: Any) -> Any:

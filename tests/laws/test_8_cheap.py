@@ -81,7 +81,7 @@ def test_the_table_against_plain_fit_replaces_the_one_in_a_page(against_fit):
     assert "| model, algorithm | PyTorch |\n|---|---|\n| CNN, AEASGD | 1.46 (0.90) |\n" in table
     page = f"before\n{against_fit.BEGIN}old\n{against_fit.END}after\n"
     changed = against_fit.with_table(page, table)
-    assert changed == f"before\n{against_fit.BEGIN}\n{table}\n{against_fit.END}after\n"
+    assert changed == f"before\n{against_fit.BEGIN}{table}{against_fit.END}after\n"
     assert against_fit.with_table(changed, table) == changed
     with pytest.raises(SystemExit, match="begin: against_fit"):
         against_fit.with_table("no table", table)
