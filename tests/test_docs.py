@@ -42,6 +42,13 @@ def test_the_readme_has_the_measured_table_or_marks_earlier_figures(against_fit)
         assert "Preliminary: measured in " in README.partition(against_fit.BEGIN)[2].partition(against_fit.END)[0]
 
 
+def test_the_links_of_the_readme_lead_to_files():
+    links = re.findall(r"""(?:\]\(|src(?:set)?=")(?!https?:)([^)"#]+)""", README)
+    assert len(links) > 30
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing
+
+
 @pytest.mark.long
 def test_the_first_example_runs_as_it_is(user, tmp_path):
     """With no keras.json, then with the one that Keras wrote, which names TensorFlow."""
