@@ -1,8 +1,10 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
 #   make demo   trains a real model on real data by every algorithm and names the report it wrote
 #   make test   installs what the tests need and passes them
-# and besides: make docs builds the documentation site, build/docs/index.html; make drills has workers of real runs fail at random moments: on each backend DRILLS=70 while they train,
-# and ANYTIME=30 from the start of their processes to their end
+# and besides:
+#   make docs   builds the documentation site, build/docs/index.html
+#   make drills has workers of real runs fail at random moments: on each backend DRILLS=70 while they train, and
+#               ANYTIME=30 from the start of their processes to their end
 
 PYTHON ?= python3
 DEMO ?=
