@@ -203,7 +203,7 @@ def test_notes_of_another_host_are_left_once(host, when):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     control_block, epoch_log = RemoteControlBlock(one.line), RemoteEpochLog(one.line)
     ones = np.ones(3)
-    one.harm["add"] = when, lambda: one.control_block.add(0, 0, ones, ones)
+    one.harm["AddMetrics"] = when, lambda: one.control_block.add(0, 0, ones, ones)
     assert (
         control_block.add(0, 1, ones, ones) is False
     )  # rank 0 ends it last, also where rank 1 asks once more after that
@@ -211,9 +211,9 @@ def test_notes_of_another_host_are_left_once(host, when):
         assert one.control_block.add(0, 0, ones, ones) is True
     assert one.control_block.add(0, 0, ones, ones) is True
     assert one.control_block.add(1, 0, ones, ones) is False
-    one.harm["add"] = when, lambda: None
+    one.harm["AddMetrics"] = when, lambda: None
     assert control_block.add(1, 1, ones, ones) is True
-    one.harm |= {op: (when, lambda: None) for op in ("leave", "since", "sums", "head")}
+    one.harm |= {op: (when, lambda: None) for op in ("WriteLog", "ReadLog", "ReadSums", "ReadHeader")}
     epoch_log.write(1, {"loss": 0.5}, 2.0, [1.5])
     assert epoch_log.read_new() == [(1, {"loss": 0.5}, 2.0, [1.5])]
     epoch_log.write(0, {"loss": 0.25}, 3.0, [])
@@ -240,13 +240,13 @@ def test_a_learning_rate_is_taken_on_another_host_as_on_the_same_one(host, order
 def test_a_reply_that_comes_too_late_is_no_reply_to_the_next_request(host):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     one.line.timeout = 0.2
-    one.harm["head"] = "late", lambda: time.sleep(0.5)
+    one.harm["ReadHeader"] = "late", lambda: time.sleep(0.5)
     with pytest.raises(CommTimeoutError, match="did not answer for 0.2 s"):
-        one.line.request({"op": "head", "rank": 1, "beats": 0, "asks": False})
+        one.line.request({"op": "ReadHeader", "rank": 1, "steps": 0, "end_requested": False})
     one.line.timeout = 20.0
     time.sleep(0.6)
-    header, arrays = one.line.request({"op": "sums", "epoch": 0})
-    assert (header, len(arrays)) == ({}, 2)
+    header, arrays = one.line.request({"op": "ReadSums", "epoch": 0})
+    assert (header, len(arrays)) == ({"op": "SumsReply"}, 2)
     assert one.came == 2
 
 

@@ -7,10 +7,12 @@ one adds nothing and writes no second line.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from choros.comm.messages import Messages, ask, encode
 from choros.training.async_control.center_snapshots import RemoteSnapshots
 from choros.training.async_control.center_snapshots import answer as answer_snapshots
 from choros.training.async_control.control_block import ControlBlock, Header, rate_in
@@ -25,6 +27,137 @@ _FRESH = 0.05  # seconds for which a header that was read is used again
 _NONE = np.zeros(0)
 
 
+@dataclass(frozen=True)
+class ReadHeader:
+    """Send a rank's count of steps and its request to end; return the header of the control block."""
+
+    rank: int
+    steps: int
+    end_requested: bool
+
+
+@dataclass(frozen=True)
+class HeaderReply:
+    """The words of the header; see ``control_block.Header``."""
+
+    words: list[float]
+
+
+@dataclass(frozen=True)
+class JoinPause:
+    """Record that a rank joins a pause, and save its position; without counts it has none to save."""
+
+    rank: int
+    number: float
+    position: tuple[int, int]
+    counts: list[float]
+    iterations: int
+    metrics: Array
+
+
+@dataclass(frozen=True)
+class ReadPosition:
+    """Request the position that a rank saved last."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class PositionReply:
+    """A saved position; with None as ``position`` none is saved."""
+
+    position: tuple[int, int] | None
+    iterations: int
+    counts: Array
+    metrics: Array
+
+
+@dataclass(frozen=True)
+class ReadStepCounts:
+    """Request the number of steps of each rank."""
+
+
+@dataclass(frozen=True)
+class StepCountsReply:
+    """The number of steps of each rank."""
+
+    counts: Array
+
+
+@dataclass(frozen=True)
+class HasEnded:
+    """Ask whether a rank, or with None each rank, has ended an epoch."""
+
+    epoch: int
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class AddMetrics:
+    """Add a rank's metric state to an epoch; the reply is true for the last rank."""
+
+    epoch: int
+    rank: int
+    train: Array
+    validation: Array
+
+
+@dataclass(frozen=True)
+class BoolReply:
+    """The reply to ``HasEnded`` and ``AddMetrics``."""
+
+    value: bool
+
+
+@dataclass(frozen=True)
+class ReadSums:
+    """Request the sums of an epoch over ranks."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SumsReply:
+    """Metric states of training, and figures of validation, summed over ranks."""
+
+    train: Array
+    validation: Array
+
+
+@dataclass(frozen=True)
+class WriteLog:
+    """Write the line of an epoch to the epoch log."""
+
+    epoch: int
+    logs: dict[str, float]
+    seconds: float
+    held: list[float]
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """Request the content of the epoch log after a number of bytes."""
+
+    begin: int
+
+
+@dataclass(frozen=True)
+class LogReply:
+    """Lines of the epoch log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The reply to a request without a result."""
+
+
+REQUESTS = Messages(
+    ReadHeader, JoinPause, ReadPosition, ReadStepCounts, HasEnded, AddMetrics, ReadSums, WriteLog, ReadLog
+)
+
+
 class RemoteControlBlock:
     """A ``ControlBlock`` for a worker on another host.
 
@@ -34,29 +167,28 @@ class RemoteControlBlock:
 
     def __init__(self, line: RpcConnection | ReconnectingClient) -> None:
         self._line, self._version, self._read = line, 0.0, 0.0
-        self._head: list[float] = []
-        self._rank, self._beats, self._asks = 0, 0, False
+        self._header: list[float] = []
+        self._rank, self._steps, self._end_requested = 0, 0, False
         self._own: tuple[tuple[int, int], int, list[float], Array] | None = (
             None  # the last arguments of ``save_position``
         )
 
     def _control(self, fresh: bool = False) -> list[float]:
-        if fresh or not self._head or time.monotonic() - self._read > _FRESH:
-            message = {"op": "head", "rank": self._rank, "beats": self._beats, "asks": self._asks}
-            self._head = self._line.request(message)[0]["head"]
+        if fresh or not self._header or time.monotonic() - self._read > _FRESH:
+            self._header = ask(self._line, ReadHeader(self._rank, self._steps, self._end_requested), HeaderReply).words
             self._read = time.monotonic()
-        return self._head
+        return self._header
 
     def count_step(self, rank: int) -> None:
         """Count a step. The next request sends the count."""
-        self._rank, self._beats = rank, self._beats + 1
+        self._rank, self._steps = rank, self._steps + 1
 
     def request_end(self) -> None:
         """Request a checkpoint and the end of training.
 
         The next request sends it, because a signal handler calls this and must not use the connection.
         """
-        self._asks = True
+        self._end_requested = True
 
     @property
     def exit_code(self) -> int | None:
@@ -75,15 +207,7 @@ class RemoteControlBlock:
         The next access reads a new header.
         """
         place, iterations, tally, state = self._own or ((-1, 0), 0, [], _NONE)
-        message = {
-            "op": "rest",
-            "rank": rank,
-            "number": number,
-            "place": place,
-            "tally": tally,
-            "iterations": iterations,
-        }
-        self._line.request(message, [state])
+        ask(self._line, JoinPause(rank, number, place, tally, iterations, state), Done)
         self._read = 0.0
 
     def save_position(
@@ -94,25 +218,23 @@ class RemoteControlBlock:
 
     def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.saved_position``."""
-        header, arrays = self._line.request({"op": "left", "rank": rank})
-        if not arrays:
+        reply = ask(self._line, ReadPosition(rank), PositionReply)
+        if reply.position is None:
             return None
-        epoch, batch = header["place"]
-        return (int(epoch), int(batch)), int(header["iterations"]), arrays[0].copy(), arrays[1].copy()
+        return reply.position, reply.iterations, reply.counts.copy(), reply.metrics.copy()
 
     def ended(self, epoch: int, rank: int) -> bool:
         """Return whether a rank has ended an epoch."""
-        return bool(self._line.request({"op": "ended", "epoch": epoch, "rank": rank})[0]["ended"])
+        return ask(self._line, HasEnded(epoch, rank), BoolReply).value
 
     def complete(self, epoch: int) -> bool:
         """Return whether all ranks have ended an epoch."""
-        return bool(self._line.request({"op": "complete", "epoch": epoch})[0]["complete"])
+        return ask(self._line, HasEnded(epoch, None), BoolReply).value
 
     def step_counts(self) -> Array:
         """Return the number of steps of each rank, as far as the host of the control block knows it."""
         self._control(fresh=True)  # sends the steps of this rank first
-        beats: Array = self._line.request({"op": "beats"})[1][0].copy()
-        return beats
+        return ask(self._line, ReadStepCounts(), StepCountsReply).counts.copy()
 
     @property
     def stopped(self) -> bool:
@@ -139,12 +261,12 @@ class RemoteControlBlock:
 
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to an epoch. Return True for the last rank to end it; see ``ControlBlock.add``."""
-        return bool(self._line.request({"op": "add", "epoch": epoch, "rank": rank}, [train, validation])[0]["complete"])
+        return ask(self._line, AddMetrics(epoch, rank, train, validation), BoolReply).value
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
         """Return an epoch's sums over ranks: metric states of training, and figures of validation."""
-        train, validation = self._line.request({"op": "sums", "epoch": epoch})[1]
-        return train.copy(), validation.copy()
+        sums = ask(self._line, ReadSums(epoch), SumsReply)
+        return sums.train.copy(), sums.validation.copy()
 
     def close(self) -> None:
         """Do nothing: the connection belongs to the center."""
@@ -164,11 +286,11 @@ class RemoteEpochLog:
 
     def write(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
         """Write the line of an epoch; see ``EpochLog.write``."""
-        self._line.request({"op": "leave", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held})
+        ask(self._line, WriteLog(epoch, logs, seconds, held), Done)
 
     def read_new(self) -> list[Line]:
         """Return the lines written since the last call."""
-        text = str(self._line.request({"op": "since", "taken": self._taken})[0]["text"]).encode()
+        text = ask(self._line, ReadLog(self._taken), LogReply).text.encode()
         self._taken += len(text)
         return read_lines(text)
 
@@ -184,46 +306,52 @@ def answer(
     Args:
         control_block: the control block of this host.
         epoch_log: the epoch log of this host.
-        head: the request; "op" is its name.
+        head: the header of the request.
         arrays: the arrays of the request: metric states, or the center and the moving statistics of a snapshot.
+
+    Raises:
+        InvalidInputError: a field of the request is not valid; the message names it.
     """
-    op = head["op"]
-    if op == "head":
-        if head["beats"]:
-            control_block.set_steps(int(head["rank"]), int(head["beats"]))
-        if head["asks"]:
-            control_block.request_end()
-        return {"head": control_block.header()}, []
-    if op == "beats":
-        return {}, [control_block.step_counts()]
-    if op == "rest":
-        rank = int(head["rank"])
-        if head["tally"]:
-            epoch, batch = head["place"]
-            control_block.save_position(
-                rank, (int(epoch), int(batch)), int(head["iterations"]), head["tally"], arrays[0]
-            )
-        control_block.join_pause(rank, float(head["number"]))
-        return {}, []
-    if op == "left":
-        saved = control_block.saved_position(int(head["rank"]))
-        return ({"place": saved[0], "iterations": saved[1]}, list(saved[2:])) if saved else ({}, [])
-    if op == "ended":
-        return {"ended": control_block.ended(int(head["epoch"]), int(head["rank"]))}, []
-    if op == "complete":
-        return {"complete": control_block.complete(int(head["epoch"]))}, []
-    if op == "add":
-        parts = (np.asarray(a, np.float64) for a in arrays)
-        return {"complete": control_block.add(int(head["epoch"]), int(head["rank"]), *parts)}, []
-    if op == "sums":
-        return {}, list(control_block.sums(int(head["epoch"])))
-    if op == "leave":
-        # The request may be a repeated one. Only one rank writes the line of an epoch.
-        if all(line[0] != head["epoch"] for line in read_lines(epoch_log.since(0))):
-            epoch_log.write(int(head["epoch"]), head["logs"], float(head["seconds"]), head["held"])
-        return {}, []
-    if op == "since":
-        return {"text": epoch_log.since(int(head["taken"])).decode()}, []
+    if REQUESTS.has(head):
+        return encode(_reply(control_block, epoch_log, REQUESTS.decode(head, arrays)))
     if epoch_log.snapshots is not None:
         return answer_snapshots(epoch_log.snapshots, head, arrays)
     return None, []
+
+
+def _reply(control_block: ControlBlock, epoch_log: EpochLog, request: Any) -> object:
+    match request:
+        case ReadHeader():
+            if request.steps:
+                control_block.set_steps(request.rank, request.steps)
+            if request.end_requested:
+                control_block.request_end()
+            return HeaderReply(control_block.header())
+        case JoinPause():
+            if request.counts:
+                control_block.save_position(
+                    request.rank, request.position, request.iterations, request.counts, request.metrics
+                )
+            control_block.join_pause(request.rank, request.number)
+            return Done()
+        case ReadPosition():
+            saved = control_block.saved_position(request.rank)
+            return PositionReply(*(saved or (None, 0, _NONE, _NONE)))
+        case ReadStepCounts():
+            return StepCountsReply(control_block.step_counts())
+        case HasEnded(epoch, rank):
+            ended = control_block.complete(epoch) if rank is None else control_block.ended(epoch, rank)
+            return BoolReply(ended)
+        case AddMetrics(epoch, rank, train, validation):
+            parts = (np.asarray(array, np.float64) for array in (train, validation))
+            return BoolReply(control_block.add(epoch, rank, *parts))
+        case ReadSums(epoch):
+            return SumsReply(*control_block.sums(epoch))
+        case WriteLog():
+            # The request may be a repeated one. Only one rank writes the line of an epoch.
+            if all(line[0] != request.epoch for line in read_lines(epoch_log.since(0))):
+                epoch_log.write(request.epoch, request.logs, request.seconds, request.held)
+            return Done()
+        case ReadLog(begin):
+            return LogReply(epoch_log.since(begin).decode())
+    raise AssertionError(f"no reply to {type(request).__name__}")

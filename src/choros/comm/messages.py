@@ -1,0 +1,181 @@
+"""Codec of control messages: frozen dataclasses to JSON and arrays, and back with a check of each field. No pickle."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from choros.errors import InvalidInputError
+from choros.types import Array
+
+KIND = "op"  # key of a message's kind in its header: the name of its class
+_T = TypeVar("_T")
+_JSON = (bool, int, float, str, type(None))  # of a field's type: its values are compared by type
+
+
+_types: dict[type, dict[str, Any]] = {}  # reading them takes longer than a message
+
+
+class Client(Protocol):
+    """An end of a connection that sends requests: ``RpcConnection`` or ``ReconnectingClient``."""
+
+    def request(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> tuple[dict[str, Any], list[Array]]:
+        """Send a request; return the reply."""
+        ...
+
+
+class Messages:
+    """The messages that one end of a protocol accepts.
+
+    Args:
+        kinds: frozen dataclasses. A field is a bool, int, float, str or None, a list, tuple or dict of these, or
+            another dataclass of such fields. A field of type ``Array`` is sent as an array.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Add:
+        ...     epoch: int
+        ...     rank: int
+        >>> messages = Messages(Add)
+        >>> encode(Add(epoch=1, rank=0))
+        ({'op': 'Add', 'epoch': 1, 'rank': 0}, [])
+        >>> messages.decode({"op": "Add", "epoch": 1, "rank": 0}, [])
+        Add(epoch=1, rank=0)
+        >>> messages.decode({"op": "Add", "epoch": "1", "rank": 0}, [])
+        Traceback (most recent call last):
+        choros.errors.InvalidInputError: Message Add: field epoch must be int, and is '1'.
+    """
+
+    def __init__(self, *kinds: type) -> None:
+        self._kinds = {kind.__name__: kind for kind in kinds}
+
+    def has(self, header: dict[str, Any]) -> bool:
+        """Return whether a header is that of one of these messages."""
+        kind = header.get(KIND)
+        return isinstance(kind, str) and kind in self._kinds
+
+    def decode(self, header: dict[str, Any], arrays: Sequence[Array]) -> Any:
+        """Return the message of a header and its arrays.
+
+        Raises:
+            InvalidInputError: the kind is unknown, or a field is missing, unknown or of another type.
+        """
+        if not self.has(header):
+            raise InvalidInputError(f"Unknown message {_brief(header.get(KIND))}: one of {', '.join(self._kinds)}.")
+        return decode(self._kinds[header[KIND]], header, arrays)
+
+
+def encode(message: Any) -> tuple[dict[str, Any], list[Array]]:
+    """Return the header of a message, as plain JSON, and its arrays."""
+    header: dict[str, Any] = {KIND: type(message).__name__}
+    arrays: list[Array] = []
+    for name, hint in _fields(type(message)).items():
+        value = getattr(message, name)
+        if hint == Array:
+            arrays.append(value)
+        else:
+            header[name] = _plain(value)
+    return header, arrays
+
+
+def decode(kind: type[_T], header: dict[str, Any], arrays: Sequence[Array]) -> _T:
+    """Return the message of one kind from its header and arrays.
+
+    Raises:
+        InvalidInputError: it is another message, or a field is missing, unknown or of another type.
+    """
+    if header.get(KIND) != kind.__name__:
+        raise InvalidInputError(f"Message {_brief(header.get(KIND))} in place of {kind.__name__}.")
+    where = f"Message {kind.__name__}"
+    vectors = [name for name, hint in _fields(kind).items() if hint == Array]
+    if len(arrays) != len(vectors):
+        raise InvalidInputError(f"{where} has {len(arrays)} arrays, and must have {len(vectors)}.")
+    values = {name: value for name, value in header.items() if name != KIND}
+    return _build(kind, values, where, dict(zip(vectors, arrays, strict=True)))
+
+
+def ask(client: Client, message: Any, reply: type[_T]) -> _T:
+    """Send a message, and return the reply, which is of the kind ``reply``.
+
+    Raises:
+        InvalidInputError: the reply is another message.
+        ChorosError: as in ``RpcConnection.request``.
+    """
+    return decode(reply, *client.request(*encode(message)))
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, by name."""
+    if kind not in _types:
+        hints = get_type_hints(kind)
+        _types[kind] = {field.name: hints[field.name] for field in fields(kind)}
+    return _types[kind]
+
+
+def _required(kind: Any) -> set[str]:
+    return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+
+
+def _build(kind: type[_T], values: Any, where: str, arrays: dict[str, Array]) -> _T:
+    if not isinstance(values, dict):
+        raise InvalidInputError(f"{where} must be an object of fields, and is {_brief(values)}.")
+    hints = _fields(kind)
+    if unknown := values.keys() - (hints.keys() - arrays.keys()):
+        raise InvalidInputError(f"{where} has no field {_brief(min(map(str, unknown)))}.")
+    if missing := _required(kind) - values.keys() - arrays.keys():
+        raise InvalidInputError(f"{where} lacks the field {min(missing)}.")
+    checked = {name: _checked(value, hints[name], f"{where}: field {name}") for name, value in values.items()}
+    return kind(**checked, **arrays)
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    """Return a value of JSON as the type of its field.
+
+    Raises:
+        InvalidInputError: the value has another type.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if hint in _JSON:
+        # JSON has one type of number: 1.0 may arrive as 1. A bool is no number.
+        number = hint is float and type(value) is int
+        if type(value) is hint or number:
+            return float(value) if number else value
+    elif origin in (Union, types.UnionType):
+        for each in args:
+            try:
+                return _checked(value, each, where)
+            except InvalidInputError:
+                continue
+    elif origin is Literal:
+        if any(type(value) is type(each) and value == each for each in args):
+            return value
+    elif is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, where, {})
+    elif origin is dict and isinstance(value, dict):
+        return {key: _checked(item, args[1], f"{where}[{key!r}]") for key, item in value.items()}
+    elif origin is list and isinstance(value, list):
+        return [_checked(item, args[0], f"{where}[{index}]") for index, item in enumerate(value)]
+    elif origin is tuple and isinstance(value, list) and len(value) == len(args):
+        return tuple(_checked(item, each, where) for item, each in zip(value, args, strict=True))
+    raise InvalidInputError(f"{where} must be {getattr(hint, '__name__', hint)}, and is {_brief(value)}.")
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value as plain JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(getattr(value, name)) for name in _fields(type(value))}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,72 @@
+"""The codec of control messages: what it accepts, and the words of a refusal."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from choros.comm.messages import Messages, decode, encode
+from choros.errors import InvalidInputError
+from choros.types import Array
+
+
+@dataclass(frozen=True)
+class Rate:
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    epoch: int
+    logs: dict[str, float]
+    position: tuple[int, int]
+    final: bool
+    state: Array
+    rate: Rate = field(default_factory=Rate)
+    hosts: list[str] = field(default_factory=list)
+
+
+REPORT = Report(1, {"loss": 0.5}, (2, 3), True, np.arange(3.0), Rate(0.1), ["a"])
+HEADER = {"op": "Report", "epoch": 1, "logs": {"loss": 0.5}, "position": [2, 3], "final": True}
+
+
+def test_a_message_arrives_as_it_was_sent():
+    header, arrays = encode(REPORT)
+    assert header == {**HEADER, "rate": {"value": 0.1}, "hosts": ["a"]}
+    received = Messages(Report).decode(header, arrays)
+    assert received.state is REPORT.state
+    assert vars(received) == vars(REPORT)
+    assert decode(Report, HEADER, arrays).rate == Rate()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"op": "Reports"}, "Unknown message 'Reports': one of Report"),
+        ({"op": ["Report"]}, "Unknown message"),
+        ({"epoch": "1"}, "Message Report: field epoch must be int, and is '1'"),
+        ({"epoch": True}, "field epoch must be int, and is True"),
+        ({"epoch": None}, "field epoch must be int"),
+        ({"final": 1}, "field final must be bool, and is 1"),
+        ({"logs": {"loss": "nan"}}, r"field logs\['loss'\] must be float, and is 'nan'"),
+        ({"logs": [1]}, "field logs must be dict"),
+        ({"position": [1]}, r"field position must be .*tuple.*, and is \[1\]"),
+        ({"rate": {"value": []}}, "field rate: field value must be"),
+        ({"rate": {"slots": 1}}, "field rate has no field 'slots'"),
+        ({"rate": 1}, "field rate must be an object of fields"),
+        ({"state": [1.0]}, "Message Report has no field 'state'"),
+        ({"__class__": "os.system"}, "Message Report has no field '__class__'"),
+    ],
+)
+def test_a_wrong_message_is_refused_by_name(change, words):
+    with pytest.raises(InvalidInputError, match=words):
+        Messages(Report).decode({**HEADER, **change}, [np.zeros(1)])
+
+
+def test_a_missing_field_or_array_is_refused():
+    with pytest.raises(InvalidInputError, match="Message Report lacks the field epoch"):
+        decode(Report, {name: value for name, value in HEADER.items() if name != "epoch"}, [np.zeros(1)])
+    with pytest.raises(InvalidInputError, match="Message Report has 0 arrays, and must have 1"):
+        decode(Report, HEADER, [])
+    with pytest.raises(InvalidInputError, match="Message 'Report' in place of Rate"):
+        decode(Rate, HEADER, [])
