@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["src/choros/spark/*"]
+collect_ignore_glob = ["docs/*.py"]  # settings and figures of the site
+if not importlib.util.find_spec("pyspark"):
+    collect_ignore_glob.append("src/choros/spark/*")
 
 
 class FencedParser(doctest.DocTestParser):

@@ -28,6 +28,7 @@ extensions = [
     "reference_pages",
 ]
 exclude_patterns = ["extensions", "figures", "static", "reports/table.md"]
+smartquotes = False  # else two dashes of an option become one
 nitpicky = True
 # The types of other libraries have no targets: no inventory is fetched, so that the build works offline.
 nitpick_ignore_regex = [("py:.*", ".*")]
