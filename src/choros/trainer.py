@@ -39,6 +39,7 @@ from choros.training.model_io.redraw import check_redraw
 from choros.training.model_io.serialization import PackedModel, pack_model
 from choros.training.recording import Recording
 from choros.training.spec import FitConfig, FitRequest
+from choros.training.startup_notice import StartupNotice
 from choros.training.validation import (
     check_average,
     check_batch_shape,
@@ -284,6 +285,8 @@ class Trainer:
         ).checked(self._synchronous)  # fmt: skip
         check_distribution()
         request = self._request(arguments, begun)
+        if request.verbose:
+            request.conductor.notice = StartupNotice(self._starting())
         result = self._executor.run(request)
         history: History = request.conductor.history
         history.run, self.models = result.record, result.models
@@ -293,6 +296,15 @@ class Trainer:
         if request.verbose:
             write_line(result.record.summary())
         return history
+
+    def _starting(self) -> str:
+        """Return the workers that ``fit`` has to start, as text; "" if they run already."""
+        local = self._launcher is None
+        if self._place.size > 1 or (local and (self._executor is not self._local or self._local.pool.started)):
+            return ""
+        plural = "s" if self.workers > 1 else ""
+        by = "" if self._launcher is None else f" by {type(self._launcher).__name__}"
+        return f"{self.workers} worker{plural} ({backend_name()}){by}"
 
     def _request(self, arguments: FitArguments, begun: float) -> FitRequest:
         """Return the request for the executor; the model is then built, and a checkpoint is loaded.

@@ -18,6 +18,7 @@ from choros.backends.optimizers import learning_rates, optimizer_variables
 from choros.errors import InvalidInputError, warn
 from choros.training.lazy_weights import LazyWeights, holds_tensors
 from choros.training.spec import NO_CHANGE, TrainerControl
+from choros.training.startup_notice import StartupNotice
 from choros.types import Array
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class CallbackRunner:
         self.model = model
         self.fetch: Callable[[int | None], None] = lambda epoch: None
         self.restore_checkpoint: Callable[[], bool] | None = None
+        self.notice: StartupNotice | None = None  # until the first batch
         callback_list = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         callback_list = (
             []
@@ -134,6 +136,8 @@ class CallbackRunner:
         """
         if self._settings is not None:
             return TrainerControl(settings=self._given)
+        if self.notice is not None:
+            self.notice.ready()
         self.model.stop_training = False
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
         self._read, self._glance = self._settings.read(), self._settings.glance()
@@ -165,6 +169,9 @@ class CallbackRunner:
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
         """Run the callbacks for a step of rank 0. The control message applies from the next step on."""
+        if self.notice is not None:
+            self.notice.restart_bars(self.list.callbacks)
+            self.notice = None
         if not self.per_batch:
             if epoch == self.epoch:  # an asynchronous worker may already be in the next epoch
                 self.list.on_train_batch_end(step, logs)

@@ -1,0 +1,41 @@
+"""Messages while workers start, and a progress bar whose clock starts with the training."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import keras
+
+logger = logging.getLogger(__name__)
+
+
+class StartupNotice:
+    """Lines of a ``fit`` with ``verbose``: one when workers start, on a terminal another one when they are ready.
+
+    Args:
+        workers: str. The workers, such as "2 workers (jax)"; "" if none are started, and no line is needed.
+    """
+
+    def __init__(self, workers: str) -> None:
+        self._workers, self._begun = workers, time.perf_counter()
+        if workers:
+            logger.info(f"starting {workers} ...")
+
+    def ready(self) -> None:
+        """Report that all workers are ready, if stderr is a terminal."""
+        if self._workers and sys.stderr is not None and sys.stderr.isatty():
+            logger.info(f"{self._workers} ready after {time.perf_counter() - self._begun:.1f} s")
+
+    @staticmethod
+    def restart_bars(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+        """Make Keras' progress bars start their clocks at the next batch: the first one includes compiling."""
+        import keras
+
+        for callback in callbacks:
+            if isinstance(callback, keras.callbacks.ProgbarLogger):
+                callback.progbar = None  # made again at the next batch

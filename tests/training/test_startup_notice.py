@@ -1,0 +1,59 @@
+"""The lines while workers start, and the clock of the first progress bar."""
+
+import logging
+import re
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+from choros.training.startup_notice import StartupNotice
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """The messages of Choros."""
+    messages = []
+    monkeypatch.setattr(
+        logging.getLogger("choros").handlers[0], "emit", lambda record: messages.append(record.getMessage())
+    )
+    return messages
+
+
+def test_a_line_while_workers_start_and_a_bar_that_starts_with_training(lines, capsys):
+    """A second fit with the same workers has no line: nothing is started."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((64, 4), "float32")
+    with choros.Trainer(model, workers=1) as trainer:
+        begun = time.perf_counter()
+        trainer.fit(x, x[:, 0], epochs=2, batch_size=8)
+        took = time.perf_counter() - begun
+        assert lines == [f"starting 1 worker ({keras.backend.backend()}) ..."]
+        first = capsys.readouterr().out.partition("Epoch 2/2")[0]
+        trainer.fit(x, x[:, 0], epochs=1, batch_size=8)
+        assert len(lines) == 1
+    units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+    steps = [float(number) * units[unit] for number, unit in re.findall(r"(\d+)(s|ms|us)/step", first)]
+    assert steps
+    assert max(steps) < took / 5, first
+
+
+def test_a_terminal_gets_the_seconds(lines, monkeypatch):
+    notice = StartupNotice("2 workers (jax)")
+    notice.ready()
+    assert lines == ["starting 2 workers (jax) ..."]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    notice.ready()
+    assert re.fullmatch(r"2 workers \(jax\) ready after \d+\.\d s", lines[1])
+    StartupNotice("").ready()
+    assert len(lines) == 2
+
+
+def test_bars_are_made_again():
+    bar, other = keras.callbacks.ProgbarLogger(), keras.callbacks.Callback()
+    bar.progbar = object()
+    StartupNotice.restart_bars([bar, other])
+    assert bar.progbar is None
