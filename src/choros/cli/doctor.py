@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from choros.cli.arguments import count, some_seconds
+from choros.cli.terminal import write_report
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -128,7 +129,7 @@ def _print(report: dict[str, Any], args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report, indent=2), flush=True)
     elif not (args.quiet and report["healthy"]):
-        print(text(report), flush=True)
+        write_report(text(report))
     return code_of(report)
 
 

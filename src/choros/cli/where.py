@@ -9,6 +9,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import keras_backend, problem
+from choros.cli.terminal import write_rows
 from choros.cluster import Place, why
 from choros.cluster.hardware import physical_cores, usable_cores, variables, version
 from choros.comm.bootstrap.discover_rank import uses_mpi_rank
@@ -70,8 +71,7 @@ def main(args: argparse.Namespace) -> int:
     }
     if report["problem"]:
         rows["problem"] = report["problem"]
-    for name, text in rows.items():
-        print(f"{name:<12} {text}")
+    write_rows(rows)
     return 0
 
 
