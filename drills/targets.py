@@ -32,6 +32,18 @@ class Target:
     share: int = 1
 
 
+def control_messages(data: bytes) -> None:
+    """The header of a request to the control block of another host."""
+    from choros.training.async_control.remote_control import REQUESTS
+
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError):  # the connection refuses these, see ``frames``
+        return
+    if isinstance(header, dict):
+        REQUESTS.decode(header, [])
+
+
 def frames(data: bytes) -> None:
     """Messages of a channel, until the line ends."""
     from choros.comm.tcp.rpc import RpcConnection
@@ -234,6 +246,15 @@ def targets() -> dict[str, Target]:
     return {
         "frames": Target(
             frames, (_frame({"op": "get"}, [["float32", 2]], b"\0" * 8), _frame({"error": "InvalidInputError"}, [])), 4
+        ),
+        "control messages": Target(
+            control_messages,
+            (
+                b'{"op": "WriteLog", "epoch": 1, "logs": {"loss": 0.5}, "seconds": 2.0, "held": [1.5]}',
+                b'{"op": "ReadHeader", "rank": 1, "steps": 0, "end_requested": false}',
+                b'{"op": "HasEnded", "epoch": 0, "rank": null}',
+            ),
+            3,
         ),
         "guests": Target(guests, (b"choros 1" + b"n" * 16, b"choros 1" + b"n" * 16 + b"p" * 32 + b"\2\0\0\0{}"), 3),
         "doors": Target(hosts_of_doors, (b"n" * 16 + b"p" * 32 + b"\1",), 3),

@@ -8,10 +8,12 @@ more memory than two copies of the vectors.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from choros.comm.messages import Messages, ask, encode
 from choros.comm.shm.futex import fence
 from choros.comm.shm.segment import Segment, align
 from choros.types import Array
@@ -120,6 +122,39 @@ class Snapshots:
         self.segment.close()
 
 
+@dataclass(frozen=True)
+class PutSnapshot:
+    """Save the center of an epoch's end."""
+
+    epoch: int
+    vector: Array
+    others: Array
+
+
+@dataclass(frozen=True)
+class SnapshotSaved:
+    """The reply to ``PutSnapshot``."""
+
+
+@dataclass(frozen=True)
+class ReadSnapshot:
+    """Request the center of an epoch's end."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SnapshotReply:
+    """A saved center; the arrays are empty if it is not saved."""
+
+    saved: bool
+    vector: Array
+    others: Array
+
+
+REQUESTS = Messages(PutSnapshot, ReadSnapshot)
+
+
 class RemoteSnapshots:
     """The slots in the memory of another host.
 
@@ -132,26 +167,31 @@ class RemoteSnapshots:
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
         """Save the center of an epoch's end on the other host."""
-        self._line.request({"op": "put snapshot", "epoch": epoch}, [vector, others])
+        ask(self._line, PutSnapshot(epoch, vector, others), SnapshotSaved)
 
     def read(self, epoch: int, vector: Array, others: Array) -> bool:
         """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
-        head, arrays = self._line.request({"op": "read snapshot", "epoch": epoch})
-        if head["kept"]:
-            vector[:], others[:] = arrays
-        return bool(head["kept"])
+        reply = ask(self._line, ReadSnapshot(epoch), SnapshotReply)
+        if reply.saved:
+            vector[:], others[:] = reply.vector, reply.others
+        return reply.saved
 
     def close(self) -> None:
         """Do nothing: the connection belongs to the center."""
 
 
-def answer(kept: Snapshots, head: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
-    """Return the reply to a request of ``RemoteSnapshots``; None for other requests."""
-    if head["op"] == "put snapshot":
-        kept.put(int(head["epoch"]), *arrays)
-        return {}, []
-    if head["op"] == "read snapshot":
-        vector, others = kept.blank()
-        held = kept.read(int(head["epoch"]), vector, others)
-        return {"kept": held}, [vector, others] if held else []
-    return None, []
+def answer(snapshots: Snapshots, header: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
+    """Return the reply to a request of ``RemoteSnapshots``; None for other requests.
+
+    Raises:
+        InvalidInputError: a field of the request is not valid; the message names it.
+    """
+    if not REQUESTS.has(header):
+        return None, []
+    request = REQUESTS.decode(header, arrays)
+    if isinstance(request, PutSnapshot):
+        snapshots.put(request.epoch, request.vector, request.others)
+        return encode(SnapshotSaved())
+    vector, others = snapshots.blank()
+    saved = snapshots.read(request.epoch, vector, others)
+    return encode(SnapshotReply(saved, vector if saved else vector[:0], others if saved else others[:0]))
