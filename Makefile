@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
-#   make demo   trains a real model on real data by every algorithm and names the report it wrote
+#   make demo   compares plain model.fit and three algorithms on real data, and names the report it wrote
 #   make test   installs what the tests need and passes them
 # and besides:
 #   make docs   builds the documentation site, build/docs/index.html

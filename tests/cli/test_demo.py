@@ -4,6 +4,7 @@ import gzip
 import os
 import pathlib
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 import uuid
 
+import numpy as np
 import pytest
 
 from choros.cli import main
@@ -64,41 +66,75 @@ class Demo:
 
 def test_it_trains_for_real_and_leaves_the_report(tmp_path):
     out = tmp_path / "out"
-    arguments = ("--algorithms", "aeasgd,single", "--epochs", 3, "--batch-size", 32, "--out", out)
+    arguments = ("--algorithms", "aeasgd,single", "--epochs", 3, "--seeds", 2, "--target", 0.5, "--out", out)
     with Demo(*arguments) as demo:
-        stdout, stderr = demo.process.communicate(timeout=250)
+        stdout, stderr = demo.process.communicate(timeout=280)
         assert demo.process.returncode == 0, stderr
         assert demo.left() == []
     lines = stdout.splitlines()
-    assert lines[0].startswith("scikit-learn's digits: 1,258 rows to train on, 539 held back, 64 features, 10 classes")
-    assert lines[3].startswith("[1/2] AEASGD  F1 0.")
-    assert lines[4].startswith("[2/2] Single  F1 0.")
+    assert lines[0].startswith("scikit-learn's digits, enlarged: 1,258 rows to train on, 539 held back, 784 features")
+    assert lines[3].startswith("[1/3] plain fit  accuracy 0.")
+    assert lines[4].startswith("[2/3] AEASGD     accuracy 0.")
+    assert lines[5].startswith("[3/3] Single     accuracy 0.")
     assert lines[-1] == f"Report: {out / 'report.html'}"
-    assert stdout.count("best F1") == stdout.count("fastest") == 1
     assert "\x1b" not in stdout
     report = load(out / "results.json")
-    aeasgd, single = report.results
-    assert min(aeasgd.f1, single.f1) > 0.9
+    plain, aeasgd, single = report.results
+    assert plain.algorithm == "plain fit"
+    assert min(result.mean("accuracy") for result in report.results) > 0.7
     assert aeasgd.settings == {"window": "8", "alpha": "0.45"}
-    (run,) = aeasgd.runs
-    assert [epoch for _, epoch, _ in run.losses] == [0, 1, 2]
-    assert 0 < run.losses[0][0] < run.losses[2][0]
+    for result in report.results:
+        for run in result.runs:
+            assert [epoch for _, epoch, _ in run.losses] == [0, 1, 2]
+            assert 0 < run.losses[0][0] < run.losses[2][0] == run.seconds
+            assert 0 < run.to_target(0.5) <= run.seconds
+            assert run.startup > 0.5
+            assert len(run.accuracies) == 3
+            assert run.accuracies[-1] == pytest.approx(run.accuracy, abs=1e-6)
+    run, later = aeasgd.runs
     assert sum(worker["rows"] for worker in run.workers) == 3 * 1258
-    assert run.exchanges > 20
-    assert run.seconds > 0
-    assert run.samples_per_second > 0
-    assert len(run.workers) == 2
+    assert run.exchanges == sum(run.stale) >= 14
+    assert sum(s * count for s, count in enumerate(run.stale)) / run.exchanges == pytest.approx(run.staleness, abs=0.3)
+    assert 0 < run.sent[0] < run.sent[2]
+    assert {kind for lane in run.lanes for kind, _, _ in lane} >= {"compute", "data", "exchange"}
+    assert [len(lanes) for lanes in (run.lanes, later.lanes, plain.runs[0].lanes)] == [2, 0, 0]
     assert len(single.runs[0].workers) == 1
-    assert {"f1.png", "time.png", "loss.png", "report.html"} <= {path.name for path in out.iterdir()}
+    assert {"target.png", "timeline.png", "loss.png", "report.html"} <= {path.name for path in out.iterdir()}
+
+
+def test_mnist_from_a_file(tmp_path):
+    """A file as Keras' mnist.npz, of scikit-learn's digits."""
+    from choros.tools.demo.datasets.images import load_enlarged_digits
+
+    digits = load_enlarged_digits()
+    parts = {"x_train": digits.x_train, "x_test": digits.x_test}
+    images = {name: (255 * part[:200, :, :, 0]).astype("uint8") for name, part in parts.items()}
+    labels = {"y_train": digits.y_train[:200].astype("uint8"), "y_test": digits.y_test[:200].astype("uint8")}
+    np.savez(tmp_path / "mnist.npz", **images, **labels)
+    arguments = ("--data", tmp_path / "mnist.npz", "--algorithms", "allreduce", "--epochs", 2, "--seeds", 1)
+    with Demo(*arguments, "--out", tmp_path / "out") as demo:
+        stdout, stderr = demo.process.communicate(timeout=280)
+        assert demo.process.returncode == 0, stderr
+    assert stdout.startswith("MNIST (mnist.npz): 200 rows to train on, 200 held back")
+    report = load(tmp_path / "out" / "results.json")
+    assert report.setting.target == 0.97
+    assert [result.algorithm for result in report.results] == ["plain fit", "AllReduce"]
+
+
+def test_plain_fit_has_all_threads_and_no_choros():
+    from choros.tools.demo import plain_fit
+
+    source = pathlib.Path(plain_fit.__file__).read_text()
+    assert not re.search(r"^\s*(import|from) choros", source, flags=re.MULTILINE)
 
 
 def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
     driver, terminal = pty.openpty()
-    arguments = ("--algorithms", "single,aeasgd", "--epochs", 9, "--batch-size", 8, "--out", tmp_path)
+    arguments = ("--algorithms", "single,aeasgd", "--epochs", 9, "--batch-size", 8, "--seeds", 1, "--out", tmp_path)
     with Demo(*arguments, stdout=terminal) as demo:
         os.close(terminal)
         seen = ""
-        while "[2/2] AEASGD  epoch 2/9" not in seen:  # the live line of a terminal
+        while "[3/3] AEASGD     epoch 2/9" not in seen:  # the live line of a terminal
             assert select.select([driver], [], [], 200)[0], seen
             seen += os.read(driver, 4096).decode()
         demo.process.send_signal(signal.SIGINT)
@@ -116,7 +152,10 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
     assert "Traceback" not in seen
     report = load(tmp_path / "results.json")
     assert report.interrupted
-    assert [(result.algorithm, len(result.runs[0].losses)) for result in report.results] == [("Single", 9)]
+    assert [(result.algorithm, len(result.runs[0].losses)) for result in report.results] == [
+        ("plain fit", 9),
+        ("Single", 9),
+    ]
     assert "Interrupted" in (tmp_path / "report.html").read_text()
 
 
@@ -139,10 +178,17 @@ def untouched(monkeypatch, tmp_path):
         (["--data", "nothing.csv"], "nothing.csv does not exist"),
         (["--data", "table.csv"], "lacks the column"),
         (["--data", "cut.csv.gz"], "truncated or damaged"),
+        (["--data", "nothing.npz"], "nothing.npz does not exist"),
+        (["--data", "text.npz"], "cannot be read as an .npz file"),
+        (["--data", "other.npz"], "lacks arrays"),
+        (["--data", "small.npz"], "has shape"),
         (["--out", "table.csv"], "cannot be made"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(arguments, says, untouched, capsys):
+    (untouched / "text.npz").write_text("no arrays")
+    np.savez(untouched / "other.npz", z=np.zeros(1))
+    np.savez(untouched / "small.npz", x=np.zeros((4, 8, 8), "uint8"), y=np.zeros(4, "uint8"))
     (untouched / "table.csv").write_text("a,b\n1,2\n")
     (untouched / "cut.csv.gz").write_bytes(gzip.compress(",".join((*FEATURES, "Label")).encode())[:-20])
     backend = os.environ.get("KERAS_BACKEND", "jax")
@@ -155,7 +201,15 @@ def test_what_cannot_work_is_said_in_one_line(arguments, says, untouched, capsys
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--workers", "0"], ["--epochs", "two"], ["--seed", "-1"], ["--backend", "mxnet"], ["--nonsense"]]
+    "arguments",
+    [
+        ["--workers", "0"],
+        ["--epochs", "two"],
+        ["--seed", "-1"],
+        ["--backend", "mxnet"],
+        ["--target", "95"],
+        ["--nonsense"],
+    ],
 )
 def test_options_that_make_no_sense_are_bad_usage(arguments, capsys):
     assert main(["demo", *arguments]) == 2
@@ -175,8 +229,10 @@ def test_an_algorithm_that_fails_gives_exit_code_1(untouched, capsys, monkeypatc
         return train
 
     monkeypatch.setattr(comparison, "trainer", trainer)
+    plain = Run(0, f1=0.9, accuracy=0.9, seconds=1.0, samples_per_second=1.0)
+    monkeypatch.setattr(comparison, "plain_trainer", lambda *_: lambda seed, progress: plain)
     backend = os.environ.get("KERAS_BACKEND", "jax")
     assert main(["demo", "--backend", backend, "--algorithms", "agn,adag", "--seeds", "2"]) == 1
     out = capsys.readouterr().out
-    assert "[1/2] AGN   failed: RuntimeError: rank 1 died" in out
-    assert [len(result.runs) for result in load("choros-demo/results.json").results] == [0, 2]
+    assert "[2/3] AGN        failed: RuntimeError: rank 1 died" in out
+    assert [len(result.runs) for result in load("choros-demo/results.json").results] == [2, 0, 2]

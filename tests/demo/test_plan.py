@@ -21,8 +21,9 @@ def bare(monkeypatch):
         del os.environ[name]
 
 
-def test_no_list_means_every_algorithm_in_order():
-    assert [type(algorithm) for algorithm in plan.choose(None)] == list(algorithms.ALL)
+def test_no_list_means_three_and_all_means_every_algorithm_in_order():
+    assert [type(algorithm).__name__ for algorithm in plan.choose(None)] == ["AllReduce", "LocalSGD", "AEASGD"]
+    assert [type(algorithm) for algorithm in plan.choose("All")] == list(algorithms.ALL)
 
 
 def test_names_are_read_as_the_trainer_reads_them():
@@ -90,5 +91,6 @@ def test_the_defaults_are_those_of_the_command():
     parser = argparse.ArgumentParser()
     demo.add_parser(parser.add_subparsers())
     args, made = parser.parse_args(["demo"]), plan.Plan((), "jax")
-    assert (args.workers, args.epochs, args.batch_size) == (made.workers, made.epochs, made.batch_size)
-    assert (args.seeds, args.seed, str(args.out)) == (1, 0, "choros-demo")
+    assert (args.workers, args.epochs, args.batch_size) == (made.workers, made.epochs, None)
+    assert made.batch_size == plan.BATCHES[True]
+    assert (tuple(range(args.seeds)), args.seed, str(args.out)) == (made.seeds, 0, "choros-demo")

@@ -25,7 +25,7 @@ def make_display(plan, live=False):
 def fake(algorithm, seed, progress):
     progress(0, 0.5)
     progress(1, 0.25)
-    return Run(seed, f1=0.9 + seed / 100, seconds=2.0, samples_per_second=1234.0), algorithm
+    return Run(seed, accuracy=0.9 + seed / 100, seconds=2.0, samples_per_second=1234.0), algorithm
 
 
 def test_each_algorithm_runs_once_a_seed():
@@ -37,7 +37,19 @@ def test_each_algorithm_runs_once_a_seed():
         ("AllReduce", [3, 4]),
         ("EASGD", [3, 4]),
     ]
-    assert stream.getvalue().splitlines()[1] == "[2/3] AllReduce  F1 0.9350, 2.00 s, 1,234 samples/s"
+    assert stream.getvalue().splitlines()[1] == "[2/3] AllReduce  accuracy 0.935, 2.00 s, 1,234 samples/s"
+
+
+def test_plain_fit_comes_first():
+    plan = make_plan("single", seeds=(3, 4))
+    display, _ = make_display(plan)
+    display.begin = lambda name, run: None
+    report = compare(plan, SETTING, fake, display, plain=lambda seed, progress: Run(seed, accuracy=0.5))
+    assert [(r.algorithm, r.mode, [run.seed for run in r.runs]) for r in report.results] == [
+        ("plain fit", None, [3, 4]),
+        ("Single", None, [3, 4]),
+    ]
+    assert report.plain == report.results[0]
 
 
 def test_the_settings_are_those_that_were_used():
@@ -110,7 +122,7 @@ def test_a_terminal_sees_each_epoch_on_one_line():
         "[1/1] Single  seed 1/2, epoch 1/2, loss 0.5000",
         "[1/1] Single  seed 1/2, epoch 2/2, loss 0.2500",
     ]
-    assert states[-1] == "[1/1] Single  F1 0.9050, 2.00 s, 1,234 samples/s\n"
+    assert states[-1] == "[1/1] Single  accuracy 0.905, 2.00 s, 1,234 samples/s\n"
     assert stream.getvalue().count("\n") == 1
 
 

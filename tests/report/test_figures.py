@@ -5,7 +5,18 @@ from xml.etree import ElementTree
 import pytest
 
 from choros.tools.demo.report import Report, Result, Run, Setting
-from choros.tools.demo.report.figures import FIGURES, available, draw_f1, draw_loss, draw_time
+from choros.tools.demo.report.figures import (
+    FIGURES,
+    INK,
+    NARROW,
+    WIDE,
+    available,
+    draw_accuracy,
+    draw_loss,
+    draw_target,
+    draw_timeline,
+)
+from choros.tools.demo.report.table import mean_gain
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 pytest.importorskip("matplotlib", reason="the charts need matplotlib")
@@ -19,14 +30,14 @@ def test_each_chart_is_a_png_and_an_svg(figure, seeds, make_report, tmp_path):
     assert (tmp_path / "x.png").read_bytes()[:8] == SIGNATURE
     root = ElementTree.fromstring(figure.svg(report))
     texts = " ".join(root.itertext())
-    assert "LocalSGD" in texts
+    assert ("DOWNPOUR" if figure.name == "staleness" else "LocalSGD") in texts
     assert "AEASGD" not in texts
     assert root.get("aria-label") == figure.title
 
 
 def test_svgs_of_one_page_share_no_id_and_fetch_nothing(make_report):
     report = make_report()
-    texts = [figure.svg(report) for figure in available(report)]
+    texts = [figure.svg(report, width) for figure in available(report) for width in (WIDE, NARROW)]
     ids = [name for text in texts for name in re.findall(r'\bid="([^"]*)"', text)]
     assert len(ids) == len(set(ids)) > 0
     for text in texts:
@@ -42,33 +53,56 @@ def test_the_same_report_gives_the_same_svg(make_report):
         assert figure.svg(make_report()) == figure.svg(make_report())
 
 
-def test_bars_are_as_long_as_what_was_measured(make_report):
-    report = make_report()
-    left, right = draw_f1(report).axes
+def test_bars_are_the_seconds_to_the_target_with_start_up(make_report):
+    report = make_report(seeds=3)
+    (axes,) = draw_target(report).axes
     ranked = report.ranked()
-    assert [bar.get_width() for bar in left.patches] == pytest.approx([r.f1 for r in ranked])
-    single = report.results[0].f1
-    assert [bar.get_width() for bar in right.patches] == pytest.approx([100 * (r.f1 - single) for r in ranked])
-    (axes,) = draw_time(report).axes
-    times = sorted(r.seconds for r in report.results)
-    assert [bar.get_width() for bar in axes.patches[: len(times)]] == pytest.approx(times)
+    bars = [bar.get_width() for bar in axes.patches]
+    assert bars[: len(ranked)] == pytest.approx([sum(report.targets(r)) / 3 for r in ranked])
+    assert bars[len(ranked) :] == pytest.approx([r.mean("startup") for r in ranked])
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[0].endswith(f"{mean_gain(report, ranked[0]):.2f} x")
+
+
+def test_dots_are_the_accuracies_with_their_intervals(make_report):
+    report = make_report(seeds=3)
+    (axes,) = draw_accuracy(report).axes
+    lines = [list(line.get_xdata()) for line in axes.get_lines()]
+    for result, span, dot in zip(reversed(report.ranked()), lines[::2], lines[1::2], strict=True):
+        low, high = report.accuracy_interval(result)
+        assert span == pytest.approx([low, min(high, 1.0)])
+        assert dot == pytest.approx([result.mean("accuracy")])
+
+
+def test_lanes_are_what_the_workers_did(make_report):
+    report = make_report()
+    panels = draw_timeline(report).axes
+    with_lanes = [r for r in report.results if r.runs[0].lanes]
+    assert len(panels) == len(with_lanes) > 1
+    spans = [path.get_extents() for path in panels[0].collections[0].get_paths()]
+    computing = [(begin, end) for kind, begin, end in with_lanes[0].runs[0].lanes[0] if kind == "compute"]
+    assert [box.x0 for box in spans] == pytest.approx([begin for begin, _ in computing])
+    assert [box.x1 for box in spans] == pytest.approx([end for _, end in computing])
 
 
 def test_lines_are_the_losses_against_seconds(make_report):
     report = make_report(seeds=2)
-    (axes,) = draw_loss(report).axes
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    run = report.results[2].runs[0]
-    assert list(lines["LocalSGD"].get_xdata()) == pytest.approx([t for t, _, _ in run.losses])
-    assert list(lines["LocalSGD"].get_ydata()) == pytest.approx([loss for _, _, loss in run.losses])
-    styles = {(line.get_color(), str(line.get_linestyle()), line.get_marker()) for line in lines.values()}
-    assert len(styles) == len(lines)
+    panels = draw_loss(report).axes
+    for axes, name in zip(panels, ("LocalSGD", "AEASGD"), strict=True):
+        lines = {line.get_label(): line for line in axes.get_lines()}
+        run = next(r for r in report.results if r.algorithm == name).runs[0]
+        assert list(lines[name].get_xdata()) == pytest.approx([t for t, _, _ in run.losses])
+        assert list(lines[name].get_ydata()) == pytest.approx([loss for _, _, loss in run.losses])
+        assert lines["plain fit"].get_color() == INK
+        styles = {(line.get_color(), str(line.get_linestyle()), line.get_marker()) for line in lines.values()}
+        assert len(styles) == len(lines)
 
 
 @pytest.mark.parametrize("draw", [f.draw for f in FIGURES], ids=lambda d: d.__name__)
-def test_no_text_lies_on_another(draw, make_report):
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_no_text_lies_on_another(draw, width, make_report):
     names = dict(zip([f"Algorithm{i}" for i in range(13)], 13 * ["async"], strict=True))
-    figure = draw(make_report(seeds=2, names={"Single": None, **names}))
+    figure = draw(make_report(seeds=2, names={"plain fit": None, "Single": None, **names}), width)
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     texts = [t for axes in figure.axes for t in [*axes.texts, axes.title, axes.xaxis.label]]
@@ -85,15 +119,14 @@ def test_no_text_lies_on_another(draw, make_report):
     assert all(b.x0 >= 0 and b.y0 >= 0 and b.x1 <= width and b.y1 <= height for b in boxes)
 
 
-def test_one_result_without_single_or_losses_has_no_comparison_and_no_curves():
-    report = Report(Setting("x"), (Result("AGN", "async", runs=(Run(0, f1=0.5, seconds=0.0),)),))
-    assert [figure.name for figure in available(report)] == ["f1", "time"]
-    assert len(draw_f1(report).axes) == 1
+def test_one_result_without_losses_or_lanes_has_only_its_accuracy():
+    report = Report(Setting("x"), (Result("AGN", "async", runs=(Run(0, accuracy=0.5, seconds=0.0),)),))
+    assert [figure.name for figure in available(report)] == ["accuracy"]
     assert available(Report(Setting("x"), (Result("AGN", error="broken"),))) == []
 
 
 def test_pyplot_is_never_imported(make_report):
     before = "matplotlib.pyplot" in sys.modules
     for figure in FIGURES:
-        figure.draw(make_report())
+        figure.draw(make_report(), WIDE)
     assert ("matplotlib.pyplot" in sys.modules) == before

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from choros.tools.demo.report import Report, Result, Run, Setting, load, render, write
+from choros.tools.demo.report.figures import FIGURES
 
 EVIL = "<script>alert('1')</script>&\"'"
 VOID = {"meta", "path", "use", "br"}
@@ -44,10 +45,10 @@ def test_all_that_the_report_holds_is_on_the_page(make_report):
     text = " ".join(" ".join(page.texts).split())
     for wanted in ("6 algorithms on digits", "1,258 to train on, 539 held back", "jax", "keras 3.15.1", "Adam"):
         assert wanted in text
-    for wanted in ("2026-01-02", "Linux x86_64", "A note.", "What AEASGD is.", "LocalSGD", "0.9355"):
+    for wanted in ("2026-01-02", "Linux x86_64", "A note.", "What AEASGD is.", "LocalSGD", "0.971", "Target accuracy"):
         assert wanted in text
-    assert page.tags.count("svg") == 4
-    assert page.tags.count("article") == 6
+    assert page.tags.count("svg") == 12
+    assert page.tags.count("article") == 7
 
 
 def test_nothing_is_fetched_and_no_script_runs(make_report):
@@ -76,24 +77,25 @@ def test_every_text_from_outside_is_escaped():
 
 
 def test_the_table_is_sorted_and_marked(make_report):
-    text = render(make_report(failed=("AllReduce",)))
+    text = render(make_report(seeds=3, failed=("AllReduce",)))
     table = text[text.index('id="table"') : text.index("</table>")]
-    names = re.findall(r'<a href="#algorithm-[a-z]+">(\w+)</a>', table)
-    assert names == ["Ensemble", "DOWNPOUR", "AEASGD", "LocalSGD", "Single", "AllReduce"]
-    assert table.count("best F1") == table.count(">fastest<") == 1
+    names = re.findall(r'<a href="#algorithm-[a-z-]+">([\w ]+)</a>', table)
+    assert names == ["Ensemble", "DOWNPOUR", "AEASGD", "LocalSGD", "Single", "plain fit", "AllReduce"]
+    assert table.count(">fastest<") == 1
+    assert "most accurate" not in table  # the intervals of the accuracies overlap
     assert 'class="failed"' in table
     assert "WorkerFailedError: rank 1 died<" in table
     assert "its output" in text  # the whole error is in the details
     assert "Failed: AllReduce." in text
     ids = set(re.findall(r'<article id="([^"]*)"', text))
-    assert {f"algorithm-{name.lower()}" for name in names} == ids
+    assert {f"algorithm-{name.lower().replace(' ', '-')}" for name in names} == ids
 
 
 def test_all_failed_or_nothing_measured_is_a_page_too(make_report, tmp_path):
     every = make_report().results
     failed = make_report(failed=tuple(r.algorithm for r in every))
     assert "Nothing was measured. Failed:" not in render(failed)
-    assert "Failed: Single, AllReduce" in render(failed)
+    assert "Failed: plain fit, Single, AllReduce" in render(failed)
     empty = replace(failed, results=(), interrupted=True)
     text = render(empty)
     assert "Nothing was measured." in text
@@ -104,14 +106,8 @@ def test_all_failed_or_nothing_measured_is_a_page_too(make_report, tmp_path):
 def test_write_leaves_page_charts_and_numbers_and_clears_older_charts(make_report, tmp_path):
     report = make_report()
     page = write(report, tmp_path / "new" / "out")
-    assert sorted(path.name for path in page.parent.iterdir()) == [
-        "f1.png",
-        "loss.png",
-        "loss_each.png",
-        "report.html",
-        "results.json",
-        "time.png",
-    ]
+    charts = [f"{figure.name}.png" for figure in FIGURES]
+    assert sorted(path.name for path in page.parent.iterdir()) == sorted([*charts, "report.html", "results.json"])
     assert load(page.parent / "results.json") == report
     write(replace(report, results=()), page.parent)
     assert sorted(path.name for path in page.parent.iterdir()) == ["report.html", "results.json"]

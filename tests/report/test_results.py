@@ -19,8 +19,8 @@ def test_the_file_says_what_it_is_and_what_won(make_report, tmp_path):
     save(make_report(), tmp_path / "r.json")
     data = json.loads((tmp_path / "r.json").read_text())
     assert (data["schema"], data["version"]) == ("choros-results", VERSION)
-    assert (data["best"], data["fastest"]) == ("Ensemble", "Ensemble")
-    assert data["results"][1]["runs"][0]["exchanges"] == 20
+    assert (data["best"], data["fastest"]) == ("", "")  # one seed parts nothing
+    assert data["results"][2]["runs"][0]["exchanges"] == 40
 
 
 def test_numbers_that_are_not_finite_become_null_and_come_back(tmp_path):
@@ -35,24 +35,46 @@ def test_numbers_that_are_not_finite_become_null_and_come_back(tmp_path):
     assert back.accuracy == 0.5
 
 
-def test_best_and_fastest_leave_out_what_was_not_measured():
-    results = (
-        Result("A", runs=(Run(0, f1=math.nan, seconds=math.nan),)),
-        Result("B", runs=(Run(0, f1=0.5, seconds=2.0),)),
-        Result("C", error="broken"),
-        Result("D", runs=(Run(0, f1=0.4, seconds=1.0),)),
+def timed(name, *seconds, accuracy=0.95):
+    runs = (
+        Run(seed, accuracy=accuracy, seconds=s, losses=((s, 0, 0.1),), accuracies=(accuracy,))
+        for seed, s in enumerate(seconds)
     )
-    report = Report(Setting("x"), results)
-    assert (report.best, report.fastest) == ("B", "D")
-    assert [r.algorithm for r in report.ranked()] == ["B", "D", "A", "C"]
-    assert (Report(Setting("x")).best, Report(Setting("x")).fastest) == ("", "")
+    return Result(name, runs=tuple(runs))
+
+
+def test_a_winner_is_named_only_where_intervals_part():
+    setting = Setting("x", target=0.9, test_rows=500)
+    clear = Report(setting, (timed("A", 2.0, 2.1, 2.2), timed("B", 4.0, 4.1, 4.2), Result("C", error="broken")))
+    assert (clear.best, clear.fastest) == ("", "A")
+    noisy = Report(setting, (timed("A", 2.0, 3.0, 4.0), timed("B", 2.2, 4.1, 4.2)))
+    assert noisy.fastest == ""
+    single_seed = Report(setting, (timed("A", 2.0), timed("B", 4.0)))
+    assert single_seed.fastest == ""
+    accurate = Report(setting, (timed("A", 2.0, 2.0, accuracy=0.98), timed("B", 2.0, 2.0, accuracy=0.92)))
+    assert accurate.best == "A"
+    assert (Report(setting).best, Report(setting).fastest) == ("", "")
+
+
+def test_an_ensemble_is_never_the_fastest():
+    setting = Setting("x", target=0.9, test_rows=500)
+    report = Report(setting, (timed("Ensemble", 1.0, 1.0), timed("A", 2.0, 2.1), timed("B", 40.0, 40.1)))
+    assert report.fastest == "A"
+
+
+def test_what_missed_the_target_is_last_and_has_no_gain():
+    setting = Setting("x", target=0.9, test_rows=500)
+    report = Report(setting, (timed("A", 1.0, accuracy=0.8), timed("plain fit", 4.0), timed("B", 2.0)))
+    assert [r.algorithm for r in report.ranked()] == ["B", "plain fit", "A"]
+    assert [report.gains(r) for r in report.ranked()[:2]] == [[2.0], [1.0]]
+    assert math.isnan(report.gains(report.results[0])[0])
 
 
 def test_figures_of_a_result_are_means_over_seeds(make_report):
     result = make_report(seeds=3).results[0]
     assert result.f1 == pytest.approx(0.931)
     assert result.spread("f1") == pytest.approx((0.93, 0.932))
-    assert result.seconds == pytest.approx(4.1)
+    assert result.seconds == pytest.approx(4.01)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``choros demo``: train one network by every algorithm, print a table, write a report."""
+"""``choros demo``: train one network by plain ``fit`` and by several algorithms, print a table, write a report."""
 
 from __future__ import annotations
 
@@ -13,15 +13,27 @@ from typing import TYPE_CHECKING
 from choros.cli.arguments import count, seed
 from choros.errors import InvalidInputError
 from choros.tools.demo.datasets.common import Dataset
-from choros.tools.demo.plan import BACKENDS, Plan, check_installed, choose, choose_backend, prepare
+from choros.tools.demo.plan import (
+    BACKENDS,
+    BATCHES,
+    DEFAULT,
+    PLAIN_VARIABLES,
+    TARGETS,
+    Plan,
+    check_installed,
+    choose,
+    choose_backend,
+    prepare,
+)
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
 
 _HELP = """\
-Trains dist-keras' own network (Dense 600, Dropout 0.2, Dense 600, softmax) with the same optimizer, data and initial
-weights by every algorithm, and compares F1, time and what the workers exchanged. Data: scikit-learn's handwritten
-digits, or with --data the ATLAS Higgs CSV of CERN Open Data record 328 (plain or gzip).
+Trains one network by plain model.fit on all cores, without Choros, and then by several algorithms with the same
+optimizer, data and initial weights. Compares the seconds to a target accuracy, with intervals over the seeds. Data: a
+CNN on scikit-learn's handwritten digits, enlarged to 28 x 28 pixels, or on MNIST (--data mnist.npz); or dist-keras' own
+network on the ATLAS Higgs CSV of CERN Open Data record 328 (--data FILE.csv, plain or gzip).
 """
 _EPILOG = """\
 examples:
@@ -40,17 +52,20 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
-        "demo", help="train one model by every algorithm and write a report", description=_HELP, epilog=_EPILOG
+        "demo", help="compare plain fit and several algorithms, and write a report", description=_HELP, epilog=_EPILOG
     )
-    parser.add_argument("--data", type=Path, metavar="FILE", help="ATLAS Higgs CSV, plain or gzip (default: digits)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: digits)")
     parser.add_argument("-n", "--workers", type=count, default=2, metavar="N", help="number of workers (default: 2)")
-    parser.add_argument("--algorithms", metavar="LIST", help="names such as single,allreduce,aeasgd (default: all)")
+    parser.add_argument("--algorithms", metavar="LIST", help=f"all, or names (default: {DEFAULT})")
     parser.add_argument("--epochs", type=count, default=10, metavar="N", help="number of epochs (default: 10)")
     parser.add_argument(
-        "--batch-size", type=count, default=128, metavar="B", help="rows of a global batch (default: 128)"
+        "--batch-size", type=count, metavar="B", help="rows of a global batch (default: 64; Higgs: 128)"
     )
     parser.add_argument("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
-    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="trainings of each algorithm (default: 1)")
+    parser.add_argument(
+        "--target", type=_target, metavar="A", help="accuracy to reach (default: 0.95; MNIST: 0.97; Higgs: 0.8)"
+    )
+    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="trainings of each algorithm (default: 3)")
     parser.add_argument("--seed", type=seed, default=0, metavar="S", help="first seed (default: 0)")
     parser.add_argument(
         "--out",
@@ -76,25 +91,30 @@ def main(args: argparse.Namespace) -> int:
     algorithms = choose(args.algorithms)
     backend = choose_backend(args.backend)
     check_installed()
-    if args.batch_size < args.workers:
-        raise InvalidInputError(
-            f"--batch-size {args.batch_size} for {args.workers} workers: give one row a worker or more."
-        )
+    images = args.data is None or args.data.suffix.lower() == ".npz"
+    batch_size = args.batch_size or BATCHES[images]
+    if batch_size < args.workers:
+        raise InvalidInputError(f"--batch-size {batch_size} for {args.workers} workers: give one row a worker or more.")
     _make_folder(args.out)
+    environment = dict(os.environ)  # without the limits of this process
     threads = prepare(backend, args.workers)
     data, name, classes = _load(args.data)
     seeds = tuple(range(args.seed, args.seed + args.seeds))
-    plan = Plan(algorithms, backend, args.workers, args.epochs, args.batch_size, seeds, threads)
+    target = args.target or TARGETS[data.name]
+    plan = Plan(algorithms, backend, args.workers, args.epochs, batch_size, seeds, threads, target)
 
     from choros.tools.demo import comparison
     from choros.tools.demo.progress import Display
-    from choros.tools.demo.report import text_table, write
+    from choros.tools.demo.report import findings, text_table, write
+    from choros.tools.demo.report.results import PLAIN
     from choros.training.executors.worker_pool import WorkerPool
 
     importlib.import_module("keras")  # now, so that messages of the backend's import come before the table
     setting = comparison.setting(plan, data, name, classes)
     print(comparison.describe(setting), end="\n\n", flush=True)
-    display = Display([type(algorithm).__name__ for algorithm in algorithms], len(seeds), plan.epochs)
+    names = [PLAIN, *(type(algorithm).__name__ for algorithm in algorithms)]
+    display = Display(names, len(seeds), plan.epochs)
+    environment |= {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
     interrupts: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -107,7 +127,12 @@ def main(args: argparse.Namespace) -> int:
     try:
         with WorkerPool(plan.workers, backend=backend, threads=threads, echo=False) as pool:
             report = comparison.compare(
-                plan, setting, comparison.trainer(plan, data, pool), display, lambda: bool(interrupts)
+                plan,
+                setting,
+                comparison.trainer(plan, data, pool),
+                display,
+                lambda: bool(interrupts),
+                comparison.plain_trainer(plan, data, environment),
             )
     finally:
         signal.signal(signal.SIGINT, previous_handler)
@@ -118,6 +143,8 @@ def main(args: argparse.Namespace) -> int:
         if before is not None:
             signal.signal(signal.SIGINT, before)
     print(f"\n{text_table(report)}\n")
+    for sentence in findings(report):
+        print(sentence)
     if report.interrupted:
         print("Interrupted; the report holds what was measured until then.")
     print(f"Report: {page}", flush=True)
@@ -129,9 +156,13 @@ def main(args: argparse.Namespace) -> int:
 def _load(path: Path | None) -> tuple[Dataset, str, tuple[str, ...]]:
     """Return the data, their name and the names of their classes for the report."""
     if path is None:
-        from choros.tools.demo.datasets.digits import load_digits
+        from choros.tools.demo.datasets.images import load_enlarged_digits
 
-        return load_digits(), "scikit-learn's digits", tuple("0123456789")
+        return load_enlarged_digits(), "scikit-learn's digits, enlarged", tuple("0123456789")
+    if path.suffix.lower() == ".npz":
+        from choros.tools.demo.datasets.images import load_mnist
+
+        return load_mnist(path), f"MNIST ({path.name})", tuple("0123456789")
     from choros.tools.demo.datasets.higgs import load_higgs
 
     return load_higgs(path), f"ATLAS Higgs ({path.name})", ("background", "signal")
@@ -145,3 +176,13 @@ def _make_folder(folder: Path) -> None:
         raise InvalidInputError(f"--out {folder} cannot be made ({error.strerror}): give another folder.") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InvalidInputError(f"--out {folder} cannot be written to: give another folder.")
+
+
+def _target(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an accuracy between 0 and 1, such as 0.95")
+    return value

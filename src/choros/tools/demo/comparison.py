@@ -1,25 +1,33 @@
-"""Training of the network by each algorithm, and scores on the test rows."""
+"""Training of the network by plain ``fit`` and by each algorithm, and scores on the test rows."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from dataclasses import asdict, fields
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Protocol
 
 from choros.algorithms import Algorithm
 from choros.algorithms import list_algorithms as described
 from choros.cluster.hardware import usable_cores
+from choros.tools.demo.baseline import PlainFit
 from choros.tools.demo.datasets.common import Dataset
-from choros.tools.demo.network import NETWORK, OPTIMIZER, build
+from choros.tools.demo.measurement import read_timeline, steady
+from choros.tools.demo.network import CNN, NETWORK, OPTIMIZER, build_for
 from choros.tools.demo.plan import Plan
 from choros.tools.demo.report import Report, Result, Run, Setting
+from choros.tools.demo.report.results import PLAIN
 from choros.types import Array
 
 Progress = Callable[[int, float], None]
 Train = Callable[[Algorithm, int, Progress], tuple[Run, Algorithm]]
+TrainPlain = Callable[[int, Progress], Run]
+_PLAIN_ABOUT = "model.fit of Keras without Choros: one process with the threads that Keras takes, on all cores."
 _PACKAGES = {"jax": ("jax",), "torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}
 
 
@@ -40,9 +48,14 @@ class Shows(Protocol):
 
 
 def compare(
-    plan: Plan, setting: Setting, train: Train, display: Shows, told_to_stop: Callable[[], bool] = lambda: False
+    plan: Plan,
+    setting: Setting,
+    train: Train,
+    display: Shows,
+    told_to_stop: Callable[[], bool] = lambda: False,
+    plain: TrainPlain | None = None,
 ) -> Report:
-    """Train by each algorithm from each seed.
+    """Train by plain ``fit`` and by each algorithm, from each seed.
 
     If an algorithm fails, its result contains the error, and the comparison continues. An interrupt ends the
     comparison; the measurements before it are kept.
@@ -55,18 +68,24 @@ def compare(
         display: shows the progress.
         told_to_stop: returns whether the user has interrupted. Compiled code may convert an interrupt to another
             exception. By default it returns False.
+        plain: a function of a seed and of that function, which trains by plain ``fit``. By default there is no
+            baseline.
 
     Returns:
         The report.
     """
     results: list[Result] = []
-    for algorithm in plan.algorithms:
-        name, runs, error = type(algorithm).__name__, list[Run](), ""
+    for algorithm in (() if plain is None else (None,)) + plan.algorithms:
+        name = PLAIN if algorithm is None else type(algorithm).__name__
+        runs, error = list[Run](), ""
         used, interrupted = algorithm, False
         try:
             for number, seed in enumerate(plan.seeds):
                 display.begin(name, number)
-                run, used = train(algorithm, seed, display.epoch)
+                if algorithm is not None:
+                    run, used = train(algorithm, seed, display.epoch)
+                elif plain is not None:
+                    run = plain(seed, display.epoch)
                 runs.append(run)
         except KeyboardInterrupt:
             interrupted = True
@@ -77,8 +96,9 @@ def compare(
             if interrupted:
                 display.stop()
         if runs or error:
-            about = described()[name]
-            results.append(Result(name, algorithm.mode, about, _settings(used), tuple(runs), error))
+            about = _PLAIN_ABOUT if algorithm is None else described()[name]
+            mode, settings = (None, {}) if used is None or algorithm is None else (algorithm.mode, _settings(used))
+            results.append(Result(name, mode, about, settings, tuple(runs), error))
             if not interrupted:
                 display.end(results[-1])
         if interrupted:
@@ -86,14 +106,48 @@ def compare(
     return Report(setting, tuple(results))
 
 
+def plain_trainer(plan: Plan, data: Dataset, environment: Mapping[str, str]) -> TrainPlain:
+    """Return a function that trains and scores the network by plain ``fit``.
+
+    Its process starts with the first seed and ends with the last, so that it takes no time from the workers.
+
+    Args:
+        plan: Plan.
+        data: Dataset.
+        environment: the variables of the process. It should not limit the threads.
+    """
+    open_process: list[PlainFit] = []
+
+    def train(seed: int, progress: Progress) -> Run:
+        if not open_process:
+            open_process.append(PlainFit(data, environment))
+        baseline, rows = open_process[0], _validation(data)
+        last = seed == plan.seeds[-1]
+        try:
+            model = build_for(data.x_train.shape[1:], data.classes, seed)
+            answer, predictions = baseline.train(model, seed, plan.epochs, plan.batch_size, rows, progress)
+        except BaseException:
+            last = True
+            raise
+        finally:
+            if last:
+                baseline.close()
+        return _run(plan, data, seed, answer, predictions, baseline.startup + answer["startup"])
+
+    return train
+
+
 def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
     """Return a function that trains and scores the network with the workers of a pool.
+
+    The first call starts the processes, which counts as start-up of every algorithm.
 
     Args:
         plan: Plan.
         data: Dataset.
         pool: ``choros.WorkerPool`` for all runs.
     """
+    processes: list[float] = []
 
     def train(algorithm: Algorithm, seed: int, progress: Progress) -> tuple[Run, Algorithm]:
         import keras
@@ -104,36 +158,84 @@ def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
             def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
                 progress(epoch, float((logs or {}).get("loss", float("nan"))))
 
-        model = build(len(data.features), data.classes, seed)
-        teacher = Trainer(model, algorithm, pool=pool)
-        history = teacher.fit(
-            data.x_train,
-            data.y_train,
-            epochs=plan.epochs,
-            batch_size=plan.batch_size,
-            verbose=0,
-            seed=seed,
-            callbacks=[Epochs()],
-        )
-        f1, accuracy = score(data.y_test, teacher.predict(data.x_test, batch_size=1024, verbose=0))
+        if not processes:
+            processes.append(_start(pool))
+        model = build_for(data.x_train.shape[1:], data.classes, seed)
+        with tempfile.TemporaryDirectory(prefix="choros-demo-") as folder:
+            path = Path(folder) / "timeline.json"
+            teacher = Trainer(model, algorithm, pool=pool, timeline=path)
+            history = teacher.fit(
+                data.x_train,
+                data.y_train,
+                epochs=plan.epochs,
+                batch_size=plan.batch_size,
+                validation_data=(data.x_test, data.y_test),
+                validation_batch_size=_validation(data),
+                verbose=0,
+                seed=seed,
+                callbacks=[Epochs()],
+            )
+            timeline = read_timeline(path, plan.epochs, algorithm.mode == "async")
         record = history.run
-        run = Run(
-            seed=seed,
-            f1=f1,
-            accuracy=accuracy,
-            seconds=record.seconds,
-            startup=record.startup,
-            samples_per_second=record.samples_per_second,
+        answer = {
+            "times": [seconds for seconds, _, _ in record.losses],
+            "losses": [loss for _, _, loss in record.losses],
+            "accuracies": history.history["val_accuracy"],
+        }
+        predictions = teacher.predict(data.x_test, batch_size=1024, verbose=0)
+        run = replace(
+            _run(plan, data, seed, answer, predictions, processes[0] + record.startup),
             exchanges=record.exchanges,
             staleness=record.staleness,
-            exchanging=record.exchanging,
-            waiting=record.waiting,
-            losses=record.losses,
+            exchanging=timeline.exchanging,
+            waiting=timeline.waiting,
             workers=tuple(asdict(worker) for worker in record.workers),
+            sent=timeline.sent,
+            stale=timeline.staleness,
+            lanes=timeline.lanes if seed == plan.seeds[0] else (),
         )
         return run, record.algorithm
 
     return train
+
+
+def _start(pool: Any) -> float:
+    """Start the processes of a pool and import what training needs; return the seconds that this took."""
+    import keras
+    import numpy as np
+
+    from choros.algorithms import LocalSGD
+    from choros.trainer import Trainer
+
+    begun = time.perf_counter()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = np.zeros((pool.size, 1), "float32")
+    Trainer(model, LocalSGD(), pool=pool).fit(rows, rows, batch_size=pool.size, verbose=0)
+    return time.perf_counter() - begun
+
+
+def _validation(data: Dataset) -> int:
+    """Return the rows of a batch of the validation: all of a small test set."""
+    return min(len(data.x_test), 1024)
+
+
+def _run(plan: Plan, data: Dataset, seed: int, answer: Mapping[str, Any], predictions: Array, startup: float) -> Run:
+    """Return the run of the times, losses and accuracies of epochs; what the first epoch took longer is start-up."""
+    times, extra = steady(answer["times"])
+    f1, accuracy = score(data.y_test, predictions)
+    return Run(
+        seed=seed,
+        f1=f1,
+        accuracy=accuracy,
+        seconds=times[-1],
+        startup=startup + extra,
+        samples_per_second=len(times) * len(data.x_train) / max(times[-1], 1e-9),
+        losses=tuple(
+            (time, epoch, loss) for epoch, (time, loss) in enumerate(zip(times, answer["losses"], strict=True))
+        ),
+        accuracies=tuple(answer["accuracies"]),
+    )
 
 
 def score(truth: Array, probabilities: Array) -> tuple[float, float]:
@@ -165,12 +267,19 @@ def setting(plan: Plan, data: Dataset, dataset: str, classes: tuple[str, ...]) -
     """
     cores = len(usable_cores())
     threads = f"{plan.threads} thread{'s' * (plan.threads != 1)}" if plan.threads else "the threads of its environment"
+    count = f"{plan.workers} worker{'s' * (plan.workers != 1)}"
     notes = (
-        f"{plan.workers} workers, each a process with {threads}; Single is one of them. The process that started them "
-        "waits meanwhile. Every algorithm has the same compiled optimizer and data and, but for Ensemble, whose "
-        "members start apart, the same initial weights. Ensemble counts its averaged prediction.",
-        "Start-up (processes, imports, compiling, the first step of each shape) is not part of the training time. "
-        "Loss is that of training, with dropout, at the end of each epoch.",
+        "Plain fit is model.fit of Keras in one process without Choros, on all cores, with the threads that Keras "
+        f"takes. The algorithms have {count}, each a process with {threads}; Single is one of them. All have the "
+        "same compiled optimizer, data and global batch and, except for Ensemble, whose members start apart, the "
+        "same initial weights. F1 and accuracy of Ensemble are those of its averaged prediction; its seconds to "
+        "the target are those of its best member.",
+        "Start-up is the time to start processes, to import and to compile. The workers were started once; this "
+        "time is in the start-up of each algorithm. The time by which the first epoch took longer than the median "
+        "epoch counts as compiling, for plain fit and all algorithms alike. Times include a validation after each "
+        "epoch. The seconds to the target are interpolated between epochs.",
+        "Intervals are 95 % intervals: of the mean over the seeds (Student's t); for accuracies the wider of this "
+        "and the binomial interval of the test rows. A mark is given only where the intervals do not overlap.",
     )
     return Setting(
         dataset=dataset,
@@ -178,12 +287,13 @@ def setting(plan: Plan, data: Dataset, dataset: str, classes: tuple[str, ...]) -
         test_rows=len(data.x_test),
         features=len(data.features),
         classes=classes,
-        network=NETWORK,
+        network=NETWORK if data.x_train.ndim == 2 else CNN,
         optimizer=OPTIMIZER,
         epochs=plan.epochs,
         batch_size=plan.batch_size,
         workers=plan.workers,
         seeds=len(plan.seeds),
+        target=plan.target,
         backend=plan.backend,
         cores=cores,
         machine=f"{platform.system()} {platform.machine()}",

@@ -12,6 +12,10 @@ from choros import algorithms
 from choros.cluster.hardware import usable_cores, variables
 from choros.errors import InvalidInputError
 
+DEFAULT = "allreduce,localsgd,aeasgd"
+BATCHES = {True: 64, False: 128}  # rows of a global batch, for images and for tables
+TARGETS = {"digits": 0.95, "mnist": 0.97, "higgs": 0.8}  # accuracies to which the seconds are measured
+PLAIN_VARIABLES = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS")  # for plain fit, as for workers
 BACKENDS = ("jax", "torch", "tensorflow")
 _NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
@@ -26,19 +30,21 @@ class Plan:
         workers, epochs, batch_size: int. ``batch_size`` is the global batch.
         seeds: tuple of int. Each algorithm trains once from each seed.
         threads: int. Threads of each worker; None for the number from the environment.
+        target: float. The accuracy to which the seconds are measured.
     """
 
     algorithms: tuple[algorithms.Algorithm, ...]
     backend: str
     workers: int = 2
     epochs: int = 10
-    batch_size: int = 128
-    seeds: tuple[int, ...] = (0,)
+    batch_size: int = 64
+    seeds: tuple[int, ...] = (0, 1, 2)
     threads: int | None = None
+    target: float = 0.95
 
 
 def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
-    """Return the algorithms of a comma-separated list; all algorithms for None.
+    """Return the algorithms of a comma-separated list; ``DEFAULT`` for None, and all for "all".
 
     Args:
         names: such as "aeasgd,all-reduce". Case and hyphens do not matter. Repeated names count once.
@@ -54,9 +60,9 @@ def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
         >>> choose("Single, local-sgd,single")
         (Single(window=1), LocalSGD(window=8))
     """
-    if names is None:
+    if names is not None and names.strip().lower() == "all":
         return tuple(kind() for kind in algorithms.ALL)
-    requested = [name.strip() for name in names.split(",") if name.strip()]
+    requested = [name.strip() for name in (DEFAULT if names is None else names).split(",") if name.strip()]
     if not requested:
         raise InvalidInputError(f"--algorithms {names!r} names none: give a list such as 'single,allreduce,aeasgd'.")
     return tuple(dict.fromkeys(algorithms.by_name(name) for name in requested))

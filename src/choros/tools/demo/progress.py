@@ -48,7 +48,9 @@ class Display:
         cells = [f"failed: {summary(result.error)}"] if result.failed else []
         if result.runs:
             rate = decimal(result.mean("samples_per_second"), 0)
-            cells.insert(0, f"F1 {decimal(result.f1, 4)}, {decimal(result.seconds, 2)} s, {rate} samples/s")
+            cells.insert(
+                0, f"accuracy {decimal(result.mean('accuracy'), 3)}, {decimal(result.seconds, 2)} s, {rate} samples/s"
+            )
         if self._seeds > 1:
             self._before = self._before.partition("seed ")[0]
         self._stream.write((_CLEAR if self._live else "") + self._before + "; ".join(cells) + "\n")

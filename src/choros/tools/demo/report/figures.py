@@ -1,4 +1,4 @@
-"""The charts of a comparison: F1 and time by algorithm, and loss against wall time; as PNG and as inline SVG.
+"""The charts of a comparison, as PNG and as inline SVG for wide and for narrow screens.
 
 Matplotlib is imported when a figure is drawn, without pyplot. It changes no global state and needs no display. The
 colors are those of Okabe and Ito, which color-blind readers can distinguish. Lines also differ in markers and dashes.
@@ -10,13 +10,13 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from choros.tools.demo.report.results import Report, Result
-from choros.tools.demo.report.table import decimal
+from choros.tools.demo.report.results import PLAIN, Report, Result, interval
+from choros.tools.demo.report.table import decimal, mean_gain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,138 +25,282 @@ if TYPE_CHECKING:
 INK = "#1b1f24"
 PALE = "#8a929b"
 MODES: dict[str | None, str] = {"sync": "#0072b2", "async": "#d55e00", None: "#7b8794"}
+MODE_NAMES: dict[str | None, str] = {"sync": "synchronous", "async": "asynchronous", None: "no exchange"}
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b8794")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+KINDS = {"compute": "#56b4e9", "exchange": "#d55e00", "wait": "#c9a227", "data": "#009e73"}
+ORDER = ("compute", "data", "exchange", "wait")  # later kinds are painted over earlier ones: waits lie in exchanges
+WIDE, NARROW = 9.2, 4.3  # inches: the widths for large screens and for phones
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: the stem of its file name, title, caption, and the function that draws it."""
+    """A chart: the stem of its file name, title, caption, the function that draws it, and whether it has data."""
 
     name: str
     title: str
     text: str
-    draw: Callable[[Report], Any]
+    draw: Callable[[Report, float], Any]
+    has_data: Callable[[Report], bool]
 
     def png(self, report: Report, path: str | os.PathLike[str]) -> None:
         """Write the chart as a PNG file with a white background."""
-        self.draw(report).savefig(Path(path), format="png", dpi=160, facecolor="white")
+        self.draw(report, WIDE).savefig(Path(path), format="png", dpi=160, facecolor="white")
 
-    def svg(self, report: Report) -> str:
+    def svg(self, report: Report, width: float = WIDE) -> str:
         """Return the chart as an ``<svg>`` element with the text color of the page.
 
-        Its ids begin with the figure's name, so that one page can contain several charts.
+        Its ids begin with the figure's name and width, so that one page can contain several charts.
         """
         import matplotlib
 
-        buffer = io.StringIO()
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": self.name}):
-            self.draw(report).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-        return _inline(buffer.getvalue(), self.name, self.title)
+        buffer, name = io.StringIO(), self.name if width == WIDE else f"{self.name}-narrow"
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+            self.draw(report, width).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        return _inline(buffer.getvalue(), name, self.title)
 
 
 def available(report: Report) -> list[Figure]:
     """Return the charts for which the report has data."""
-    measured = [r for r in report.results if math.isfinite(r.f1)]
-    return [figure for figure in FIGURES if measured and (_curves(report) or figure.draw in (draw_f1, draw_time))]
+    return [figure for figure in FIGURES if figure.has_data(report)]
 
 
-def draw_f1(report: Report) -> Canvas:
-    """Draw weighted F1 by algorithm, and the difference from Single in points."""
-    results = [r for r in report.ranked() if math.isfinite(r.f1)]
-    single = next((r.f1 for r in results if r.algorithm == "Single"), None)
-    compare = single is not None and len(results) > 1
-    figure = _figure(9.2, 1.5 + 0.34 * len(results))
-    left_axes, *right = figure.subplots(
-        1, 1 + compare, width_ratios=[2, 1] if compare else [1], sharey=True, squeeze=False
-    )[0]
-    _bars(
-        left_axes,
-        results,
-        [r.f1 for r in results],
-        [decimal(r.f1, 4) for r in results],
-        [r.spread("f1") for r in results],
-    )
-    left_axes.set_xlim(0, 1.19)
-    left_axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    left_axes.set_xlabel("weighted F1")
-    if right and single is not None:
-        points = [100 * (r.f1 - single) for r in results]
-        _bars(right[0], results, points, [f"{p:+.2f}".replace("-", "−") for p in points])
-        reach = max(1.0, *(abs(p) for p in points))
-        low, high = min(0.0, *points), max(0.0, *points)
-        right[0].set_xlim(low - (0.55 * reach if low < 0 else 0.08 * reach), high + 0.55 * reach)
-        right[0].axvline(0, color=INK, linewidth=0.8)
-        right[0].locator_params(axis="x", nbins=5)
-        right[0].set_xlabel("points of F1 above or below Single")
-    _key(figure, results)
-    return figure
-
-
-def draw_time(report: Report) -> Canvas:
-    """Draw the training time by algorithm, without start-up, with the part spent in exchanges."""
-    results = sorted((r for r in report.results if math.isfinite(r.seconds)), key=lambda r: r.seconds)
-    figure = _figure(9.2, 1.5 + 0.34 * len(results))
+def draw_target(report: Report, width: float = WIDE) -> Canvas:
+    """Draw the seconds to the target accuracy, with start-up, and the speed-up against plain ``fit``."""
+    results = [r for r in report.ranked() if math.isfinite(report.result_seconds(r))]
+    figure = _figure(width, 1.6 + 0.42 * len(results))
     axes = figure.subplots()
-    seconds = [r.seconds for r in results]
-    labels = [f"{decimal(r.seconds, 2)} s, {decimal(r.mean('samples_per_second'), 0)} samples/s" for r in results]
-    _bars(axes, results, seconds, labels, [r.spread("seconds") for r in results])
-    exchanging = [r.seconds * max(0.0, r.mean("exchanging")) for r in results]
-    axes.barh(range(len(results)), exchanging, height=0.64, color="none", edgecolor="white", hatch="/////", linewidth=0)
-    axes.set_xlim(0, 1.38 * max([*seconds, 1e-9]))
-    axes.set_xlabel("seconds to train, without start-up")
-    _key(figure, results, hatched=any(e > 0 for e in exchanging))
+    training = [report.result_seconds(r) - r.mean("startup") for r in results]
+    startup = [r.mean("startup") for r in results]
+    places = range(len(results))
+    axes.barh(places, training, height=0.62, color=[_color(r) for r in results])
+    axes.barh(places, startup, left=training, height=0.62, color=PALE, alpha=0.35)
+    for i, result in enumerate(results):
+        low, high = interval(report.targets(result))
+        if math.isfinite(low) and high > low:
+            axes.plot([max(low, 0), high], [i, i], color=INK, linewidth=1.3, marker="|", markersize=6)
+        gain = mean_gain(report, result)
+        text = f"{decimal(training[i], 1)} s" + (
+            f", {gain:.2f} x" if math.isfinite(gain) and result.algorithm != PLAIN else ""
+        )
+        end = max(training[i] + startup[i], high if math.isfinite(high) else 0.0)
+        axes.annotate(text, (end, i), (5, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+    _tidy(axes, "x")
+    _names(axes, [r.algorithm for r in results])
+    highs = [interval(report.targets(r))[1] for r in results]
+    longest = max(t + s for t, s in zip(training, startup, strict=True))
+    axes.set_xlim(0, (1.3 if width == WIDE else 1.55) * max(longest, *(h for h in highs if math.isfinite(h)), 1e-9))
+    axes.set_xlabel("seconds")
+    _key(figure, results, ("start-up", PALE, 0.35), width=width)
     return figure
 
 
-def draw_loss(report: Report) -> Canvas:
-    """Draw training loss against wall time for all algorithms in one plot."""
-    curves = _curves(report)
-    figure = _figure(9.2, 5.0)
-    axes = figure.subplots()
-    for i, (result, times, losses) in enumerate(curves):
-        axes.plot(times, losses, **_style(i), label=result.algorithm)
-    _loss_axes(axes, curves)
-    axes.set_xlabel("seconds since training began")
-    axes.set_ylabel("training loss")
-    figure.legend(
-        loc="outside right center", frameon=False, handlelength=3.4, title="least loss first", alignment="left"
+def draw_timeline(report: Report, width: float = WIDE) -> Canvas:
+    """Draw a lane for each worker of each algorithm: what it did in the first second after the first epoch."""
+    results = _with_lanes(report)
+    counts = [len(r.runs[0].lanes) for r in results]
+    figure = _figure(width, 1.1 + sum(0.55 + 0.26 * count for count in counts))
+    panels = figure.subplots(len(results), 1, sharex=True, squeeze=False, height_ratios=[c + 1 for c in counts])
+    for axes, result in zip(panels[:, 0], results, strict=True):
+        paint_lanes(axes, result.runs[0].lanes)
+        axes.set_title(f"{result.algorithm}, {MODE_NAMES[result.mode]}", fontsize=9.5, loc="left", color=INK)
+        axes.tick_params(axis="x", labelsize=9, colors=INK)
+    panels[-1, 0].set_xlabel("seconds after the first epoch")
+    panels[-1, 0].set_xlim(0, max(end for r in results for lane in r.runs[0].lanes for _, _, end in lane))
+    _patches(figure, [(name, color, 1.0) for name, color in KINDS.items()], 4)
+    return figure
+
+
+def paint_lanes(axes: Axes, lanes: Sequence[Sequence[tuple[str, float, float]]]) -> None:
+    """Paint one lane for each worker, from top to bottom."""
+    for rank, lane in enumerate(lanes):
+        for kind, color in KINDS.items():
+            spans = [(begin, end - begin) for name, begin, end in lane if name == kind]
+            axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=color, linewidth=0, zorder=ORDER.index(kind) + 2)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_yticks(range(len(lanes)), [f"worker {rank}" for rank in range(len(lanes))])
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(PALE)
+    axes.tick_params(axis="y", length=0, labelsize=9, colors=INK)
+
+
+def draw_loss(report: Report, width: float = WIDE) -> Canvas:
+    """Draw training loss against seconds: plain ``fit`` in black, with synchronous and with asynchronous algorithms."""
+    return _curves(
+        report,
+        width,
+        lambda run: [(t, loss) for t, _, loss in run.losses],
+        "seconds of training, without start-up",
+        "training loss",
     )
+
+
+def draw_accuracy(report: Report, width: float = WIDE) -> Canvas:
+    """Draw the accuracy of each result as a dot with its 95 % interval."""
+    results = [r for r in reversed(report.ranked()) if math.isfinite(r.mean("accuracy"))]
+    figure = _figure(width, 1.2 + 0.34 * len(results))
+    axes = figure.subplots()
+    for i, result in enumerate(results):
+        low, high = report.accuracy_interval(result)
+        if math.isfinite(low):
+            axes.plot([low, min(high, 1.0)], [i, i], color=_color(result), linewidth=2)
+        axes.plot([result.mean("accuracy")], [i], "o", color=_color(result), markersize=6)
+    _tidy(axes, "x")
+    axes.set_yticks(range(len(results)), [r.algorithm for r in results])
+    axes.tick_params(axis="y", length=0, labelsize=9.5)
+    axes.set_ylim(-0.6, len(results) - 0.4)
+    axes.locator_params(axis="x", nbins=6 if width == WIDE else 4)
+    axes.set_xlabel("accuracy on the rows held back")
+    _key(figure, results, width=width)
     return figure
 
 
-def draw_each(report: Report) -> Canvas:
-    """Draw training loss against wall time in one panel for each algorithm, with the others in gray."""
-    curves = _curves(report)
-    columns = len(curves) if len(curves) < 5 else min((5, 4), key=lambda c: -len(curves) % c)
-    rows = math.ceil(len(curves) / columns)
-    figure = _figure(9.2, 0.5 + 1.55 * rows)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (result, times, losses) in zip(panels.flat, curves, strict=False):
-        for _, other_times, other_losses in curves:
-            axes.plot(other_times, other_losses, color=PALE, alpha=0.35, linewidth=0.8)
-        axes.plot(times, losses, color=MODES.get(result.mode, PALE), linewidth=2.2)
-        axes.set_title(result.algorithm, fontsize=9.5, loc="left", fontweight="bold")
-        _loss_axes(axes, curves)
-    for axes in list(panels.flat)[len(curves) :]:
+def draw_staleness(report: Report, width: float = WIDE) -> Canvas:
+    """Draw, for each asynchronous algorithm, the share of its exchanges by their staleness."""
+    results = _with_staleness(report)
+    columns = min(len(results), 4 if width == WIDE else 2)
+    rows = math.ceil(len(results) / columns)
+    figure = _figure(width, 0.5 + 1.9 * rows)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for axes, result in zip(panels.flat, results, strict=False):
+        length = max(len(run.stale) for run in result.runs)
+        counts = [sum(run.stale[s] for run in result.runs if s < len(run.stale)) for s in range(length)]
+        shares = [count / max(sum(counts), 1) for count in counts]
+        axes.bar(range(length), shares, color=MODES["async"], width=0.8)
+        axes.set_title(result.algorithm, fontsize=9.5, loc="left", color=INK)
+        _tidy(axes, "y")
+        axes.set_xlim(-0.7, max(length, 4) - 0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in list(panels.flat)[len(results) :]:
         axes.remove()
-    for column in range(columns):
-        lowest = max(row for row in range(rows) if row * columns + column < len(curves))
-        panels[lowest, column].tick_params(labelbottom=True)
-    figure.supxlabel("seconds since training began", fontsize=9.5)
-    figure.supylabel("training loss", fontsize=9.5)
+    figure.supxlabel("staleness: exchanges by others since the last one", fontsize=9.5, color=INK)
+    figure.supylabel("share of exchanges", fontsize=9.5, color=INK)
     return figure
+
+
+def draw_bytes(report: Report, width: float = WIDE) -> Canvas:
+    """Draw the accuracy at the end of each epoch against the bytes that all workers had exchanged."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure = _figure(width, 3.6 if width == WIDE else 4.4)
+    axes = figure.subplots()
+    for i, result in enumerate(_with_bytes(report)):
+        run = result.runs[0]
+        megabytes = [sent / 1e6 for sent in run.sent]
+        axes.plot(megabytes, run.accuracies[: len(megabytes)], **_style(i), label=result.algorithm)
+    _tidy(axes, "both")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(numticks=4))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("megabytes exchanged, all workers")
+    axes.set_ylabel("accuracy on the rows held back")
+    _legend(figure, width)
+    return figure
+
+
+def _with_lanes(report: Report) -> list[Result]:
+    return [r for r in report.results if r.runs and any(r.runs[0].lanes)]
+
+
+def _with_staleness(report: Report) -> list[Result]:
+    return [r for r in report.results if any(any(run.stale) for run in r.runs)]
+
+
+def _with_bytes(report: Report) -> list[Result]:
+    return [r for r in report.results if r.runs and r.runs[0].accuracies and max(r.runs[0].sent, default=0) > 0]
+
+
+def _with_losses(report: Report) -> list[Result]:
+    return [r for r in report.results if r.runs and r.runs[0].losses]
 
 
 FIGURES = (
-    Figure("f1", "F1 by algorithm", "Weighted F1 on the rows held back, and how far that is from Single.", draw_f1),
     Figure(
-        "time", "Training time by algorithm", "Seconds to train, without starting workers and compiling.", draw_time
+        "target",
+        "Seconds to the target accuracy",
+        "Training in color, start-up in gray behind it; the lines are 95 % intervals of the training over the seeds. "
+        "The speed-up is that of the training against plain fit.",
+        draw_target,
+        lambda report: any(math.isfinite(report.result_seconds(r)) for r in report.results),
     ),
-    Figure("loss", "Loss against wall time", "Training loss at the end of each epoch, first seed.", draw_loss),
-    Figure("loss_each", "Loss against wall time, one by one", "The same lines, each before the others.", draw_each),
+    Figure(
+        "timeline",
+        "What the workers did",
+        "A lane for each worker, first seed, after the first epoch. Blank: Python and Keras between these operations.",
+        draw_timeline,
+        lambda report: bool(_with_lanes(report)),
+    ),
+    Figure(
+        "loss",
+        "Loss against seconds",
+        "Training loss at the end of each epoch, first seed. Black: plain fit.",
+        draw_loss,
+        lambda report: bool(_with_losses(report)),
+    ),
+    Figure(
+        "accuracy",
+        "Accuracy",
+        "Accuracy after the last epoch, with 95 % intervals. Where these overlap, the difference may be chance.",
+        draw_accuracy,
+        lambda report: any(math.isfinite(r.mean("accuracy")) for r in report.results),
+    ),
+    Figure(
+        "staleness",
+        "Staleness",
+        "How many exchanges by other workers lay between two exchanges of a worker, over all seeds.",
+        draw_staleness,
+        lambda report: bool(_with_staleness(report)),
+    ),
+    Figure(
+        "bytes",
+        "Accuracy against bytes exchanged",
+        "Accuracy on the test rows at the end of each epoch, first seed.",
+        draw_bytes,
+        lambda report: bool(_with_bytes(report)),
+    ),
 )
+
+
+def _curves(
+    report: Report, width: float, points: Callable[[Any], list[tuple[float, float]]], horizontal: str, vertical: str
+) -> Canvas:
+    """Draw curves of the first seed in one panel for each mode; plain ``fit`` is in black in each."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    results = _with_losses(report)
+    groups = [[r for r in results if r.mode == mode and r.algorithm != PLAIN] for mode in ("sync", "async")]
+    groups[0] = [r for r in results if r.mode is None and r.algorithm != PLAIN] + groups[0]
+    groups = [group for group in groups if group] or [[]]
+    across = width == WIDE
+    figure = _figure(width, 3.8 if across else 3.4 * len(groups))
+    shape = (1, len(groups)) if across else (len(groups), 1)
+    panels = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
+    plain = next((r for r in results if r.algorithm == PLAIN), None)
+    values = [value for r in results for _, value in points(r.runs[0]) if math.isfinite(value)]
+    for axes, group in zip(panels.flat, groups, strict=True):
+        if plain is not None:
+            times, losses = zip(*points(plain.runs[0]), strict=True)
+            axes.plot(times, losses, color=INK, linewidth=2.4, label=PLAIN)
+        for i, result in enumerate(group):
+            times, losses = zip(*points(result.runs[0]), strict=True)
+            axes.plot(times, losses, **_style(i), label=result.algorithm)
+        _tidy(axes, "both")
+        if values and min(values) > 0 and max(values) > 12 * min(values):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(numticks=4))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlim(left=0)
+        if axes.get_lines():
+            axes.legend(frameon=False, fontsize=9, handlelength=2.6, labelcolor=INK)
+        if group:
+            mode = "asynchronous" if group[-1].mode == "async" else "synchronous"
+            axes.set_title(mode, fontsize=9.5, loc="left", color=INK)
+    figure.supxlabel(horizontal, fontsize=9.5, color=INK)
+    figure.supylabel(vertical, fontsize=9.5, color=INK)
+    return figure
 
 
 def _figure(width: float, height: float) -> Canvas:
@@ -178,64 +322,46 @@ def _tidy(axes: Axes, grid: Literal["both", "x", "y"]) -> None:
     axes.set_axisbelow(True)
 
 
-def _bars(
-    axes: Axes, results: list[Result], values: list[float], labels: list[str], spreads: list[Any] | None = None
-) -> None:
-    """Draw horizontal bars from top to bottom, each with a label at its end."""
-    places = range(len(results))
-    axes.barh(places, values, height=0.64, color=[MODES.get(r.mode, PALE) for r in results])
-    ends = list(values)
-    for i, (low, high) in enumerate(spreads or []):
-        if high > low:
-            axes.plot([low, high], [i, i], color=INK, linewidth=1.4, marker="|", markersize=6)
-            ends[i] = high
-    for i, (end, label) in enumerate(zip(ends, labels, strict=True)):
-        side = -1 if end < 0 else 1
-        axes.annotate(
-            label,
-            (end, i),
-            (5 * side, 0),
-            textcoords="offset points",
-            va="center",
-            ha="left" if side > 0 else "right",
-            fontsize=9,
-            color=INK,
-        )
-    _tidy(axes, "x")
-    axes.set_yticks(list(places), [r.algorithm for r in results])
+def _names(axes: Axes, names: list[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0, labelsize=9.5)
-    axes.set_ylim(len(results) - 0.4, -0.6)
+    axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _key(figure: Canvas, results: list[Result], hatched: bool = False) -> None:
-    """Draw a legend of the bars' colors above the axes."""
+def _color(result: Result) -> str:
+    return INK if result.algorithm == PLAIN else MODES.get(result.mode, PALE)
+
+
+def _key(figure: Canvas, results: list[Result], *more: tuple[str, str, float], width: float = WIDE) -> None:
+    """Draw a legend of the colors above the axes."""
+    entries = [(PLAIN, INK, 1.0)] if any(r.algorithm == PLAIN for r in results) else []
+    present = [r for r in results if r.algorithm != PLAIN]
+    entries += [(MODE_NAMES[mode], MODES[mode], 1.0) for mode in MODES if any(r.mode == mode for r in present)]
+    _patches(figure, [*entries, *more], 5 if width == WIDE else 2)
+
+
+def _patches(figure: Canvas, entries: list[tuple[str, str, float]], columns: int) -> None:
     from matplotlib.patches import Patch
 
-    present = [mode for mode in MODES if any(result.mode == mode for result in results)]
-    mode_names: dict[str | None, str] = {"sync": "synchronous", "async": "asynchronous", None: "no exchange"}
-    handles = [Patch(facecolor=MODES[mode], label=mode_names[mode]) for mode in present]
-    if hatched:
-        handles.append(Patch(facecolor=PALE, edgecolor="white", hatch="/////", linewidth=0, label="of it, exchanging"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False, fontsize=9, borderaxespad=0.2)
+    handles = [Patch(facecolor=color, alpha=alpha, label=name) for name, color, alpha in entries]
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        borderaxespad=0.2,
+        columnspacing=1.2,
+        handlelength=1.4,
+        labelcolor=INK,
+    )
 
 
-def _curves(report: Report) -> list[tuple[Result, list[float], list[float]]]:
-    """Return times and losses of each algorithm for its first seed, sorted by the last loss."""
-    curves = []
-    for result in report.results:
-        points = [(t, loss) for t, _, loss in result.runs[0].losses] if result.runs else []
-        points = [(t, loss) for t, loss in points if math.isfinite(t) and math.isfinite(loss)]
-        if points:
-            curves.append((result, [t for t, _ in points], [loss for _, loss in points]))
-    return sorted(curves, key=lambda curve: curve[2][-1])
-
-
-def _loss_axes(axes: Axes, curves: list[tuple[Result, list[float], list[float]]]) -> None:
-    _tidy(axes, "both")
-    values = [loss for _, _, losses in curves for loss in losses]
-    if min(values) > 0 and max(values) > 12 * min(values):
-        axes.set_yscale("log")
-    axes.set_xlim(left=0)
+def _legend(figure: Canvas, width: float) -> None:
+    place = "outside right center" if width == WIDE else "outside upper left"
+    figure.legend(
+        loc=place, frameon=False, fontsize=9, handlelength=2.6, labelcolor=INK, ncols=1 if width == WIDE else 2
+    )
 
 
 def _style(i: int) -> dict[str, Any]:

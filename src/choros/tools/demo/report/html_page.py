@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from choros.tools.demo.report import figures
+from choros.tools.demo.report.findings import findings
 from choros.tools.demo.report.html_style import STYLE
-from choros.tools.demo.report.results import Report, Result, save
-from choros.tools.demo.report.table import COLUMNS, decimal, percent, summary
+from choros.tools.demo.report.results import PLAIN, Report, Result, save
+from choros.tools.demo.report.table import COLUMNS, WORK, Column, decimal, percent, summary
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WORKER = {
@@ -62,48 +64,52 @@ def render(report: Report) -> str:
     Returns:
         A complete HTML document with the charts as inline SVG.
     """
-    title = f"{len(report.results)} algorithm{'s' * (len(report.results) != 1)} on {report.setting.dataset}"
-    charts = [
-        f'<figure id="figure-{f.name}"><h3>{escape(f.title)}</h3>'
-        f"<figcaption>{escape(f.text)}</figcaption>{f.svg(report)}</figure>"
-        for f in figures.available(report)
-    ]
+    algorithms = sum(result.algorithm != PLAIN for result in report.results)
+    title = f"{algorithms} algorithm{'s' * (algorithms != 1)} on {report.setting.dataset}"
+    charts = {figure.name: _chart(figure, report) for figure in figures.available(report)}
+    later = "".join(chart for name, chart in charts.items() if name != "target")
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Choros: {escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
-        f"<header><h1>{escape(title)}</h1>{_lead(report)}{_facts(report)}</header>",
-        f'<main><section id="comparison"><h2>Comparison</h2>{_table(report)}{_legend(report)}</section>',
-        f'<section id="figures"><h2>Figures</h2>{"".join(charts)}</section>' if charts else "",
+        f"<header><h1>{escape(title)}</h1>{_lead(report)}</header>",
+        f'<main><section id="comparison">{charts.get("target", "")}{_table(report, COLUMNS, "table")}'
+        f"{_legend(COLUMNS)}</section>",
+        f'<section id="figures"><h2>How they train</h2>{later}</section>' if later else "",
+        f'<section id="work"><h2>Work of the workers</h2>{_table(report, WORK, "work-table")}{_legend(WORK)}</section>'
+        if any(result.runs for result in report.results)
+        else "",
         '<section id="details"><h2>Each algorithm</h2><div class="cards">',
         *(_card(report, result) for result in report.ranked()),
-        "</div></section></main>",
+        f'</div></section><section id="setting"><h2>Setting</h2>{_notes(report)}{_facts(report)}</section></main>',
         "<footer>Made by <code>choros demo</code>. All figures are in <code>results.json</code> beside this page."
         "</footer>\n</body>\n</html>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
+def _chart(figure: figures.Figure, report: Report) -> str:
+    """Return a chart for wide and for narrow screens; the style sheet shows one of them."""
+    return (
+        f'<figure id="figure-{figure.name}"><h3>{escape(figure.title)}</h3>'
+        f"<figcaption>{escape(figure.text)}</figcaption>"
+        f'<div class="wide">{figure.svg(report)}</div><div class="narrow">{figure.svg(report, figures.NARROW)}</div>'
+        "</figure>"
+    )
+
+
 def _lead(report: Report) -> str:
-    """Return the result in one or two sentences."""
-    by_name = {result.algorithm: result for result in report.results}
-    sentences = []
-    if report.best:
-        best, fastest = by_name[report.best], by_name[report.fastest] if report.fastest else None
-        sentences.append(f"<strong>{escape(best.algorithm)}</strong> reached the highest F1, {decimal(best.f1, 4)}")
-        if fastest:
-            sentences[0] += (
-                f"; <strong>{escape(fastest.algorithm)}</strong> trained fastest, in {decimal(fastest.seconds, 2)} s"
-            )
-        sentences[0] += "."
+    """Return the findings as paragraphs, the first as the lead."""
+    sentences = findings(report)
     failed = [result.algorithm for result in report.results if result.failed]
     if failed:
-        sentences.append(f"Failed: {escape(', '.join(failed))}.")
-    lead = f'<p class="lead">{" ".join(sentences) or "Nothing was measured."}</p>'
+        sentences.append(f"Failed: {', '.join(failed)}.")
+    first, *others = sentences or ["Nothing was measured."]
+    text = f'<p class="lead">{escape(first)}</p>' + "".join(f"<p>{escape(sentence)}</p>" for sentence in others)
     if report.interrupted:
-        lead += '<p class="banner">Interrupted: this holds what had been measured by then.</p>'
-    return lead
+        text += '<p class="banner">Interrupted: this holds what had been measured by then.</p>'
+    return text
 
 
 def _facts(report: Report) -> str:
@@ -118,6 +124,7 @@ def _facts(report: Report) -> str:
         "Classes": classes,
         "Network": s.network,
         "Optimizer": s.optimizer,
+        "Target accuracy": f"{s.target:g}" if s.target else "",
         "Epochs": f"{s.epochs:,}" if s.epochs else "",
         "Global batch": f"{s.batch_size:,} rows" if s.batch_size else "",
         "Seeds": seeds,
@@ -132,28 +139,31 @@ def _facts(report: Report) -> str:
     return f'<dl class="facts">{"".join(items)}</dl>'
 
 
-def _table(report: Report) -> str:
-    head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in COLUMNS)
+def _table(report: Report, columns: tuple[Column, ...], name: str) -> str:
+    head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns)
     rows = []
     for result in report.ranked():
-        name = (
-            f'<th scope="row"><a href="#{_anchor(result)}">{escape(result.algorithm)}</a>{_badges(report, result)}</th>'
-        )
+        if columns is WORK and not result.runs:
+            continue
+        link = f'<a href="#{_anchor(result)}">{escape(result.algorithm)}</a>'
+        heading = f'<th scope="row">{link}{_badges(report, result) if columns is COLUMNS else ""}</th>'
         if result.runs:
-            cells = "".join(f"<td>{escape(c.show(report, result))}</td>" for c in COLUMNS)
+            cells = "".join(
+                f'<td data-label="{escape(c.title)}">{escape(c.show(report, result))}</td>' for c in columns
+            )
         else:
-            cells = f'<td class="failed" colspan="{len(COLUMNS)}">{escape(summary(result.error))}</td>'
-        rows.append(f"<tr>{name}{cells}</tr>")
+            cells = f'<td class="failed" colspan="{len(columns)}">{escape(summary(result.error))}</td>'
+        rows.append(f"<tr>{heading}{cells}</tr>")
     return (
-        '<div class="scroll"><table class="main" id="table"><thead><tr>'
-        f'<th scope="col">algorithm</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<table class="main" id="{name}"><thead><tr><th scope="col">algorithm</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
 
 def _badges(report: Report, result: Result) -> str:
     text = ""
     if result.algorithm == report.best:
-        text += '<span class="badge f1">best F1</span>'
+        text += '<span class="badge f1">most accurate</span>'
     if result.algorithm == report.fastest:
         text += '<span class="badge time">fastest</span>'
     if result.failed:
@@ -161,39 +171,47 @@ def _badges(report: Report, result: Result) -> str:
     return text
 
 
-def _legend(report: Report) -> str:
-    meanings = "; ".join(f"<em>{escape(c.title)}</em>: {escape(c.meaning)}" for c in COLUMNS)
-    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in report.setting.notes)
-    return f'<p class="soft">{meanings}.</p>{notes}'
+def _legend(columns: tuple[Column, ...]) -> str:
+    meanings = "; ".join(f"<em>{escape(c.title)}</em>: {escape(c.meaning)}" for c in columns)
+    return f'<p class="soft">{meanings}.</p>'
+
+
+def _notes(report: Report) -> str:
+    return "".join(f'<p class="soft">{escape(note)}</p>' for note in report.setting.notes)
 
 
 def _card(report: Report, result: Result) -> str:
     settings = ", ".join(f"{name}={value}" for name, value in result.settings.items())
     parts = [
         f'<article id="{_anchor(result)}"><h3>{escape(result.algorithm)}{_badges(report, result)}</h3>',
-        f'<p class="about">{escape(result.about)}</p>',
+        f'<p class="about">{_about(result.about)}</p>',
         f"<p><code>{escape(result.algorithm)}({escape(settings)})</code></p>",
     ]
     if result.error:
         parts.append(f"<pre>{escape(result.error.strip())}</pre>")
     if result.runs:
-        parts.append(f'<div class="pair">{_seeds(result)}{_workers(result)}</div>')
+        parts.append(f'<div class="pair">{_seeds(report, result)}{_workers(result)}</div>')
     return "".join(parts) + "</article>"
 
 
-def _seeds(result: Result) -> str:
+def _about(text: str) -> str:
+    """Return a description with its double backquotes as code."""
+    return re.sub("``(.+?)``", r"<code>\1</code>", escape(text))
+
+
+def _seeds(report: Report, result: Result) -> str:
     rows: list[tuple[str, ...]] = [
         (
             f"{run.seed}",
-            decimal(run.f1, 4),
             decimal(run.accuracy, 4),
+            decimal(run.to_target(report.setting.target), 2),
             decimal(run.seconds, 2),
             decimal(run.startup, 2),
             decimal(run.losses[-1][2], 4) if run.losses else "–",
         )
         for run in result.runs
     ]
-    return _small(("seed", "F1", "accuracy", "train s", "start-up s", "last loss"), rows)
+    return _small(("seed", "accuracy", "to target s", "train s", "start-up s", "last loss"), rows)
 
 
 def _workers(result: Result) -> str:
@@ -205,10 +223,18 @@ def _workers(result: Result) -> str:
 
 
 def _small(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = list(head)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-label="{escape(title)}">{escape(cell)}</td>' for title, cell in zip(head, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
     titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
     top = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{top}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<table class="small">{top}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _value(key: str, value: float) -> str:

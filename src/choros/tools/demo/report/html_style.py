@@ -26,9 +26,10 @@ dl.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem,
 dl.facts div { border-top: 1px solid var(--rule); padding-top: .35rem; }
 dl.facts dt { color: var(--soft); font-size: .8rem; }
 dl.facts dd { margin: 0; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .93rem; }
-th, td { padding: .42rem .6rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th, td { padding: .42rem .45rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+table.main thead th, article thead th { white-space: normal; }
+table.main tbody th { white-space: normal; }
 th { color: var(--soft); font-weight: 600; font-size: .82rem; vertical-align: bottom; }
 tbody th { color: var(--ink); font-size: inherit; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
@@ -46,10 +47,18 @@ figure h3 { margin-bottom: 0; }
 figcaption { margin-bottom: .6rem; }
 figure svg text { fill: currentColor; }
 figure svg { display: block; width: 100%; height: auto; max-width: 60rem; }
+.narrow { display: none; }
+@media screen and (max-width: 44rem) { .wide { display: none; } .narrow { display: block; }
+  body { padding: 1.2rem 1rem 3rem; } h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
+  table, tbody, tr, tbody th, caption { display: block; } thead { display: none; }
+  tbody tr { border-bottom: 1px solid var(--rule); padding: .4rem 0; }
+  tbody th, tbody td { border: 0; padding: .12rem 0; }
+  tbody td { display: flex; justify-content: space-between; gap: 1rem; }
+  tbody td[data-label]::before { content: attr(data-label); color: var(--soft); font-size: .85rem; } }
 .cards { display: grid; gap: 1rem; margin-top: 1rem; }
 .cards > *, .pair > * { min-width: 0; }
 .pair { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 9fr); gap: 1rem 1.5rem; align-items: start; }
-@media screen and (max-width: 56rem) { .pair { grid-template-columns: minmax(0, 1fr); } }
+@media screen and (max-width: 76rem) { .pair { grid-template-columns: minmax(0, 1fr); } }
 article { background: var(--card); border: 1px solid var(--rule); border-radius: .5rem; padding: .9rem 1rem; }
 article p { margin: .1rem 0 .6rem; }
 article table { font-size: .8rem; }
@@ -65,7 +74,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; border-top: 1p
 @media print { body { max-width: none; padding: 0; font-size: 10.5pt; } h2 { break-after: avoid; }
   figure, article, tr { break-inside: avoid; } pre { max-height: none; }
   .pair { grid-template-columns: minmax(0, 1fr); gap: .5rem; }
-  .scroll { overflow: visible; } th, td { padding: .25rem .35rem; } table { font-size: 8.5pt; }
+  th, td { padding: .25rem .35rem; } table { font-size: 8.5pt; }
   article table { font-size: 8pt; }
   article th { white-space: normal; } .badge { border: 1px solid currentColor; } }
 """

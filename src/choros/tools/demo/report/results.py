@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, Self
 
 SCHEMA = "choros-results"
-VERSION = 1
+VERSION = 2
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles for 1, 2 ... degrees
+PLAIN = "plain fit"  # the result of model.fit without Choros
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Run:
         f1: float. F1 on the test rows, each class weighted by its rows; in [0, 1].
         accuracy: float. Fraction of the test rows that were classified correctly.
         seconds: float. Training time without start-up.
-        startup: float. Seconds from the call until the end of the first step on every worker.
+        startup: float. Seconds to start the processes, to import, and to compile.
         samples_per_second: float. Rows trained in a second by all workers.
         exchanges: int. Number of exchanges, summed over the workers.
         staleness: float. Merges of other workers since a worker last read the center variable; mean over the exchanges.
@@ -32,6 +34,11 @@ class Run:
         waiting: float. Fraction of the time spent waiting for data; in [0, 1].
         losses: tuple of (seconds since the start of training, epoch, loss), one for each epoch.
         workers: tuple of dicts. Counters of each worker by name.
+        accuracies: tuple of float. Accuracy on the test rows at the end of each epoch.
+        sent: tuple of int. Bytes that all workers had exchanged at the end of each epoch.
+        stale: tuple of int. At index s, the number of exchanges with staleness s; empty if synchronous.
+        lanes: for each worker tuples (kind, begin, end) in seconds: what it did in the first second after the first
+            epoch. "compute", "data", "exchange" or "wait"; later ones are painted over earlier ones.
     """
 
     seed: int
@@ -46,6 +53,27 @@ class Run:
     waiting: float = 0.0
     losses: tuple[tuple[float, int, float], ...] = ()
     workers: tuple[dict[str, float], ...] = ()
+    accuracies: tuple[float, ...] = ()
+    sent: tuple[int, ...] = ()
+    stale: tuple[int, ...] = ()
+    lanes: tuple[tuple[tuple[str, float, float], ...], ...] = ()
+
+    def to_target(self, target: float) -> float:
+        """Return the seconds of training to an accuracy, interpolated between two epochs; NaN if it was not reached.
+
+        Example:
+            >>> run = Run(0, losses=((1.0, 0, 0.9), (2.0, 1, 0.5)), accuracies=(0.8, 0.9))
+            >>> round(run.to_target(0.85), 6), run.to_target(0.7), run.to_target(0.95)
+            (1.5, 1.0, nan)
+        """
+        before: tuple[float, float] | None = None
+        for (seconds, _, _), accuracy in zip(self.losses, self.accuracies, strict=False):
+            if accuracy >= target:
+                if before is None:
+                    return seconds
+                return before[0] + (seconds - before[0]) * (target - before[1]) / (accuracy - before[1])
+            before = (seconds, accuracy)
+        return math.nan
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -56,7 +84,13 @@ class Run:
             known[name] = _number(known[name])
         losses = tuple((_number(t), int(epoch), _number(loss)) for t, epoch, loss in known.get("losses", ()))
         workers = tuple({str(k): _number(v) for k, v in worker.items()} for worker in known.get("workers", ()))
-        return cls(**{**known, "losses": losses, "workers": workers})
+        accuracies = tuple(map(_number, known.get("accuracies", ())))
+        lanes = tuple(
+            tuple((str(kind), float(begin), float(end)) for kind, begin, end in lane) for lane in known.get("lanes", ())
+        )
+        counts = {name: tuple(map(int, known.get(name, ()))) for name in ("sent", "stale")}
+        lists = {"losses": losses, "workers": workers, "accuracies": accuracies, "lanes": lanes}
+        return cls(**{**known, **lists, **counts})
 
 
 @dataclass(frozen=True)
@@ -119,7 +153,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """The head of the report: model, data and settings of a comparison. Empty text and zeros are not shown."""
+    """The head of the report: model, data and settings of a comparison. Empty text and zeros are not shown.
+
+    ``target`` is the accuracy to which the times are measured.
+    """
 
     dataset: str
     train_rows: int = 0
@@ -138,6 +175,7 @@ class Setting:
     versions: dict[str, str] = field(default_factory=dict)
     date: str = ""
     notes: tuple[str, ...] = ()
+    target: float = 0.0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -162,16 +200,60 @@ class Report:
     interrupted: bool = False
 
     @property
+    def plain(self) -> Result | None:
+        """The result of plain ``fit``; None if it was not measured."""
+        return next((r for r in self.results if r.algorithm == PLAIN and r.runs), None)
+
+    @property
     def best(self) -> str:
-        """The algorithm with the highest F1; ``""`` without measurements."""
-        measured = [r for r in self.results if math.isfinite(r.f1)]
-        return max(measured, key=lambda r: r.f1).algorithm if measured else ""
+        """The name with the highest accuracy, if its 95 % interval lies above all others; else ``""``."""
+        spans = {r.algorithm: self.accuracy_interval(r) for r in self.results if math.isfinite(r.mean("accuracy"))}
+        return _apart(spans, highest=True)
 
     @property
     def fastest(self) -> str:
-        """The algorithm with the shortest training time; ``""`` without measurements."""
-        measured = [r for r in self.results if math.isfinite(r.seconds)]
-        return min(measured, key=lambda r: r.seconds).algorithm if measured else ""
+        """The name with the least seconds to the target, if its 95 % interval lies below all others; else ``""``.
+
+        Ensemble is left out: each of its members sees only a part of the rows.
+        """
+        spans = {r.algorithm: interval(self.targets(r)) for r in self.results if r.runs and r.algorithm != "Ensemble"}
+        return _apart({name: span for name, span in spans.items() if not math.isnan(span[0])}, highest=False)
+
+    def targets(self, result: Result) -> list[float]:
+        """Return the seconds to the target of each run; NaN where it was not reached."""
+        return [run.to_target(self.setting.target) for run in result.runs]
+
+    def accuracy_interval(self, result: Result) -> tuple[float, float]:
+        """Return the 95 % interval of the accuracy: the wider of that of the seeds and that of the test rows."""
+        accuracy, rows = result.mean("accuracy"), self.setting.test_rows
+        low, high = interval([run.accuracy for run in result.runs])
+        half = max(high - low, 0.0) / 2 if len(result.runs) > 1 else 0.0
+        chance = 1.96 * math.sqrt(max(accuracy * (1 - accuracy), 0.0) / rows) if rows else math.inf
+        return accuracy - max(half, chance), accuracy + max(half, chance)
+
+    def gains(self, result: Result) -> list[float]:
+        """Return for each common seed the seconds of plain ``fit`` to the target, divided by those of a result.
+
+        Example:
+            >>> slow, fast = (Run(0, losses=((s, 0, 1.0),), accuracies=(1.0,)) for s in (3.0, 2.0))
+            >>> report = Report(Setting("x", target=0.9), (Result(PLAIN, runs=(slow,)), Result("AEASGD", runs=(fast,))))
+            >>> report.gains(report.results[1])
+            [1.5]
+        """
+        target = self.setting.target
+        plain = {run.seed: run.to_target(target) for run in self.plain.runs} if self.plain else {}
+        return [plain[run.seed] / run.to_target(target) for run in result.runs if run.seed in plain]
+
+    def gain_with_startup(self, result: Result) -> float:
+        """Return the same with start-up in both times, as a ratio of means; NaN without plain ``fit``."""
+        if self.plain is None:
+            return math.nan
+        mine, plain = self.result_seconds(result), self.result_seconds(self.plain)
+        return plain / mine if mine > 0 else math.nan
+
+    def result_seconds(self, result: Result) -> float:
+        """Return the mean seconds from the start to the target, start-up included."""
+        return result.mean("startup") + _mean(self.targets(result))
 
     def speedup(self, result: Result) -> float:
         """Return the training time of Single divided by that of a result; NaN if one of them was not measured.
@@ -185,8 +267,15 @@ class Report:
         return single / result.seconds if result.seconds > 0 else math.nan
 
     def ranked(self) -> list[Result]:
-        """Return the results sorted by F1, the highest first; results without F1 are last."""
-        return sorted(self.results, key=lambda r: (not math.isfinite(r.f1), -r.f1 if math.isfinite(r.f1) else 0.0))
+        """Return the results sorted by the seconds to the target; those that did not reach it follow, by accuracy."""
+
+        def place(result: Result) -> tuple[bool, float]:
+            seconds, accuracy = _mean(self.targets(result)), result.mean("accuracy")
+            if math.isfinite(seconds):
+                return False, seconds
+            return True, -accuracy if math.isfinite(accuracy) else math.inf
+
+        return sorted(self.results, key=place)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON types. Numbers that are not finite become ``None``."""
@@ -210,6 +299,36 @@ class Report:
             )
         results = tuple(Result.from_dict(result) for result in data.get("results", ()))
         return cls(Setting.from_dict(data["setting"]), results, bool(data.get("interrupted", False)))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean by Student's t: (-inf, inf) for one value, NaN if a value is not finite.
+
+    Example:
+        >>> [round(end, 2) for end in interval([1.0, 2.0, 3.0])]
+        [-0.48, 4.48]
+    """
+    if not values or not all(map(math.isfinite, values)):
+        return math.nan, math.nan
+    if len(values) == 1:
+        return -math.inf, math.inf
+    factor = _STUDENT[len(values) - 2] if len(values) - 2 < len(_STUDENT) else 2.23
+    mean, half = fmean(values), factor * stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def _apart(spans: Mapping[str, tuple[float, float]], highest: bool) -> str:
+    """Return the name whose interval lies above (or below) all others; ``""`` if there is none, or no other."""
+    sign = 1 if highest else -1
+    signed = {name: sorted((sign * low, sign * high)) for name, (low, high) in spans.items()}
+    for name, (low, _) in signed.items():
+        if len(signed) > 1 and all(low > high for other, (_, high) in signed.items() if other != name):
+            return name
+    return ""
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
 
 
 def save(report: Report, path: str | os.PathLike[str]) -> None:

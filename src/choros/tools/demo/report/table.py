@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from choros.tools.demo.report.results import Report, Result
+from choros.tools.demo.report.results import Report, Result, interval
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,66 @@ def percent(share: float) -> str:
     return "0 %" if share == 0 else f"{100 * share:.1f} %"
 
 
+def _target(report: Report, result: Result) -> str:
+    """Return the mean seconds to the target, or in how many runs it was not reached."""
+    times = report.targets(result)
+    missed = sum(not math.isfinite(time) for time in times)
+    if missed == len(times):
+        return "not reached"
+    return f"not in {missed} of {len(times)}" if missed else decimal(sum(times) / len(times), 2)
+
+
+def mean_gain(report: Report, result: Result) -> float:
+    """Return the mean speed-up against plain ``fit`` to the target; NaN if one of them did not reach it."""
+    gains = report.gains(result)
+    return sum(gains) / len(gains) if gains else math.nan
+
+
+def span_text(span: tuple[float, float], places: int = 2) -> str:
+    """Format an interval; return a dash if it is not finite.
+
+    Example:
+        >>> span_text((1.5, 2.25)), span_text((-math.inf, math.inf))
+        ('1.50 to 2.25', '–')
+    """
+    return f"{span[0]:.{places}f} to {span[1]:.{places}f}" if all(map(math.isfinite, span)) else "–"
+
+
+def _accuracy(report: Report, result: Result) -> str:
+    low, high = report.accuracy_interval(result)
+    half = f" ±{(high - low) / 2:.3f}" if math.isfinite(high - low) else ""
+    return decimal(result.mean("accuracy"), 3) + half
+
+
+def _megabytes(result: Result) -> float:
+    return sum(run.sent[-1] for run in result.runs if run.sent) / max(len(result.runs), 1) / 1e6
+
+
 COLUMNS = (
-    Column("F1", 6, lambda _, r: decimal(r.f1, 4), "weighted F1 on the rows held back"),
-    Column("accuracy", 8, lambda _, r: decimal(r.mean("accuracy"), 4), "share classified correctly of these rows"),
-    Column("train s", 7, lambda _, r: decimal(r.seconds, 2), "seconds to train, without start-up"),
+    Column("to target s", 11, _target, "seconds of training to the target accuracy, without start-up"),
+    Column(
+        "x fit", 5, lambda report, r: decimal(mean_gain(report, r), 2), "speed to the target: plain fit's time over it"
+    ),
+    Column(
+        "95 % interval", 13, lambda report, r: span_text(interval(report.gains(r))), "interval of x fit over the seeds"
+    ),
+    Column(
+        "start-up s", 10, lambda _, r: decimal(r.mean("startup"), 1), "seconds to start processes, import and compile"
+    ),
+    Column(
+        "result s", 8, lambda report, r: decimal(report.result_seconds(r), 1), "start-up and training to the target"
+    ),
+    Column(
+        "accuracy", 12, _accuracy, "share of the rows held back that is classified correctly, with its 95 % interval"
+    ),
+    Column("F1", 6, lambda _, r: decimal(r.f1, 4), "weighted F1 on these rows"),
+)
+WORK = (
+    Column("train s", 7, lambda _, r: decimal(r.seconds, 2), "seconds for all epochs, without start-up"),
     Column("x Single", 8, lambda report, r: decimal(report.speedup(r), 2), "speed: Single's time over this one"),
     Column("samples/s", 9, lambda _, r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
     Column("exchanges", 9, lambda _, r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
+    Column("MB", 7, lambda _, r: decimal(_megabytes(r), 1), "megabytes that the workers exchanged, summed over them"),
     Column("staleness", 9, lambda _, r: decimal(r.mean("staleness"), 2), "merges by others since the last exchange"),
     Column("exchanging", 10, lambda _, r: percent(r.mean("exchanging")), "share of the time spent exchanging"),
     Column("waiting", 7, lambda _, r: percent(r.mean("waiting")), "share of the time spent waiting for data"),
@@ -55,8 +108,8 @@ COLUMNS = (
 
 
 def marks(report: Report, result: Result) -> str:
-    """Return "best F1", "fastest", both or neither."""
-    titles = (("best F1", report.best), ("fastest", report.fastest))
+    """Return "most accurate", "fastest", both or neither; a mark means that 95 % intervals part."""
+    titles = (("most accurate", report.best), ("fastest", report.fastest))
     return ", ".join(title for title, name in titles if result.algorithm == name)
 
 
@@ -72,33 +125,41 @@ def summary(error: str, limit: int = 160) -> str:
 
 
 def text_table(report: Report) -> str:
-    """Return the comparison as text for a terminal, sorted by F1, the highest first.
+    """Return the comparison as two tables of text for a terminal, sorted by the seconds to the target.
 
     Args:
         report: Report.
 
     Returns:
-        Text without a final newline. A failed algorithm has a line with its error.
+        Text without a final newline. A failed algorithm has a line with its error, in the first table.
 
     Example:
         >>> from choros.tools.demo.report.results import Run, Setting
         >>> print(text_table(Report(Setting("x"), (Result("Single", None, error="InvalidDataError: no rows"),))))
-        algorithm      F1  accuracy  train s  x Single  samples/s  exchanges  staleness  exchanging  waiting
-        ---------  ------  --------  -------  --------  ---------  ---------  ---------  ----------  -------
+        algorithm  to target s  x fit  95 % interval  start-up s  result s      accuracy      F1
+        ---------  -----------  -----  -------------  ----------  --------  ------------  ------
         Single     failed: InvalidDataError: no rows
     """
+    lines = _lines(report, COLUMNS, first=True)
+    if any(result.runs for result in report.results):
+        lines += ["", *_lines(report, WORK, first=False)]
+    return "\n".join(lines)
+
+
+def _lines(report: Report, columns: tuple[Column, ...], first: bool) -> list[str]:
+    """Return the lines of one table; marks and errors are in the first."""
     name_width = max([len("algorithm"), *(len(r.algorithm) for r in report.results)])
-    shown = [(r, [c.show(report, r) for c in COLUMNS]) for r in report.ranked()]
-    widths = [max([c.width, *(len(cells[i]) for r, cells in shown if r.runs)]) for i, c in enumerate(COLUMNS)]
+    shown = [(r, [c.show(report, r) for c in columns]) for r in report.ranked()]
+    widths = [max([c.width, *(len(cells[i]) for r, cells in shown if r.runs)]) for i, c in enumerate(columns)]
 
     def row_text(name: str, cells: list[str], mark: str = "") -> str:
         parts = [name.ljust(name_width), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))]
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
-    lines = [row_text("algorithm", [c.title for c in COLUMNS]), row_text("-" * name_width, ["-" * w for w in widths])]
+    lines = [row_text("algorithm", [c.title for c in columns]), row_text("-" * name_width, ["-" * w for w in widths])]
     for result, cells in shown:
         if result.runs:
-            lines.append(row_text(result.algorithm, cells, marks(report, result)))
-        if result.failed:
+            lines.append(row_text(result.algorithm, cells, marks(report, result) if first else ""))
+        if result.failed and first:
             lines.append(f"{result.algorithm.ljust(name_width)}  failed: {summary(result.error)}")
-    return "\n".join(lines)
+    return lines

@@ -1,0 +1,46 @@
+from choros.tools.demo.report import Report, Result, Run, Setting
+from choros.tools.demo.report.findings import findings
+
+SETTING = Setting("digits", target=0.9, test_rows=500, seeds=3)
+
+
+def timed(name, *seconds, startup=3.0):
+    return Result(
+        name,
+        runs=tuple(
+            Run(seed, accuracy=0.95, seconds=s, startup=startup, losses=((s, 0, 0.1),), accuracies=(0.95,))
+            for seed, s in enumerate(seconds)
+        ),
+    )
+
+
+PLAIN = timed("plain fit", 4.0, 4.1, 4.2, startup=2.0)
+
+
+def test_a_gain_is_stated_with_its_interval():
+    first, *others = findings(Report(SETTING, (PLAIN, timed("AEASGD", 1.0, 1.025, 1.05))))
+    assert first == (
+        "AEASGD trained to 90 % accuracy 4.00 times as fast as plain model.fit on all cores (1.0 s against 4.1 s; "
+        "95 % interval 4.00 to 4.00)."
+    )
+    assert "AEASGD was the fastest: its interval lies below all others." in others
+    assert any(sentence.startswith("In the final accuracy no difference beyond chance") for sentence in others)
+
+
+def test_where_choros_loses_it_is_said():
+    said = " ".join(findings(Report(SETTING, (PLAIN, timed("AllReduce", 8.0, 8.2, 8.4, startup=9.0)))))
+    assert said.startswith("No algorithm was measurably faster to 90 % accuracy than plain model.fit (4.1 s).")
+    assert "Slower than plain fit: AllReduce (0.50 x" in said
+    assert "plain fit is the better choice" in said
+
+
+def test_chance_is_said_to_be_chance():
+    said = " ".join(findings(Report(SETTING, (PLAIN, timed("EASGD", 3.0, 4.5, 5.0)))))
+    assert "No difference from plain fit beyond chance (the intervals contain 1): EASGD" in said
+    assert "No single fastest is named" in said
+
+
+def test_without_plain_fit_or_measurements_nothing_is_claimed():
+    assert findings(Report(SETTING, (Result("AGN", error="broken"),))) == []
+    (only,) = findings(Report(SETTING, (timed("AGN", 1.0),)))
+    assert only == "AGN reached an accuracy of 0.950; there is nothing to compare it with."
