@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from choros.tools.demo.report import Report, Result, Run, Setting
 from choros.tools.demo.report.findings import findings
 
@@ -38,6 +40,18 @@ def test_chance_is_said_to_be_chance():
     said = " ".join(findings(Report(SETTING, (PLAIN, timed("EASGD", 3.0, 4.5, 5.0)))))
     assert "No difference from plain fit beyond chance (the intervals contain 1): EASGD" in said
     assert "No single fastest is named" in said
+
+
+def test_one_seed_gives_no_interval_and_no_winner():
+    said = " ".join(findings(Report(replace(SETTING, seeds=1), (timed("plain fit", 4.0), timed("EASGD", 1.0)))))
+    assert "No difference from plain fit beyond chance (one seed gives no interval): EASGD (4.00 x)." in said
+    assert "inf" not in said
+
+
+def test_an_interval_of_a_gain_is_positive():
+    report = Report(SETTING, (PLAIN, timed("EASGD", 1.0, 9.0, 2.0)))
+    low, high = report.gain_interval(report.results[1])
+    assert 0 < low < 1 < high
 
 
 def test_without_plain_fit_or_measurements_nothing_is_claimed():

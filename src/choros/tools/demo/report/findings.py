@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from choros.tools.demo.report.results import PLAIN, Report, Result, interval
+from choros.tools.demo.report.results import PLAIN, Report, Result
 from choros.tools.demo.report.table import decimal, mean_gain, span_text
 
 
@@ -36,11 +36,11 @@ def _speed(report: Report, plain: Result, compared: list[Result]) -> list[str]:
     faster, slower, unclear, missed = list[str](), list[str](), list[str](), list[str]()
     lead = ""
     for result in compared:
-        gain, (low, high) = mean_gain(report, result), interval(report.gains(result))
+        gain, (low, high) = mean_gain(report, result), report.gain_interval(result)
         if not math.isfinite(gain):
             missed.append(result.algorithm)
             continue
-        span = f", 95 % interval {span_text((low, high))}" if math.isfinite(low) else ""
+        span = f", 95 % interval {span_text((low, high))}" if math.isfinite(high) else ""
         text = f"{result.algorithm} ({gain:.2f} x{span})"
         if low > 1 and not lead:
             times = report.targets(result)

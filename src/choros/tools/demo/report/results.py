@@ -244,6 +244,14 @@ class Report:
         plain = {run.seed: run.to_target(target) for run in self.plain.runs} if self.plain else {}
         return [plain[run.seed] / run.to_target(target) for run in result.runs if run.seed in plain]
 
+    def gain_interval(self, result: Result) -> tuple[float, float]:
+        """Return the 95 % interval of the geometric mean of ``gains``: that of their logarithms, which is positive."""
+        gains = self.gains(result)
+        if not all(math.isfinite(gain) and gain > 0 for gain in gains):
+            return math.nan, math.nan
+        low, high = interval([math.log(gain) for gain in gains])
+        return math.exp(low), math.exp(high)
+
     def gain_with_startup(self, result: Result) -> float:
         """Return the same with start-up in both times, as a ratio of means; NaN without plain ``fit``."""
         if self.plain is None:

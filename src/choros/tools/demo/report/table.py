@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from choros.tools.demo.report.results import Report, Result, interval
+from choros.tools.demo.report.results import Report, Result
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def _target(report: Report, result: Result) -> str:
 
 
 def mean_gain(report: Report, result: Result) -> float:
-    """Return the mean speed-up against plain ``fit`` to the target; NaN if one of them did not reach it."""
+    """Return the geometric mean of the speed-ups against plain ``fit``; NaN if one of them missed the target."""
     gains = report.gains(result)
-    return sum(gains) / len(gains) if gains else math.nan
+    return math.prod(gains) ** (1 / len(gains)) if gains else math.nan
 
 
 def span_text(span: tuple[float, float], places: int = 2) -> str:
@@ -82,7 +82,7 @@ COLUMNS = (
         "x fit", 5, lambda report, r: decimal(mean_gain(report, r), 2), "speed to the target: plain fit's time over it"
     ),
     Column(
-        "95 % interval", 13, lambda report, r: span_text(interval(report.gains(r))), "interval of x fit over the seeds"
+        "95 % interval", 13, lambda report, r: span_text(report.gain_interval(r)), "interval of x fit over the seeds"
     ),
     Column(
         "start-up s", 10, lambda _, r: decimal(r.mean("startup"), 1), "seconds to start processes, import and compile"
