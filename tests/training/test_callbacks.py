@@ -97,6 +97,29 @@ def test_every_hook_is_called_as_keras_calls_it(make_model, data, pools):
     assert callback.params == {"verbose": 0, "epochs": 2, "steps": 3}
 
 
+def test_the_only_batch_of_an_epoch_begins_in_each_epoch(make_model, data, pools):
+    """A rate that a callback sets before each batch is that of plain fit also where an epoch has one batch."""
+
+    class Halve(K.Callback):
+        def on_train_begin(self, logs=None):
+            self.begun = []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.begun.append(batch)
+            self.model.optimizer.learning_rate = 0.1 * 0.5 ** len(self.begun)
+
+    x, y = data()
+    weights = []
+    for distributed in (False, True):
+        model, halve = make_model(), Halve()
+        fit = choros.Trainer(model, "allreduce", pool=pools(2)).fit if distributed else model.fit
+        fit(x, y, epochs=3, batch_size=len(x), shuffle=False, verbose=0, callbacks=[halve])
+        assert halve.begun == [0, 0, 0]
+        weights.append(model.get_weights())
+    for plain, trained in zip(*weights, strict=True):
+        np.testing.assert_allclose(trained, plain, atol=1e-5)
+
+
 def test_batch_logs_are_of_all_workers(make_model, data, pools):
     x, y = data()
     ours, plain = [], []

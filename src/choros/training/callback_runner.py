@@ -320,6 +320,7 @@ class CallbackRunner:
             if held:
                 self.model.reset_metrics()
             self.list.on_epoch_begin(self.epoch)
+            self.step = -1  # the epoch that has ended may have had batch 0 only
             self._begin_batch(0)
         control = self._control(before)
         return replace(control, stop=False) if self.per_batch else self._after_a_batch(control)
