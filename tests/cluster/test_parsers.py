@@ -173,6 +173,14 @@ def test_an_mpi_whose_ranks_are_alone_is_refused(mpiexec):
     assert "MPI reports a size of 1, but openmpi started 3 ranks. Start the ranks with" in printed
 
 
+def test_ranks_that_were_started_without_mpi_are_refused(mpiexec):
+    """MPI takes each rank of such a launcher for the only one."""
+    script = "from choros.cluster import MpiClusterParser; MpiClusterParser(timeout=60)"
+    ranks = {"CHOROS_RANK": "1", "CHOROS_SIZE": "2", "CHOROS_LOCAL_RANK": "1", "CHOROS_LOCAL_SIZE": "2"}
+    printed = mpiexec(1, sys.executable, "-c", script, code=None, **ranks)
+    assert "choros started 2 ranks without MPI, which reports a size of 1: use ClusterParser" in printed
+
+
 def test_mpi_without_mpi4py_names_what_to_install(monkeypatch):
     for name in ("mpi4py", "mpi4py.MPI"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -147,8 +147,8 @@ class _FileClusterParser(ClusterParser, ABC):
             raise InvalidInputError(
                 f"{place.launcher} started {place.size} ranks, {place.local_size} of them on this host, and "
                 f"{self._file_variable} lists {sum(counts)} slots on {len(counts)} hosts, so the ranks of the other "
-                "hosts are unknown: start one rank for each slot or equal numbers on all hosts, or use "
-                "MpiClusterParser, which asks all ranks."
+                "hosts are unknown: start one rank for each slot or equal numbers on all hosts, or start them "
+                "with mpiexec and use MpiClusterParser, which asks all ranks."
             )
         return [place.local_size] * len(counts)
 
@@ -294,6 +294,12 @@ class MpiClusterParser(ClusterParser):
             raise InvalidInputError(
                 f"MPI reports a size of {len(self._names)}, but {reported.launcher} started {reported.size} ranks. "
                 f"{remedy()}"
+            )
+        if reported.size > len(self._names):
+            raise InvalidInputError(
+                f"{reported.launcher} started {reported.size} ranks without MPI, which reports a size of "
+                f"{len(self._names)}: use ClusterParser, which reads the variables of any launcher, or start the ranks "
+                "with mpiexec."
             )
         return _place_of(rank, self._names)
 
