@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from choros.backends import devices
 from choros.backends.devices.device_names import device_names
 from choros.errors import InvalidInputError
 
@@ -83,3 +84,11 @@ def test_the_task_of_a_cluster_of_tensorflow_is_that_of_tf_config(job, index, mo
     for other in ("/job:worker/task:0/gpu:1", "/job:worker/task:2/gpu:1"):
         with pytest.raises(InvalidInputError, match=f"{other} is of another process; this one is {job} {index}"):
             device_names(other)
+
+
+def test_a_device_that_does_not_exist_is_refused_with_the_number_that_is_needed(monkeypatch):
+    monkeypatch.setattr(devices, "list_devices", lambda kind=None: ["cpu:0", "cpu:1", "cpu:2"])
+    with pytest.raises(InvalidInputError, match=r"no device 'cpu:7': .* Call choros.parallel.logical_devices\(8\)"):
+        devices.choose_devices(["cpu:1", "cpu:7"])
+    with pytest.raises(InvalidInputError, match=r"devices=-2: there are 3 \(cpu:0, cpu:1, cpu:2\)\.$"):
+        devices.choose_devices(-2)

@@ -89,7 +89,7 @@ def choose_devices(devices: Devices | None) -> list[str]:
         if isinstance(devices, bool) or not 0 <= count <= len(available):
             more = (
                 f" Call choros.parallel.logical_devices({count}) first of all."
-                if available[0].startswith("cpu")
+                if available[0].startswith("cpu") and count > len(available)
                 else ""
             )
             raise InvalidInputError(f"devices={devices!r}: there are {len(available)} ({', '.join(available)}).{more}")
@@ -99,7 +99,8 @@ def choose_devices(devices: Devices | None) -> list[str]:
         kind = name.partition(":")[0]
         available = list_devices(kind) if kind in ("cpu", "gpu", "tpu") else []
         if name not in available:
-            more = f" Call choros.parallel.logical_devices({len(names)}) first of all." if kind == "cpu" else ""
+            needed = 1 + max((int(each.partition(":")[2]) for each in names if each.startswith("cpu:")), default=0)
+            more = f" Call choros.parallel.logical_devices({needed}) first of all." if kind == "cpu" else ""
             raise InvalidInputError(
                 f"There is no device {name!r}: {', '.join(available) or 'there are none of its kind'}.{more}"
             )
