@@ -157,7 +157,6 @@ PRIVATE = [
     Name("_exit", "os", "ends a process at once"),
     Name("_get_option_tuples", "argparse.ArgumentParser", "the options that an argument may abbreviate (cli)"),
     Name("_actions", "argparse.ArgumentParser()", "a parser's options (cli/parser.py)"),
-    Name("_fill_text", "argparse.HelpFormatter", "wraps the text of a help page (cli/parser.py)"),
     Name("_replace", "collections.namedtuple()", "a tuple with another value"),
     Name("_lru_cache_wrapper", "functools", "the type of a function with a cache (pickling.py)"),
     Name("_initializing", "json.__spec__", "whether a module is still being imported (device_choice.py)"),
@@ -166,6 +165,7 @@ PRIVATE = [
 
 # What no scan can tell from a public name. The word must occur in the source.
 UNDOCUMENTED = [
+    Name("_fill_text", "argparse.HelpFormatter", "wraps the text of a help page (cli/parser.py)"),
     Name("seed_generator_state", "", "the name of a seed's variable (backends/seed_state.py)"),
     Name("epoch_iterator.py", "", "the file whose reset() ends an epoch that was only looked at (hvd/rank_shard.py)"),
     Name("get_tf_dataset", "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter", "hvd/graph"),
