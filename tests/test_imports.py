@@ -189,6 +189,13 @@ print(choros.callbacks.__name__, choros.parallel.__name__)
     ]
 
 
+@pytest.mark.parametrize("line", ["from choros.spark import KerasEstimator", "from choros.spark.distkeras import *"])
+def test_a_missing_pyspark_is_named_with_the_command_that_installs_it(line):
+    script = f"import sys; sys.modules['pyspark'] = None\n{line}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert "ModuleNotFoundError: pyspark is not installed: pip install 'choros[spark]'." in done.stderr
+
+
 def test_type_checkers_see_what_is_loaded_when_it_is_used():
     tree = ast.parse((ROOT / "__init__.py").read_text())
     guarded = next(node for node in tree.body if isinstance(node, ast.If))

@@ -9,8 +9,9 @@ pyspark is imported at the first use of one of these names, Keras at the first u
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from choros.spark.optional_import import import_with_pyspark
 
 if TYPE_CHECKING:
     from choros.spark.estimator import KerasEstimator
@@ -25,7 +26,7 @@ __all__ = ["KerasEstimator", "KerasModel", "session"]
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'choros.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"choros.spark.{_WHERE[name]}"), name)
+    return getattr(import_with_pyspark(f"choros.spark.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:

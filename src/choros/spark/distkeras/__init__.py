@@ -11,8 +11,9 @@ worker, as in dist-keras. ``ADAG`` is the rule that dist-keras shipped under thi
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from choros.spark.optional_import import import_with_pyspark
 
 _WHERE = {
     **dict.fromkeys(
@@ -58,7 +59,7 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'choros.spark.distkeras' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"choros.spark.distkeras.{_WHERE[name]}"), name)
+    return getattr(import_with_pyspark(f"choros.spark.distkeras.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:
