@@ -33,7 +33,16 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     for name, parser in group.choices.items():
         if parser not in parsers.values():
             parsers[name] = parser
-    return dict(sorted(parsers.items(), key=lambda item: _ORDER.index(item[0]) if item[0] in _ORDER else len(_ORDER)))
+    order = sorted(parsers, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    return {name: parser for command in order for name, parser in _with_actions(command, parsers[command])}
+
+
+def _with_actions(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield a command and those below it, such as "site init"."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from ((f"{name} {word}", below) for word, below in action.choices.items())
 
 
 def _cell(text: str) -> str:
@@ -63,7 +72,11 @@ def command_line() -> str:
         usage = re.sub(r"^usage: ", "", parser.format_usage().strip())
         lines += [*(parser.description or "").splitlines(), "", "```text", usage, "```", ""]
         for group in parser._action_groups:
-            actions = [each for each in group._group_actions if each.help != argparse.SUPPRESS]
+            actions = [
+                each
+                for each in group._group_actions
+                if each.help != argparse.SUPPRESS and not isinstance(each, argparse._SubParsersAction)
+            ]
             if not actions:
                 continue
             if group.title not in ("positional arguments", "options"):

@@ -103,9 +103,11 @@ def test_bash_completes(line):
 def test_a_terminal_completes_at_a_tab(tmp_path):
     """An interactive bash in a terminal of its own reads the keys."""
     (tmp_path / "rc").write_text(f"PS1='ready> '\n{completion.script('bash')}")
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execvpe("bash", ["bash", "--rcfile", str(tmp_path / "rc"), "-i"], {**os.environ, "TERM": "dumb"})
+    terminal, other = pty.openpty()
+    command = ["bash", "--rcfile", str(tmp_path / "rc"), "-i"]
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), other)
+    shell = subprocess.Popen(command, **ends, env={**os.environ, "TERM": "dumb"}, start_new_session=True)
+    os.close(other)
     seen = ""
 
     def read_until(text):
@@ -122,8 +124,10 @@ def test_a_terminal_completes_at_a_tab(tmp_path):
         os.write(terminal, b"choros ru\t")
         read_until("choros run ")
         os.write(terminal, b"\x15exit\n")
+        assert shell.wait(20) == 0
     finally:
-        os.waitpid(pid, 0)
+        shell.kill()
+        shell.wait()
         os.close(terminal)
 
 
