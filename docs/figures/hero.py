@@ -20,7 +20,10 @@ HERE = Path(__file__).parent
 EVENTS = HERE / "hero.json"
 SPEEDS = HERE.parents[1] / "benchmarks" / "reports" / "against_fit.json"
 WORKERS, SECONDS = 4, 0.6
-ALGORITHMS = {"AllReduce": "synchronous: every worker waits for all", "AEASGD": "asynchronous: nobody waits"}
+ALGORITHMS = {
+    "AllReduce": "synchronous: every worker waits for all",
+    "AEASGD": "asynchronous: no wait for other workers",
+}
 BACKENDS = {"jax": "JAX", "tensorflow": "TensorFlow", "torch": "PyTorch"}
 KINDS = {"compute": "#56b4e9", "exchange": "#d55e00", "wait": "#c9a227"}
 ORDER = ("compute", "exchange", "wait")  # waits lie within exchanges

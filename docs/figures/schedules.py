@@ -30,7 +30,7 @@ def figure(theme: dict[str, Any]) -> Any:
     picture = Figure(figsize=(7.2, 3.6), layout="constrained")
     panels = picture.subplots(2, 1, sharex=True)
     for panel, title in zip(
-        panels, ("Synchronous: each step waits for the slowest", "Asynchronous: nobody waits"), strict=True
+        panels, ("Synchronous: each step waits for the slowest", "Asynchronous: no wait for other workers"), strict=True
     ):
         panel.set_title(title, loc="left", fontsize=10, color=theme["ink"])
         panel.set_yticks(range(WORKERS), [f"rank {rank}" for rank in range(WORKERS)])

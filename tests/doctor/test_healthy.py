@@ -57,7 +57,7 @@ def test_the_words_for_people(two_cores):
     done = said([*DOCTOR[:-1], "-n", "2", "--no-smoke"], clean())
     assert done.returncode == 0, done.stdout + done.stderr
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line)
-    assert rows["ranks"] == "2 by choros; meet in: shared memory, brought by choros run"
+    assert rows["ranks"] == "2 by choros; exchange by: shared memory, brought by choros run"
     assert rows["memory"].endswith("B") or "limited to" in rows["memory"]
     assert "gather" in rows["engine"]
     assert done.stdout.splitlines()[-1] == "nothing to change"

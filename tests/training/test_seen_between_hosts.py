@@ -25,7 +25,7 @@ if rank is not None:  # each rank is as on a host of its own
 
 @pytest.fixture(params=WAYS)
 def way(request, tmp_path, monkeypatch):
-    """How ranks meet; but for "launcher" those of the launcher believe that they are on several."""
+    """The means of exchange; except for "launcher" those of the launcher believe that they are on several."""
     monkeypatch.chdir(tmp_path)
     if request.param != "launcher":
         (tmp_path / "sitecustomize.py").write_text(SITE)

@@ -25,7 +25,7 @@ def report() -> str:
         is_available = all(_installed(module) for module in modules)
         rows.append(_row(is_available, _named(name, is_available)))
     problem = _no_shared_memory()
-    rows += ["", "How ranks meet:"]
+    rows += ["", "Means of exchange between ranks:"]
     rows.append(_row(not problem, "shared memory, on one machine" + (f" ({problem})" if problem else "")))
     is_available = _installed("mpi4py")
     rows.append(_row(is_available, f"{_named('mpi4py', is_available)}, between hosts"))

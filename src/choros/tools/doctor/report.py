@@ -73,7 +73,7 @@ def text(report: dict[str, Any]) -> str:
 def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
     if not ranks:
         return
-    yield from _row("ranks", ranks, lambda each: f"{each['size']} by {each['launcher']}; meet in: {each['group']}")
+    yield from _row("ranks", ranks, lambda each: f"{each['size']} by {each['launcher']}; exchange by: {each['group']}")
     yield from _row("hosts", ranks, lambda each: each["host"])
     rows: dict[str, Callable[[Facts], str]] = {
         "cores": _cores,
