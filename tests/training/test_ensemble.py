@@ -182,7 +182,9 @@ def test_after_a_batch_callbacks_see_the_first_member(make_model, data, pools):
         x, y, batch_size=8, epochs=2, seed=1, callbacks=[look], verbose=0
     )
     assert len(seen) == 16
-    assert len({each.tobytes() for each in seen}) == 16
+    # Members do not wait for this callback within an epoch, so on a busy machine reads of an epoch may be equal.
+    first, second = ({each.tobytes() for each in seen[start : start + 8]} for start in (0, 8))
+    assert first.isdisjoint(second)
 
 
 def test_a_stop_shows_and_gives_the_best(make_model, data, pools):

@@ -208,7 +208,7 @@ def train(algorithm, workers, pools, x):
 
 def rows_of(rank, name):
     """The numbers of the rows that a rank of two trains in ``train``, in its order."""
-    how = {"batch_size": 16, "seed": 1, "epoch": 0, "shuffle": False, "together": name not in ("aeasgd", "downpour")}
+    how = {"batch_size": 16, "seed": 1, "epoch": 0, "shuffle": False, "synchronous": name not in ("aeasgd", "downpour")}
     batches = make_source(np.arange(48.0)).epoch(rank=rank, size=2, **how)
     return np.concatenate([np.asarray(batch.x).ravel() for batch in batches]).astype(int).tolist()
 

@@ -206,7 +206,7 @@ def moved(name, optimizer, make_model, data, pool, workers=2):
         model, labels = make_model(optimizer()), y.copy()
         trainer = choros.Trainer(model, name, workers=workers, pool=pool)
         if changed:
-            how = {"together": trainer.mode == "sync", "batch_size": 8, "seed": 1, "epoch": 0, "shuffle": True}
+            how = {"synchronous": trainer.mode == "sync", "batch_size": 8, "seed": 1, "epoch": 0, "shuffle": True}
             for batch in make_source(np.arange(64.0), y).epoch(rank=1, size=2, **how):
                 rows = np.asarray(batch.x).astype(int).ravel()
                 labels[rows] = (labels[rows] + 1) % 3
