@@ -19,6 +19,7 @@ from choros.tools.demo.datasets.common import Dataset
 from choros.types import Array
 
 _SCRIPT = Path(__file__).with_name("plain_fit.py")
+_END = 60.0  # seconds that the process has to end
 
 
 class PlainFit:
@@ -99,7 +100,10 @@ class PlainFit:
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         line = self._process.stdout.readline()
         if not line:
-            code = self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END)
+            self._process.kill()  # it has closed its output, and may hang in its exit
+            code = self._process.wait(_END)
             self._errors.seek(0)
             text = self._errors.read()[-2000:].strip()
             raise RuntimeError(f"The process of plain fit ended with code {code}.\n{text}")
@@ -110,7 +114,7 @@ class PlainFit:
         """End the process and remove its files."""
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
+        self._process.wait(_END)
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
