@@ -1,7 +1,6 @@
 """The doctor asks every executor, also one that has no choros, and says which lacks what."""
 
-import pytest
-
+from choros.cli import main
 from choros.errors import InvalidInputError
 from choros.spark import doctor
 
@@ -46,9 +45,8 @@ def test_it_finds_a_java_and_starts_no_cluster_for_its_help(monkeypatch, capsys)
         raise InvalidInputError("Spark needs Java 17 or later: install one.")
 
     monkeypatch.setattr(doctor, "session", started)
-    with pytest.raises(SystemExit):
-        doctor.main(["--help"])
+    assert main(["spark", "doctor", "--help"]) == 0
     assert asked == []
-    assert doctor.main(["spark://head:7077"]) == 1
+    assert doctor.check("spark://head:7077") == 1
     assert asked == ["spark://head:7077"]
     assert "needs Java" in capsys.readouterr().err
