@@ -154,11 +154,10 @@ def hostfile(text: str) -> None:
 
 def command(text: str) -> None:
     """A command line, as far as it is read before anything is done."""
-    from choros.cli import _parser, _prepared
+    from choros.cli import parse_arguments
 
-    words = text.split("\n")
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        _parser(words).parse_args(_prepared(words))
+        parse_arguments(text.split("\n"))
 
 
 def checkpoint(data: bytes) -> None:

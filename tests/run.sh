@@ -28,13 +28,13 @@ depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_j
     $(printf -- '--ignore=tests/laws/test_%s.py ' 5_loud 6_clean 7_safe 8_cheap)"
 apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
 work=(
-    "tensorflow $depends --ignore=tests/laws/test_2_every_batch.py"
-    "torch $depends"
-    "jax tests/training/test_[a-l]*.py"
-    "jax tests/training/test_[m-z]*.py"
-    "jax tests/laws tests/hvd"
-    "jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
     "jax $(printf -- '--ignore=%s ' $apart)"
+    "jax tests/training/test_[a-l]*.py"
+    "tensorflow $depends --ignore=tests/laws/test_2_every_batch.py"
+    "jax tests/training/test_[m-z]*.py"
+    "jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
+    "jax tests/laws tests/hvd"
+    "torch $depends"
 )
 
 lane() {

@@ -193,7 +193,7 @@ print(choros.callbacks.__name__, choros.parallel.__name__)
 def test_a_missing_pyspark_is_named_with_the_command_that_installs_it(line):
     script = f"import sys; sys.modules['pyspark'] = None\n{line}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert "ModuleNotFoundError: pyspark is not installed: pip install 'choros[spark]'." in done.stderr
+    assert "ModuleNotFoundError: pyspark is not installed: pip install 'choros[spark,jax]'." in done.stderr
 
 
 def test_type_checkers_see_what_is_loaded_when_it_is_used():

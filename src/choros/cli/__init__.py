@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parsed(arguments)
+        args = parse_arguments(arguments)
     except SystemExit as ending:  # argparse has printed the reason
         return ending.code if isinstance(ending.code, int) else 0
     except InvalidInputError as error:  # options that argparse does not know, such as those of retired machines
@@ -78,7 +78,7 @@ def _failed(command: str, error: ChorosError) -> int:
     return 2 if isinstance(error, InvalidInputError) else 1
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Return the parsed arguments; end with code 2 if the command or an option is unknown or missing."""
     name = _asked(arguments)
     command = ALIASES.get(name, name)

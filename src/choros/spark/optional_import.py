@@ -20,4 +20,5 @@ def import_with_pyspark(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pyspark":
             raise
-        raise ModuleNotFoundError("pyspark is not installed: pip install 'choros[spark]'.", name="pyspark") from error
+        remedy = "pip install 'choros[spark,jax]'"  # or another backend
+        raise ModuleNotFoundError(f"pyspark is not installed: {remedy}.", name="pyspark") from error
