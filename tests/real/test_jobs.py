@@ -85,7 +85,7 @@ def test_a_job_trains_on_two_nodes_by_mpi(slurm, submit, tmp_path):
     assert len({weights for *_, weights in lines}) == 1
     assert said.rstrip().endswith("choros: the ranks ended with code 0")
     assert slurm.choros("log", job, cwd=tmp_path) == said
-    status = slurm.choros("status", job).strip()
+    status = slurm.choros("status", "--on", "slurm", job).strip()
     assert re.fullmatch(rf"job {job} \(train\): COMPLETED, 00:00:\d\d of 00:10:00, on n\[\d[-,]\d\]", status)
 
 
@@ -113,19 +113,20 @@ def test_ranks_that_would_train_apart_are_refused(slurm, submit, tmp_path):
 def test_a_job_is_asked_for_and_cancelled(slurm, submit, tmp_path):
     job = submit("import time; time.sleep(600)", name="sleep")
     slurm.until(job, "RUNNING")
-    assert re.match(rf"job {job} \(sleep\): RUNNING, .* on n\[1-2\]", slurm.choros("status", job))
-    assert slurm.choros("cancel", job) == ""
+    assert re.match(rf"job {job} \(sleep\): RUNNING, .* on n\[1-2\]", slurm.choros("status", "--on", "slurm", job))
+    using = "using slurm (sbatch is on PATH); --on chooses another scheduler"
+    assert slurm.choros("cancel", job) == f"choros cancel: {using}\n"
     assert slurm.until(job, "CANCELLED") == "CANCELLED"
     assert "does not report job 99999: slurm_load_jobs error: Invalid job id" in slurm.choros(
         "status", "99999", check=False
     )
-    assert slurm.code == 2
+    assert slurm.code == 1
 
 
 def test_what_slurm_refuses_is_said(slurm, submit, tmp_path):
     (tmp_path / "a.py").touch()
     said = slurm.choros("submit", "--on", "slurm", "--queue", "nothing", "a.py", cwd=tmp_path, check=False)
-    assert slurm.code == 2
+    assert slurm.code == 1
     assert (
         "choros submit: error: sbatch refused a.slurm.sh: sbatch: error: invalid partition specified: nothing" in said
     )
