@@ -27,7 +27,7 @@ extensions = [
     "sphinx_copybutton",
     "reference_pages",
 ]
-exclude_patterns = ["extensions", "figures", "static", "reports/table.md"]
+exclude_patterns = ["extensions", "figures", "static", "reports/table.md", "reports/against_fit.md"]  # included in benchmarks.md
 smartquotes = False  # else two dashes of an option become one
 nitpicky = True
 # The types of other libraries have no targets: no inventory is fetched, so that the build works offline.
