@@ -27,7 +27,8 @@ extensions = [
     "sphinx_copybutton",
     "reference_pages",
 ]
-exclude_patterns = ["extensions", "figures", "static", "reports/table.md", "reports/against_fit.md"]  # included in benchmarks.md
+_INCLUDED = ["reports/table.md", "reports/against_fit.md"]  # in benchmarks.md
+exclude_patterns = ["extensions", "figures", "static", *_INCLUDED]
 smartquotes = False  # else two dashes of an option become one
 nitpicky = True
 # The types of other libraries have no targets: no inventory is fetched, so that the build works offline.
