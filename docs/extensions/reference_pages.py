@@ -10,31 +10,19 @@ import ast
 import importlib
 import inspect
 import pathlib
-import pkgutil
 import posixpath
 import re
 from collections.abc import Iterator
 from typing import Any
 
-import choros.cli
 import choros.tools.doctor.rules
-
-_ORDER = ["run", "submit", "status", "log", "cancel", "where", "doctor", "check", "tune", "demo"]
+from choros.cli import COMMANDS, command_parser
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, by its name, aliases left out."""
-    group = argparse.ArgumentParser(prog="choros").add_subparsers()
-    for module in pkgutil.iter_modules(choros.cli.__path__):
-        add = getattr(importlib.import_module(f"choros.cli.{module.name}"), "add_parser", None)
-        if add is not None:
-            add(group)
-    parsers: dict[str, argparse.ArgumentParser] = {}
-    for name, parser in group.choices.items():
-        if parser not in parsers.values():
-            parsers[name] = parser
-    order = sorted(parsers, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    return {name: parser for command in order for name, parser in _with_actions(command, parsers[command])}
+    """Return the parser of each command and of those below it, by its name; aliases are left out."""
+    parsers = ((command, command_parser(command)) for command in COMMANDS)
+    return {name: parser for pair in parsers for name, parser in _with_actions(*pair)}
 
 
 def _with_actions(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

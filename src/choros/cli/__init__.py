@@ -32,7 +32,7 @@ COMMANDS = {
     "tune": "find the ranks and threads with which a script trains fastest",
     "spark": "check a Spark cluster, or pack an environment for its executors",
     "completion": "print the completion of commands and options for a shell",
-    "demo": "train one model by every algorithm and write a report",
+    "demo": "compare plain fit and several algorithms, and write a report",
 }
 ALIASES = {"logs": "log", "env": "where"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ def count(text: str) -> int:
         >>> count("4")
         4
     """
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
-    return int(text)
+    return _whole_number(text, 1, None, " of 1 or more")
 
 
 def whole(text: str) -> int:
@@ -43,9 +42,7 @@ def whole(text: str) -> int:
         >>> whole("0")
         0
     """
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, got {text}")
-    return int(text)
+    return _whole_number(text, 0, None, " of 0 or more")
 
 
 def integer(text: str, more: str = "") -> int:
@@ -62,9 +59,7 @@ def integer(text: str, more: str = "") -> int:
         >>> integer("-4")
         -4
     """
-    if not (text.isascii() and text.removeprefix("-").isdecimal()):
-        raise argparse.ArgumentTypeError(f"must be a whole number{more}, got {text}")
-    return int(text)
+    return _whole_number(text, None, None, more)
 
 
 def seed(text: str) -> int:
@@ -77,9 +72,15 @@ def seed(text: str) -> int:
         >>> seed("7")
         7
     """
-    if not (text.isascii() and text.isdecimal() and int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {2**31 - 1}, got {text}")
-    return int(text)
+    return _whole_number(text, 0, 2**31 - 1, f" from 0 to {2**31 - 1}")
+
+
+def _whole_number(text: str, least: int | None, most: int | None, words: str) -> int:
+    """Return text as an integer within limits; ``words`` describes them in the message of ArgumentTypeError."""
+    value = int(text) if text.isascii() and text.removeprefix("-").isdecimal() else None
+    if value is None or (least is not None and (value < least or "-" in text)) or (most is not None and value > most):
+        raise argparse.ArgumentTypeError(f"must be a whole number{words}, got {text}")
+    return value
 
 
 def seconds(text: str) -> float:
@@ -115,6 +116,16 @@ def some_seconds(text: str) -> float:
     if not value:
         raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
     return value
+
+
+def add_workers_option(add: Callable[..., Any], description: str) -> None:
+    """Add the option for a number of ranks, with Horovod's names.
+
+    Args:
+        add: ``add_argument`` of a parser or of a group.
+        description: the help text of the option.
+    """
+    add("-n", "-np", "--num-proc", "--workers", dest="workers", type=count, metavar="N", help=description)
 
 
 def job_parser(subparsers: SubParsers, name: str, description: str, options: str = "") -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from choros.cli.arguments import count, some_seconds
+from choros.cli.arguments import add_workers_option, some_seconds
 from choros.cli.terminal import write_report
 
 if TYPE_CHECKING:
@@ -41,15 +41,8 @@ def add_parser(subparsers: SubParsers) -> None:
     """
     parser = subparsers.add_parser("doctor", help="diagnose a job's ranks and hosts", description=_HELP, epilog=_EPILOG)
     add = parser.add_argument
-    add(
-        "-n",
-        "-np",
-        "--num-proc",
-        "--workers",
-        dest="workers",
-        type=count,
-        metavar="N",
-        help="number of ranks to start on this machine (default: none; this process is the only rank, or one of a job)",
+    add_workers_option(
+        add, "number of ranks to start on this machine (default: none; this process is the only rank, or one of a job)"
     )
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="print nothing if there is nothing to change")

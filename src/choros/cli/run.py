@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from choros.cli.arguments import count, seconds, some_seconds, whole
+from choros.cli.arguments import add_workers_option, count, seconds, some_seconds, whole
 from choros.cli.command_target import command_of
 from choros.cluster import is_this_machine
 from choros.cluster.hardware import raise_descriptors
@@ -97,16 +97,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where ranks run, and how they are started."""
     group = parser.add_argument_group("where ranks run")
     add = group.add_argument
-    add(
-        "-n",
-        "-np",
-        "--num-proc",
-        "--workers",
-        dest="workers",
-        type=count,
-        metavar="N",
-        help="number of ranks (default: all slots of --hosts or --hostfile)",
-    )
+    add_workers_option(add, "number of ranks (default: all slots of --hosts or --hostfile)")
     hosts = group.add_mutually_exclusive_group()
     hosts.add_argument(
         "-H",

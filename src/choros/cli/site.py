@@ -7,6 +7,7 @@ import platform
 import re
 from typing import TYPE_CHECKING
 
+from choros.cli.terminal import write_rows
 from choros.cluster.hardware import physical_cores
 from choros.console import write_line
 from choros.errors import InvalidInputError
@@ -68,8 +69,7 @@ def main(args: argparse.Namespace) -> int:
         InvalidInputError: the name cannot be that of a file, or the file exists or cannot be written.
     """
     if args.action == "list":
-        for name in site_names():
-            write_line(f"{name:<12} {load_site(name).scheduler or 'any scheduler'}")
+        write_rows({name: load_site(name).scheduler or "any scheduler" for name in site_names()})
         return 0
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", args.name):
         raise InvalidInputError(f"{args.name!r} is no name of a site: use letters, digits, - and _")

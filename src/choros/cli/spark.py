@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
 from choros.cli.arguments import integer
 from choros.console import write_line
-from choros.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -74,8 +72,9 @@ def main(args: argparse.Namespace) -> int:
 
         write_line(usage(pack(args.output, args.prefix, python_prefix=args.python_prefix, level=args.level)))
         return 0
-    if importlib.util.find_spec("pyspark") is None:
-        raise InvalidInputError("pyspark is not installed: pip install 'choros[spark,jax]' (or torch, tensorflow).")
+    from choros.spark.optional_import import require_pyspark
+
+    require_pyspark()
     from choros.spark.doctor import check
 
     return check(args.master)

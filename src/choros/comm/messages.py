@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from choros.errors import InvalidInputError
@@ -24,6 +24,11 @@ class Client(Protocol):
     def request(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> tuple[dict[str, Any], list[Array]]:
         """Send a request; return the reply."""
         ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """The reply to a request without a result."""
 
 
 class Messages:

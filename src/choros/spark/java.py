@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import problem
 from choros.errors import InvalidInputError, NoBackendError
+from choros.spark.optional_import import require_pyspark
 from choros.spark.pack_environment import UNPACKED
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ def session(master: str = "local[2]", name: str = "choros", archive: str = "", *
         >>> session("local[2]", spark_ui_enabled="false").range(3).count()
         3
     """
-    if importlib.util.find_spec("pyspark") is None:
-        raise InvalidInputError("pyspark is not installed: pip install 'choros[spark,jax]' (or torch, tensorflow).")
+    require_pyspark()
     if reason := problem():
         raise NoBackendError(f"{reason} (The extra choros[spark] has no backend: choros[spark,jax] has one.)")
     from pyspark.sql import SparkSession

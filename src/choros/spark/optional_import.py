@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
+
+from choros.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+_MISSING = "pyspark is not installed: pip install 'choros[spark,jax]'"
+
+
+def require_pyspark() -> None:
+    """Refuse to continue without pyspark.
+
+    Raises:
+        InvalidInputError: pyspark is missing; the message has the command that installs it.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise InvalidInputError(f"{_MISSING} (or torch, tensorflow).")
 
 
 def import_with_pyspark(name: str) -> ModuleType:
@@ -20,5 +35,4 @@ def import_with_pyspark(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pyspark":
             raise
-        remedy = "pip install 'choros[spark,jax]'"  # or another backend
-        raise ModuleNotFoundError(f"pyspark is not installed: {remedy}.", name="pyspark") from error
+        raise ModuleNotFoundError(f"{_MISSING}.", name="pyspark") from error

@@ -176,9 +176,8 @@ class CallbackRunner:
             if epoch == self.epoch:  # an asynchronous worker may already be in the next epoch
                 self.list.on_train_batch_end(step, logs)
             return TrainerControl()
-        if (
-            not self.synchronous and epoch != self.epoch
-        ):  # an asynchronous rank 0 may be in another epoch than the callbacks
+        # An asynchronous rank 0 may be in another epoch than the callbacks.
+        if not self.synchronous and epoch != self.epoch:
             if self.epoch is not None and epoch > self.epoch:
                 self._later.append((epoch, step, logs))
             return NO_CHANGE

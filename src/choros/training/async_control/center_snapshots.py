@@ -9,18 +9,14 @@ more memory than two copies of the vectors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from choros.comm.messages import Messages, ask, encode
+from choros.comm.messages import Client, Done, Messages, ask, encode
 from choros.comm.shm.futex import fence
 from choros.comm.shm.segment import Segment, align
 from choros.types import Array
-
-if TYPE_CHECKING:
-    from choros.comm.tcp.reconnecting_client import ReconnectingClient
-    from choros.comm.tcp.rpc import RpcConnection
 
 SLOTS = 2
 
@@ -132,11 +128,6 @@ class PutSnapshot:
 
 
 @dataclass(frozen=True)
-class SnapshotSaved:
-    """The reply to ``PutSnapshot``."""
-
-
-@dataclass(frozen=True)
 class ReadSnapshot:
     """Request the center of an epoch's end."""
 
@@ -162,12 +153,12 @@ class RemoteSnapshots:
         line: connection with the host that has the slots.
     """
 
-    def __init__(self, line: RpcConnection | ReconnectingClient) -> None:
+    def __init__(self, line: Client) -> None:
         self._line = line
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
         """Save the center of an epoch's end on the other host."""
-        ask(self._line, PutSnapshot(epoch, vector, others), SnapshotSaved)
+        ask(self._line, PutSnapshot(epoch, vector, others), Done)
 
     def read(self, epoch: int, vector: Array, others: Array) -> bool:
         """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
@@ -191,7 +182,7 @@ def answer(snapshots: Snapshots, header: dict[str, Any], arrays: list[Array]) ->
     request = REQUESTS.decode(header, arrays)
     if isinstance(request, PutSnapshot):
         snapshots.put(request.epoch, request.vector, request.others)
-        return encode(SnapshotSaved())
+        return encode(Done())
     vector, others = snapshots.blank()
     saved = snapshots.read(request.epoch, vector, others)
     return encode(SnapshotReply(saved, vector if saved else vector[:0], others if saved else others[:0]))

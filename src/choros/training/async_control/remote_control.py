@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from choros.comm.messages import Messages, ask, encode
+from choros.comm.messages import Client, Done, Messages, ask, encode
 from choros.training.async_control.center_snapshots import RemoteSnapshots
 from choros.training.async_control.center_snapshots import answer as answer_snapshots
 from choros.training.async_control.control_block import ControlBlock, Header, rate_in
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
-
-if TYPE_CHECKING:
-    from choros.comm.tcp.reconnecting_client import ReconnectingClient
-    from choros.comm.tcp.rpc import RpcConnection
 
 _FRESH = 0.05  # seconds for which a header that was read is used again
 _NONE = np.zeros(0)
@@ -148,11 +144,6 @@ class LogReply:
     text: str
 
 
-@dataclass(frozen=True)
-class Done:
-    """The reply to a request without a result."""
-
-
 REQUESTS = Messages(
     ReadHeader, JoinPause, ReadPosition, ReadStepCounts, HasEnded, AddMetrics, ReadSums, WriteLog, ReadLog
 )
@@ -165,13 +156,12 @@ class RemoteControlBlock:
         line: connection with the host that holds the control block.
     """
 
-    def __init__(self, line: RpcConnection | ReconnectingClient) -> None:
+    def __init__(self, line: Client) -> None:
         self._line, self._version, self._read = line, 0.0, 0.0
         self._header: list[float] = []
         self._rank, self._steps, self._end_requested = 0, 0, False
-        self._own: tuple[tuple[int, int], int, list[float], Array] | None = (
-            None  # the last arguments of ``save_position``
-        )
+        # The last arguments of ``save_position``.
+        self._unsent: tuple[tuple[int, int], int, list[float], Array] | None = None
 
     def _control(self, fresh: bool = False) -> list[float]:
         if fresh or not self._header or time.monotonic() - self._read > _FRESH:
@@ -206,7 +196,7 @@ class RemoteControlBlock:
 
         The next access reads a new header.
         """
-        place, iterations, tally, state = self._own or ((-1, 0), 0, [], _NONE)
+        place, iterations, tally, state = self._unsent or ((-1, 0), 0, [], _NONE)
         ask(self._line, JoinPause(rank, number, place, tally, iterations, state), Done)
         self._read = 0.0
 
@@ -214,7 +204,7 @@ class RemoteControlBlock:
         self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array
     ) -> None:
         """Hold the arguments of ``ControlBlock.save_position`` until ``join_pause`` sends them."""
-        self._own = place, iterations, tally, np.array(state, np.float64)
+        self._unsent = place, iterations, tally, np.array(state, np.float64)
 
     def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.saved_position``."""
@@ -280,7 +270,7 @@ class RemoteEpochLog:
         watched: bool. Whether callbacks read the center of epochs' ends. Defaults to False.
     """
 
-    def __init__(self, line: RpcConnection | ReconnectingClient, watched: bool = False) -> None:
+    def __init__(self, line: Client, watched: bool = False) -> None:
         self._line, self._taken = line, 0
         self.snapshots = RemoteSnapshots(line) if watched else None
 

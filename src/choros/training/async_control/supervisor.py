@@ -69,9 +69,8 @@ class AsyncCheckpointer:
             return
         rule, now = self.job.keep or {}, time.monotonic()
         steps = self.control_block.step_counts().sum() / self.job.workers
-        if now - self.saved_at >= rule.get("seconds", np.inf) or steps - self.saved_steps >= rule.get(
-            "batches", np.inf
-        ):
+        late = now - self.saved_at >= rule.get("seconds", np.inf)
+        if late or steps - self.saved_steps >= rule.get("batches", np.inf):
             self.saved_at, self.saved_steps = now, steps
             self.save()
 

@@ -18,7 +18,8 @@ class Dataset:
 
     Attributes:
         name: str. Name of the data.
-        x_train, x_test: float32, shape (rows, features), standardized with the statistics of the training part.
+        x_train, x_test: float32. Tables: shape (rows, features), standardized with the statistics of the training part.
+            Images: shape (rows, height, width, 1), in [0, 1].
         y_train, y_test: int32, shape (rows,), class indices.
         classes: int. Number of classes.
         features: tuple of str. Names of the columns.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from choros.errors import InvalidDataError
@@ -27,13 +29,22 @@ def load_digits(seed: int = 0) -> Dataset:
         >>> digits.x_train.shape, digits.x_test.shape, digits.classes
         ((1258, 64), (539, 64), 10)
     """
+    bunch = read_digits()
+    x = np.asarray(bunch.data, np.float32) / np.float32(16.0)
+    features = tuple(str(name) for name in bunch.feature_names)
+    return divide("digits", x, np.asarray(bunch.target), 10, features, seed)
+
+
+def read_digits() -> Any:
+    """Return scikit-learn's digits as its ``Bunch``, with ``data``, ``images``, ``target`` and ``feature_names``.
+
+    Raises:
+        InvalidDataError: scikit-learn is not installed. The message names the extra that installs it.
+    """
     try:
         from sklearn import datasets
     except ImportError as error:
         raise InvalidDataError(
             "The digits come with scikit-learn, which is missing: pip install 'choros[demo]'."
         ) from error
-    bunch = datasets.load_digits()
-    x = np.asarray(bunch.data, np.float32) / np.float32(16.0)
-    features = tuple(str(name) for name in bunch.feature_names)
-    return divide("digits", x, np.asarray(bunch.target), 10, features, seed)
+    return datasets.load_digits()

@@ -9,6 +9,7 @@ import numpy as np
 
 from choros.errors import InvalidDataError
 from choros.tools.demo.datasets.common import Dataset, stratified
+from choros.tools.demo.datasets.digits import read_digits
 from choros.types import Array
 
 SIDE = 28
@@ -29,13 +30,7 @@ def load_enlarged_digits(seed: int = 0) -> Dataset:
         >>> digits.x_train.shape, digits.x_test.shape
         ((1258, 28, 28, 1), (539, 28, 28, 1))
     """
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise InvalidDataError(
-            "The digits come with scikit-learn, which is missing: pip install 'choros[demo]'."
-        ) from error
-    bunch = datasets.load_digits()
+    bunch = read_digits()
     images = enlarge(np.asarray(bunch.images, np.float32) / np.float32(16), SIDE)
     y = np.asarray(bunch.target, np.int32)
     train, test = stratified(y, 0.7, seed)
