@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import choros
+from choros.training.callback_runner import CallbackRunner
 from choros.training.startup_notice import StartupNotice
 
 
@@ -57,3 +58,19 @@ def test_bars_are_made_again():
     bar.progbar = object()
     StartupNotice.restart_bars([bar, other])
     assert bar.progbar is None
+
+
+def test_an_asynchronous_rank_0_that_is_an_epoch_ahead_leaves_the_bar(capsys):
+    """Its first reported batch may be of the second epoch: the bar of the first one then ends without a batch."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    runner = CallbackRunner(model, None, 1, 2, 8)
+    runner.notice, runner.synchronous = StartupNotice(""), False
+    runner.begin(0)
+    runner.batch(1, 0, {"loss": 1.0})
+    runner.epoch_end(0, {"loss": 1.0})
+    runner.batch(1, 7, {"loss": 0.5})
+    runner.epoch_end(1, {"loss": 0.5})
+    printed = capsys.readouterr().out
+    assert printed.count("8/8") >= 2, printed
+    assert "loss: 1.0000" in printed

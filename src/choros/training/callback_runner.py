@@ -169,7 +169,7 @@ class CallbackRunner:
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
         """Run the callbacks for a step of rank 0. The control message applies from the next step on."""
-        if self.notice is not None:
+        if self.notice is not None and epoch == self.epoch:  # else the end of the epoch would meet no bar
             self.notice.restart_bars(self.list.callbacks)
             self.notice = None
         if not self.per_batch:
