@@ -56,6 +56,7 @@ __all__ = [
     "Vector",
     "by_name",
     "from_config",
+    "is_custom",
     "list_algorithms",
     "to_config",
 ]
@@ -118,35 +119,38 @@ def by_name(algorithm: str | Algorithm | type[Algorithm]) -> Algorithm:
     return _kind(algorithm)()
 
 
+def is_custom(algorithm: Algorithm) -> bool:
+    """Return whether the class of an algorithm is the user's, which ``from_config`` cannot find by its name."""
+    return type(algorithm) not in (*ALL, *_OLD)
+
+
 def to_config(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm as plain JSON: its name and its hyper-parameters.
-
-    Raises:
-        UnknownAlgorithmError: the class is not in ``ALL``, so a worker could not find it.
 
     Example:
         >>> to_config(AEASGD(alpha=0.25))
         {'name': 'AEASGD', 'window': 8, 'alpha': 0.25}
     """
-    if type(algorithm) not in (*ALL, *_OLD):
-        raise UnknownAlgorithmError(
-            f"{type(algorithm).__name__} is not in choros.algorithms.ALL, where workers look an algorithm up: add it."
-        )
     return {
         "name": type(algorithm).__name__,
         **{field.name: getattr(algorithm, field.name) for field in fields(algorithm)},
     }
 
 
-def from_config(config: dict[str, Any]) -> Algorithm:
+def from_config(config: dict[str, Any], kind: type[Algorithm] | None = None) -> Algorithm:
     """Return the algorithm that ``to_config`` described.
+
+    Args:
+        config: the name and the hyper-parameters.
+        kind: the class of a custom algorithm. None looks the name up.
 
     Example:
         >>> from_config({"name": "AEASGD", "window": 8, "alpha": 0.25})
         AEASGD(window=8, alpha=0.25)
     """
-    old = {kind.__name__: kind for kind in _OLD}
-    kind = old.get(config["name"]) or _kind(config["name"])
+    if kind is None:
+        old = {each.__name__: each for each in _OLD}
+        kind = old.get(config["name"]) or _kind(config["name"])
     return kind(**{name: value for name, value in config.items() if name != "name"})
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from choros import algorithms
 from choros.comm.bootstrap.init import join_by_sockets, leave
 from choros.comm.group import Group
 from choros.comm.single_rank_group import SingleRankGroup
@@ -27,7 +26,7 @@ from choros.training.callback_runner import CallbackRunner
 from choros.training.executors import in_job
 from choros.training.executors.remote_callbacks import RemoteCallbackRunner
 from choros.training.model_io.serialization import PackedModel
-from choros.training.payload import put, shown
+from choros.training.payload import put, shown, unpack_algorithm
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker.main import redraw_member
 from choros.types import Array
@@ -96,7 +95,7 @@ class TrainTask:
             conductor = self._conductor(model, job, task)
         else:  # the weights come from rank 0
             conductor = CallbackRunner(model, None, 0, job.epochs, self.steps)
-        algorithm = algorithms.from_config(job.algorithm)
+        algorithm = unpack_algorithm(job, self.rows.code if isinstance(self.rows, BroadcastData) else [])
         request = FitRequest(model, algorithm, job, source, validation, conductor, self.model, begun)
         result = in_job.run(request, rank)
         if rank:

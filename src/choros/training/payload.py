@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from choros import algorithms, pickling
+from choros.algorithms import Algorithm, is_custom
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.comm.shm.segment import Segment
@@ -43,7 +45,7 @@ class FitPayload:
     Attributes:
         model: the packed model.
         arrays: the arrays of the model, then those of the sources.
-        blobs: pickles of the sources.
+        blobs: pickles of the sources, then that of a custom algorithm's class.
     """
 
     model: PackedModel
@@ -51,7 +53,7 @@ class FitPayload:
     blobs: list[bytes]
 
     def load(self, plan: FitRequest, here: bool = True) -> FitConfig:
-        """Add the sources of a request to the payload, and return its job with a description of them.
+        """Add the sources of a request and a custom algorithm to the payload. Return the job that describes them.
 
         Args:
             plan: the request.
@@ -61,7 +63,11 @@ class FitPayload:
         validation = None
         if plan.validation is not None:
             validation, *_ = serialization.pack(plan.validation, self.arrays, self.blobs, here)
-        return replace(plan.job, source=source, validation=validation)
+        code = None
+        if is_custom(plan.algorithm):
+            code = len(self.blobs)
+            self.blobs.append(pack_algorithm(plan.algorithm))
+        return replace(plan.job, source=source, validation=validation, algorithm_code=code)
 
 
 def load_payload(request: FitRequest, here: bool) -> tuple[FitRequest, FitPayload]:
@@ -73,6 +79,30 @@ def load_payload(request: FitRequest, here: bool) -> tuple[FitRequest, FitPayloa
     """
     payload = FitPayload(request.written, [*request.written.arrays], [])
     return replace(request, job=payload.load(request, here)), payload
+
+
+def pack_algorithm(algorithm: Algorithm) -> bytes:
+    """Return the pickle of a custom algorithm's class, by value where workers could not import it.
+
+    Raises:
+        NotSerializableError: the class cannot be pickled.
+    """
+    kind = type(algorithm)
+    try:
+        return pickling.dumps(kind)
+    except Exception as error:
+        raise pickling.refusal(f"The algorithm {kind.__name__}", kind, kind.__name__, error) from error
+
+
+def unpack_algorithm(job: FitConfig, blobs: Sequence[bytes]) -> Algorithm:
+    """Return the bound algorithm of a job.
+
+    Args:
+        job: describes the algorithm.
+        blobs: the pickles of the payload, without the model's. They must come from processes of this user.
+    """
+    kind = None if job.algorithm_code is None else pickling.loads(blobs[job.algorithm_code])
+    return algorithms.from_config(job.algorithm, kind)
 
 
 def unpack_sources(job: FitConfig, arrays: Sequence[Array], blobs: Sequence[bytes]) -> tuple[Any, Any]:

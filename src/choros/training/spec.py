@@ -59,6 +59,7 @@ class FitConfig:
     keep: dict[str, Any] | None = None  # the schedule of checkpoints: "batches", "seconds"; "asks", "signals"
     timeline: list[Any] | None = None  # the ``trace_format.Clock`` of time 0 if ranks record a timeline
     profile: dict[str, Any] | None = None  # ranks profile steps: "directory", "first_step", "steps"
+    algorithm_code: int | None = None  # the index, among the payload's pickles, of the class of a custom algorithm
     counts_on: bool = False  # the run resumes within one fit: the counts continue too
 
     def json(self) -> dict[str, Any]:

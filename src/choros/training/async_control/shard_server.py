@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from choros import algorithms
+from choros import algorithms, pickling
 from choros.cluster.hardware import raise_descriptors
 from choros.comm.shm.segment import Segment
 from choros.comm.tcp.auth_socket import AuthListener, listening_socket
@@ -188,7 +188,9 @@ def main() -> int:
     config = json.loads(sys.stdin.buffer.readline())
     if config["cores"]:
         os.sched_setaffinity(0, config["cores"])
-    rule = algorithms.from_config(config["algorithm"])
+    # The pipe of the rank that started this process is private: the pickle of a custom class may come by it.
+    kind = pickling.loads(bytes.fromhex(config["algorithm_code"])) if config["algorithm_code"] else None
+    rule = algorithms.from_config(config["algorithm"], kind)
     segment, replies = Segment(config["center"]), Segment(config["replies"])
     workers, lock = int(config["workers"]), threading.Lock()
     notes: tuple[ControlBlock, EpochLog] | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.algorithms import Algorithm
+from choros.algorithms import Algorithm, is_custom
 from choros.cluster.hardware import usable_cores
 from choros.cluster.hardware.network_address import own_address
 from choros.comm.bootstrap.init import part
@@ -32,6 +32,7 @@ from choros.training.async_control.epoch_log import LINE, EpochLog
 from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog
 from choros.training.async_control.shard_server import ShardServerProcess
 from choros.training.executors.shared_weights import SharedWeights
+from choros.training.payload import pack_algorithm
 from choros.training.spec import FitConfig
 from choros.training.worker.setup import create_exchange_segment, join_exchange
 from choros.types import Array
@@ -150,7 +151,8 @@ def _between(
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
     # Every rank draws a secret, and all use rank 0's.
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
-    control_block, epoch_log, center, config, segments = None, None, None, {}, []
+    control_block, epoch_log, center, segments = None, None, None, []
+    config: dict[str, Any] = {}
     if host_number == 0:
         control_block, epoch_log = _notes(near, job, lambda: (trainable, others))
         segments = [
@@ -173,6 +175,7 @@ def _between(
         segments.append(segment)
         config = {
             "algorithm": job.algorithm,
+            "algorithm_code": pack_algorithm(algorithm).hex() if is_custom(algorithm) else None,
             "workers": job.workers,
             "epochs": job.epochs - job.initial_epoch,
             "values": job.epoch_values,

@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from choros import algorithms
 from choros.backends import Replica, backend_name, forget
 from choros.backends.devices import list_devices
 from choros.backends.devices.weight_layout import laid_out
@@ -31,7 +30,7 @@ from choros.training.executors.batch_channel import WorkerBatchLine
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
-from choros.training.payload import unpack_payload
+from choros.training.payload import unpack_algorithm, unpack_payload
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl
 from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
@@ -141,7 +140,6 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         state, blobs = from_blobs(message["state"], blobs[first:]), blobs[:first]
     configure_keras(job.keras)
     check_gpus()
-    algorithm = algorithms.from_config(job.algorithm)
     line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)]) if message["line"] else None
     with ExitStack() as stack:
         if line is not None:
@@ -155,7 +153,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         stack.enter_context(signals_ignored((job.keep or {}).get("signals", ())))
         devices = rank_devices(job, rank)
         layout = stack.enter_context(laid_out(job.layout))
-        source, validation, written = unpack_payload(job, message, [bytes(blob) for blob in blobs], data)
+        code = [bytes(blob) for blob in blobs]
+        source, validation, written = unpack_payload(job, message, code, data)
+        algorithm = unpack_algorithm(job, code[1:])
         model = written.unpack(*weights.lend())
         if job.ensemble and rank > 0:  # the first member starts from the given weights
             redraw_member(model, job.seed, rank)

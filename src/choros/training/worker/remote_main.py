@@ -21,7 +21,6 @@ from contextlib import suppress
 
 import numpy as np
 
-from choros import algorithms
 from choros.cluster import Place
 from choros.cluster.hardware import raise_descriptors
 from choros.comm.bootstrap.init import join, part
@@ -37,7 +36,7 @@ from choros.launch.process.failure_report import raised
 from choros.training.callback_runner import CallbackRunner
 from choros.training.executors import in_job
 from choros.training.executors.remote_callbacks import RemoteCallbackRunner, RemoteCheckpointManager, take_state
-from choros.training.payload import HOME, put, read_code, shown, unpack_payload
+from choros.training.payload import HOME, put, read_code, shown, unpack_algorithm, unpack_payload
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.worker.main import configure_keras
 from choros.training.worker.setup import rank_devices
@@ -81,7 +80,8 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     rank_devices(job, place.rank)  # before the model starts the backend: a CPU cannot be divided later
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
     data = _data(line, group, header["bytes"])
-    source, validation, written = unpack_payload(job, header, read_code(header["code"]), data)
+    code = read_code(header["code"])
+    source, validation, written = unpack_payload(job, header, code, data)
     saver = None
     if job.keep is not None:
         saver = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
@@ -92,7 +92,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
         conductor = RemoteCallbackRunner(line, model, job)
     else:  # the other ranks get the weights from rank 0
         conductor = CallbackRunner(model, None, 0, job.epochs, header["steps"])
-    algorithm = algorithms.from_config(job.algorithm)
+    algorithm = unpack_algorithm(job, code[1:])
     request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
     result = in_job.run(request, place.rank)
     done = {
