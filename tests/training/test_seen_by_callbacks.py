@@ -216,6 +216,63 @@ def test_nothing_is_fetched_for_callbacks_that_do_not_look(make_model, data, poo
     assert type(given) is keras.Sequential
 
 
+class Logger(K.Callback):
+    """What loggers of epochs do: nothing that needs weights."""
+
+    def on_train_begin(self, logs=None):
+        self.losses, self.rates = [], []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.01 * (epoch + 1)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.losses.append(logs["loss"])
+        self.rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+        self.model.stop_training = epoch == 2
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
+def test_nothing_is_loaded_at_an_epochs_end_for_callbacks_that_do_not_look(
+    algorithm, make_model, data, pools, monkeypatch
+):
+    """A logger of epochs costs no copy of the weights."""
+    x, y = data(48)
+    loaded, fetch = [], LocalRun.fetch
+    monkeypatch.setattr(LocalRun, "fetch", lambda self, *epoch: (loaded.append(epoch), fetch(self, *epoch)))
+    logger, given = Logger(), make_model(keras.optimizers.Adam(0.1))
+    stopping = K.EarlyStopping(monitor="loss", patience=9, restore_best_weights=False)
+    callbacks = [logger, stopping, K.LearningRateScheduler(lambda epoch, rate: rate), K.TerminateOnNaN()]
+    trainer = choros.Trainer(given, algorithm, workers=2, pool=pools(2))
+    history = trainer.fit(x, y, batch_size=8, epochs=9, callbacks=callbacks, validation_data=(x, y), verbose=0)
+    assert loaded == [()]  # the final weights
+    assert logger.losses == history.history["loss"]
+    assert logger.rates == pytest.approx([0.01, 0.02, 0.03])
+    assert type(given) is keras.Sequential
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_batch_end"])
+def test_another_model_of_the_same_layers_shows_the_weights(hook, make_model, data, pools):
+    """Its compiled prediction reads them past the objects of the given model, on TensorFlow."""
+    x, y = data(48)
+    rows, seen = x[:4], {}
+    plainly = keras.backend.backend() != "jax" or hook == "on_epoch_end"  # on JAX Keras shows no weights of a batch
+    for name in ("choros", "plain") if plainly else ("choros",):
+        given = make_model(keras.optimizers.SGD(0.1))
+        inside = keras.Model(given.inputs, given.layers[0].output)
+        inside.predict(rows, verbose=0)
+        seen[name] = found = []
+
+        def look(number, logs=None, inside=inside, found=found):
+            found.append(inside.predict(rows, verbose=0))
+
+        fit = choros.Trainer(given, workers=2, pool=pools(2)).fit if name == "choros" else given.fit
+        callbacks = [K.LambdaCallback(**{hook: look})]
+        fit(x, y, batch_size=8, epochs=3, shuffle=False, callbacks=callbacks, verbose=0)
+    if plainly:
+        np.testing.assert_allclose(seen["choros"], seen["plain"], atol=1e-5)
+    assert not np.allclose(seen["choros"][0], seen["choros"][-1], atol=1e-5)
+
+
 JOB = """
     import os, sys, time
     if os.environ["KERAS_BACKEND"] != "tensorflow":

@@ -32,6 +32,12 @@ def host_views(variables: Sequence[Any]) -> list[Array]:
     return [backend.read(variable.value) for variable in variables]
 
 
+def kept_values(variables: Sequence[Any]) -> list[Array]:
+    """Return the values of Keras variables on the host, which later changes of the variables leave as they are."""
+    views = host_views(variables)
+    return [np.array(view) for view in views] if keras.backend.backend() == "torch" else views
+
+
 def marks(variables: Sequence[Any]) -> list[Any]:
     """Return a mark of each variable's value. The mark changes when the variable is set.
 
@@ -47,7 +53,7 @@ def marks(variables: Sequence[Any]) -> list[Any]:
 def same_mark(old: Any, new: Any) -> bool:
     """Return whether a variable was left unchanged between two of its marks."""
     if isinstance(old, np.ndarray):
-        return np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
+        return same_bits(old, new)
     return bool(old == new) if isinstance(old, tuple) else old is new
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.backends import seed_state
 from choros.backends.callback_settings import Settings, Values
-from choros.backends.driver_model import marks, same_mark
+from choros.backends.driver_model import host_views, kept_values, marks, same_mark
 from choros.backends.host_values import to_host
 from choros.backends.metrics import slices_of
 from choros.backends.optimizers import learning_rates, optimizer_variables
@@ -19,7 +22,7 @@ from choros.errors import InvalidInputError, warn
 from choros.training.lazy_weights import LazyWeights, holds_tensors
 from choros.training.spec import NO_CHANGE, TrainerControl
 from choros.training.startup_notice import StartupNotice
-from choros.types import Array
+from choros.types import Array, same_bits
 
 if TYPE_CHECKING:
     import keras
@@ -108,10 +111,13 @@ class CallbackRunner:
         self.epochs, self.steps, self.first, self.synchronous = epochs, steps, first, True
         self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
         self.lazy = LazyWeights(model, self._touch)
+        self._touched = False  # a callback has used weights in the last watched context
+        self._loading = threading.RLock()
+        self._load: Callable[[], None] = lambda: None  # loads the weights for it
         self._before: list[Array] = []  # once touched, the weights before callbacks could change them
         self._slots: list[Any] = []  # likewise marks of the optimizers' variables
         self._later: list[tuple[int, int, dict[str, float]]] = []  # batches of epochs that have not begun
-        self._rate_before = 0.0  # the learning rate before callbacks of a batch could set it
+        self._rate_before = 0.0  # the learning rate before callbacks could set it
         self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate: the backend's value, and a float
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._settings: Settings | None = None
@@ -123,7 +129,8 @@ class CallbackRunner:
         self._glance: list[Any] = []
         self._given: Values = {}  # all settings that callbacks have changed in this fit
         self._warned: set[str] = set()  # ignored changes for which a warning was given
-        self._eager = False  # a callback with a batch hook may reach weights without LazyWeights noticing
+        self._holding: list[bool] = []  # for each callback, whether it may reach weights without LazyWeights noticing
+        self._eager = False  # whether such a callback has a batch hook
         self.step = -1  # the last batch for which on_train_batch_begin was called
         self.logs: dict[str, float] = {}
 
@@ -144,15 +151,16 @@ class CallbackRunner:
         self._trained = list(map(id, self.model.trainable_variables))
         self._compiled = self.model.optimizer, self.model._compile_loss
         begun = self._restore()
-        before = self._state()
-        self.list.on_train_begin()
         self._look_at_callbacks()
-        if epoch < self.epochs:
-            self.epoch = epoch
-            self.list.on_epoch_begin(epoch)
-            self._begin_batch(self.first)
+        with self._watched(lambda: None):  # the model has the weights
+            self.list.on_train_begin()
+            self._look_at_callbacks()
+            if epoch < self.epochs:
+                self.epoch = epoch
+                self.list.on_epoch_begin(epoch)
+                self._begin_batch(self.first)
         restored = begun and self._restore()
-        control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(before, started=False)
+        control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(started=False)
         self._given = self._settings.to_begin_with() | control.settings
         return replace(self._after_a_batch(control), settings=self._given)
 
@@ -182,44 +190,72 @@ class CallbackRunner:
                 self._later.append((epoch, step, logs))
             return NO_CHANGE
         watched = self.lazy.watches_rate
-        rate = self._rate_before = self._seen[1] if watched else self._rate()
-        self._before, self._slots, self._shown = [], [], []
-        if self._eager:
-            self._touch()
-        self.lazy.arm()
-        try:
+        rate = self._seen[1] if watched else self._rate()
+        with self._watched(partial(self.fetch, None), rate, self._eager):
             self._begin_batch(step)
             self._end_batch(step, logs)
             stop = self.lazy.stopped
             if not stop and (self.steps is None or step + 1 < self.steps):
                 self._begin_batch(step + 1)  # as in Keras, this batch is trained even if its begin hook stops training
-        finally:
-            self.lazy.rest()
-        quiet = watched and not (self._before or self._eager)
+        quiet = watched and not self._touched
         # Loggers read the rate after each batch. On JAX, comparing an unchanged rate reads no array.
         quiet = quiet and (not self.lazy.rate_used or self._rate() == rate)
         if quiet and (self._settings is None or self._settings.glance() == self._glance):
             return TrainerControl(True) if stop else NO_CHANGE
-        return replace(self._control((rate, self._before)), stop=stop, reset=self._were_reset())
+        return replace(self._control(), stop=stop, reset=self._were_reset())
+
+    @contextmanager
+    def _watched(
+        self, load: Callable[[], None], rate: float | None = None, eager: bool | None = None
+    ) -> Iterator[None]:
+        """Run hooks within this context. Before a callback uses weights, load and remember them.
+
+        Args:
+            load: loads the weights into the model.
+            rate: the learning rate now. None reads it.
+            eager: whether to load them at once. By default as the callbacks' attributes require.
+        """
+        self._touched, self._before, self._slots, self._shown, self._load = False, [], [], [], load
+        if not self.user:
+            yield
+            return
+        self._rate_before = self._rate() if rate is None else rate
+        if any(self._holding) if eager is None else eager:
+            self._touch()
+        self.lazy.arm()
+        try:
+            yield
+        finally:
+            with self._loading:  # a thread of a callback may be loading them
+                self.lazy.rest()
 
     def _touch(self) -> None:
-        """Fetch the weights for a callback that is about to use them, and remember them for a later comparison."""
-        if not self._before:
+        """Load the weights for a callback that is about to use them, and remember them for a later comparison."""
+        with self._loading:
+            if self._touched:
+                return
             rate = self._rate()
-            self.fetch(None)
+            self._load()
             if rate != self._rate_before and not self._has_schedule():  # keep a rate that an earlier callback has set
                 self.model.optimizer.learning_rate = rate
-            self._before = to_host(self._weights())
+            self._before = kept_values(self._weights())
             self._slots = self._marks()
+            self._touched = True
 
     def _look_at_callbacks(self) -> None:
-        """Find the callbacks with batch hooks, and whether one of them may reach weights past the model's objects."""
-        if self.per_batch:
-            self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
-            self.lazy.collect()
-            self._eager = any(
-                _wants_batches(callback) and holds_tensors(callback, self.model) for callback in self.user
-            )
+        """Find the callbacks with batch hooks, and those that may reach weights past the model's objects."""
+        if not self.user:
+            return
+        inside = self.lazy.inside
+        self.lazy.collect()
+        self._holding = [holds_tensors(callback, self.model) for callback in self.user]
+        wants = [_wants_batches(callback) for callback in self.user]
+        self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
+        self._eager = any(held and wanted for held, wanted in zip(self._holding, wants, strict=True))
+        if inside:
+            if any(self._holding):
+                self._touch()
+            self.lazy.arm()
 
     def _begin_batch(self, step: int) -> None:
         if self.per_batch and step != self.step:
@@ -294,35 +330,42 @@ class CallbackRunner:
         return control
 
     def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> TrainerControl:
-        logs = _arrays(logs)
-        if self.user:
+        self.logs = logs = _arrays(logs)
+
+        ended = False
+
+        def load() -> None:
             self.fetch(epoch)
-            self.show_metrics(held)
-        before = self._state()
-        self.logs = logs
-        if any(name.startswith("val_") for name in logs):
-            self.list.on_test_begin()
-            if self._swaps and not _equal(to_host(self._weights()), before[1]):
-                self._warn_ignored(
-                    "weights in on_test_begin",
-                    "Workers have validated already, with the weights of the epoch's end. For a moving average use the "
-                    "optimizer's use_ema with keras.callbacks.SwapEMAWeights, or evaluate in on_epoch_end.",
-                )
-            self.list.on_test_end({name[4:]: value for name, value in logs.items() if name.startswith("val_")})
-        self.list.on_epoch_end(epoch, dict(logs))
-        self._look_at_callbacks()
-        self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
-        if self.model.stop_training:
-            self.epoch = None
-            return self._control(before)
-        if self.epoch is not None:
-            if held:
+            if ended:  # Keras has reset the metrics before on_epoch_begin
                 self.model.reset_metrics()
-            self.list.on_epoch_begin(self.epoch)
-            self.step = -1  # the epoch that has ended may have had batch 0 only
-            self._begin_batch(0)
-        control = self._control(before)
-        return replace(control, stop=False) if self.per_batch else self._after_a_batch(control)
+            else:
+                self.show_metrics(held)
+
+        with self._watched(load):
+            if any(name.startswith("val_") for name in logs):
+                self.list.on_test_begin()
+                if self._swaps and self._touched and any(self._changed()):
+                    self._warn_ignored(
+                        "weights in on_test_begin",
+                        "Workers have validated already, with the weights of the epoch's end. For a moving average use "
+                        "the optimizer's use_ema with keras.callbacks.SwapEMAWeights, or evaluate in on_epoch_end.",
+                    )
+                self.list.on_test_end({name[4:]: value for name, value in logs.items() if name.startswith("val_")})
+            self.list.on_epoch_end(epoch, dict(logs))
+            self._look_at_callbacks()
+            self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
+            stopped = self.lazy.stopped
+            if stopped:
+                self.epoch = None
+            if self.epoch is not None:
+                if self._touched:
+                    self.model.reset_metrics()
+                ended = True
+                self.step = -1  # the epoch that has ended may have had batch 0 only
+                self.list.on_epoch_begin(self.epoch)
+                self._begin_batch(0)
+        control = self._control()
+        return control if stopped else replace(control, stop=False) if self.per_batch else self._after_a_batch(control)
 
     def end(self) -> None:
         """Run the callbacks for the end of training. The model must hold the final weights."""
@@ -330,12 +373,6 @@ class CallbackRunner:
         self.list.on_train_end(self.logs)
 
     # -- changes by callbacks
-    def _state(self) -> tuple[float, list[Array]]:
-        if not self.user:
-            return 0.0, []
-        self._slots = self._marks()
-        return self._rate(), to_host(self._weights())
-
     def _weights(self) -> list[Any]:
         """Return the variables that count as weights.
 
@@ -345,6 +382,11 @@ class CallbackRunner:
         left_out = {id(variable) for variable in [*seed_state.find(self.model), *optimizer_variables(self.model)]}
         rates = learning_rates(self.model)
         return [*(variable for variable in self.model.variables if id(variable) not in left_out), *rates]
+
+    def _changed(self) -> list[bool]:
+        """Return whether each of the variables that count as weights has changed since they were loaded."""
+        now = host_views(self._weights())
+        return [not same_bits(old, new) for old, new in zip(self._before, now, strict=True)]
 
     def _changed_settings(self) -> Values:
         """Return the settings that callbacks have changed since the last call."""
@@ -399,7 +441,8 @@ class CallbackRunner:
 
         return not isinstance(self.model.optimizer.learning_rate, keras.Variable)
 
-    def _control(self, before: tuple[float, list[Array]], started: bool = True) -> TrainerControl:
+    def _control(self, started: bool = True) -> TrainerControl:
+        """Return what callbacks have changed in the last watched context."""
         stop = bool(self.model.stop_training)
         if not self.user:
             return TrainerControl(stop)
@@ -422,21 +465,18 @@ class CallbackRunner:
             self._warn_ignored(_names([*paths, *settings]), _ONLY_WEIGHTS)
             settings, slots = {}, []
         self._given |= settings
-        rate, weights = self._rate(), before[1]
+        rate = self._rate()
         scheduled = self._has_schedule()
         if scheduled and not self._scheduled:
             raise InvalidInputError(
                 "A callback has replaced the learning rate by a schedule, which does not reach the workers: give the "
                 "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
             )
-        set_anew = rate != before[0] and math.isfinite(rate) and not scheduled
+        set_anew = rate != self._rate_before and math.isfinite(rate) and not scheduled
         control = TrainerControl(stop, rate if set_anew else None, slots=slots, settings=settings)
-        if not weights:  # no callback has touched them
+        if not self._touched:
             return control
-        now = to_host(self._weights())
-        changed = [
-            not np.array_equal(old, new, equal_nan=old.dtype.kind == "f") for old, new in zip(weights, now, strict=True)
-        ]
+        changed = self._changed()
         held = len(learning_rates(self.model))
         if held and started and not self.synchronous and any(changed[-held:]):
             raise InvalidInputError(

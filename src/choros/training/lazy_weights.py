@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     import keras
 
 # Attributes that need no weights.
-_OF_MODELS = frozenset({"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics_names"})
+_OF_MODELS = frozenset(  # the variables of metrics and of the optimizer are watched
+    {"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics", "metrics_names"}
+)
 _OF_LAYERS = frozenset({"name", "built", "trainable"})
 _OF_VARIABLES = frozenset({"name", "path", "shape", "dtype", "trainable", "ndim"})
 _PLAIN = frozenset(  # special methods that read no weights
@@ -100,6 +102,11 @@ class LazyWeights:
         if self._armed:
             self._armed = False
             self._set_classes(self._own)
+
+    @property
+    def inside(self) -> bool:
+        """Whether an ``armed`` block runs."""
+        return self._inside
 
     @property
     def watches_rate(self) -> bool:
@@ -191,6 +198,7 @@ class LazyWeights:
         """Make the subclass of a class whose use calls ``touch``."""
         lazy: LazyWeights = self
         plainly: Any = base.__getattribute__
+        set_plainly: Any = base.__setattr__
 
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
@@ -210,6 +218,13 @@ class LazyWeights:
         def __setattr__(self: object, name: str, value: object) -> None:
             if name == "stop_training":
                 object.__getattribute__(self, "__dict__")[name] = value
+                return
+            if name == "history" and self is lazy.model:  # keras.callbacks.History sets it at each epoch's end
+                before, lazy.passing = lazy.passing, True
+                try:
+                    set_plainly(self, name, value)
+                finally:
+                    lazy.passing = before
                 return
             lazy.spring()
             setattr(self, name, value)
@@ -249,8 +264,9 @@ def holds_tensors(callback: keras.callbacks.Callback, model: keras.Model) -> boo
     """Return whether a callback may reach weights past the model's objects.
 
     A callback can hold PyTorch parameters, TensorFlow variables, or TensorFlow functions, which hold the variables that
-    they use. The search covers its attributes, the closures of its functions and the globals that these name. For such
-    a callback the weights are fetched at every batch. JAX arrays never change, so on JAX the result is False.
+    they use. Another model of the same layers has such a function once it has predicted. The search covers the
+    callback's attributes, the closures of its functions and the globals that these name. For such a callback the
+    weights are loaded before each of its hooks. JAX arrays never change, so on JAX the result is False.
 
     Args:
         callback: keras.callbacks.Callback.
@@ -266,12 +282,21 @@ def holds_tensors(callback: keras.callbacks.Callback, model: keras.Model) -> boo
         return False
     holds = weights_detector(model)
 
+    watched = {id(layer) for layer in model._flatten_layers()}
+    variables = {id(variable) for variable in model_variables(model)}
+
+    def reads_past(item: keras.Model) -> bool:
+        """Return whether a compiled function of another model may read the weights of shared layers."""
+        return id(item) not in watched and any(id(variable) in variables for variable in item.variables)
+
     known = (keras.Layer, keras.Variable, keras.Optimizer, keras.Loss)
     skipped = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
     level, seen = [callback], {id(callback)}
     for _ in range(_DEPTH):
         further = []
         for item in level:
+            if isinstance(item, keras.Model) and reads_past(item):
+                return True
             if isinstance(item, skipped) or (isinstance(item, known) and item is not callback):
                 continue
             if holds(item):

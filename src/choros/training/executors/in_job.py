@@ -161,7 +161,7 @@ class InJobCallbackChannel:
         """Record an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
             self.losses.append((seconds, epoch, logs["loss"]))
-        with self.aside():
+        with self.aside(lazy=True):
             return self.conductor.epoch_end(epoch, logs, held)
 
     @contextmanager
