@@ -7,6 +7,8 @@ step costs nothing that grows with them. With ``--trained`` they are trained: a 
 - ``pickle_ms``, ``unpickle_ms``: the model without weights.
 - ``ms_per_mb``: time of a fit by one worker that has started, less its step and less the time of a model of 1 MB, for
   each MB of weights. A fit sends the weights and brings them back.
+- ``sent_ms_per_mb``, ``back_ms_per_mb``: the parts of ``ms_per_mb`` until all workers have the model and are ready to
+  train (``on_train_begin``), and after the last epoch has ended (the caller's model gets the weights).
 - ``floor_ms_per_mb``: time to write as many bytes into a new anonymous file that processes can share, and to free it.
   ``ratio`` is the time of the fit over it.
 - ``shared``: the most memory that the system had for such files during the fits, above that before them, in units of
@@ -56,6 +58,11 @@ class Shared:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
 
 
+def median(times: list[tuple[float, float, float]], part: int) -> float:
+    """Return the median of one part of the times of fits."""
+    return statistics.median(each[part] for each in times)
+
+
 def main() -> None:
     """Measure, and print JSON."""
     options = arguments(__doc__ or "", megabytes={"type": int, "default": 256}, trained={"action": "store_true"})
@@ -76,20 +83,33 @@ def main() -> None:
         model.compile("sgd", "mse")
         return model
 
-    def timed(trainer: Any, steps: int) -> list[float]:
-        """Return the seconds of some fits of so many steps, after one that compiles."""
+    def timed(trainer: Any, steps: int) -> list[tuple[float, float, float]]:
+        """Return the seconds of some fits of so many steps, after one that compiles: in all, sending, bringing back."""
         x, y = np.zeros((8 * steps, 4), "int32"), np.zeros((8 * steps, 1), "float32")
         trainer.fit(x, y, batch_size=8, verbose=0)
         times = []
         for _ in range(options.rounds or 5):
+            marks = Marks()
             begun = time.perf_counter()
-            trainer.fit(x, y, batch_size=8, verbose=0)
-            times.append(time.perf_counter() - begun)
+            trainer.fit(x, y, batch_size=8, verbose=0, callbacks=[marks])
+            ended = time.perf_counter()
+            times.append((ended - begun, marks.ready - begun, ended - marks.epoch))
         return times
 
+    class Marks(keras.callbacks.Callback):
+        """Times of a fit. Neither hook touches the weights."""
+
+        ready = epoch = 0.0
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.ready = time.perf_counter()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = time.perf_counter()
+
     megabytes = 16 if options.quick else options.megabytes
-    seconds: dict[int, list[float]] = {}
-    longer: dict[int, list[float]] = {}
+    seconds: dict[int, list[tuple[float, float, float]]] = {}
+    longer: dict[int, list[tuple[float, float, float]]] = {}
     peaks: dict[int, tuple[int, int]] = {}
     shared: dict[int, Shared] = {}
     for size in (SMALL, megabytes):
@@ -119,11 +139,11 @@ def main() -> None:
             segment.write(source)
         floors.append(time.perf_counter() - begun)
     floor = statistics.median(floors)
-    fits = {size: statistics.median(times) for size, times in seconds.items()}
+    fits, sent, back = ({size: median(times, part) for size, times in seconds.items()} for part in range(3))
     more = megabytes - SMALL
     step = 0.0
     if trained:
-        slow = {size: statistics.median(times) for size, times in longer.items()}
+        slow = {size: median(times, 0) for size, times in longer.items()}
         step = max(slow[megabytes] - slow[SMALL] - fits[megabytes] + fits[SMALL], 0) / (steps - 1)
     cost = (fits[megabytes] - fits[SMALL] - step) / more
     result = {
@@ -134,6 +154,8 @@ def main() -> None:
         "trained": trained,
         "step_ms_per_mb": round(1e3 * step / more, 3),
         "ms_per_mb": round(1e3 * cost, 3),
+        "sent_ms_per_mb": round(1e3 * (sent[megabytes] - sent[SMALL]) / more, 3),
+        "back_ms_per_mb": round(1e3 * (back[megabytes] - back[SMALL]) / more, 3),
         "floor_ms_per_mb": round(1e3 * floor / megabytes, 3),
         "ratio": round(cost / (floor / megabytes), 2),
         "shared": round(shared[megabytes].most / (megabytes << 20), 2),
