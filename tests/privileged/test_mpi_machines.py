@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 MODEL = """
 import keras
@@ -23,7 +24,9 @@ def train(algorithm, *data, batch_size=24, **how):
     model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
     trainer = choros.Trainer(model, algorithm, **how)
     more = {"validation_data": (x[:50], y[:50])}
-    history = trainer.fit(*(data or (x, y)), batch_size=batch_size, epochs=3, verbose=0, seed=3, **more).history
+    done = trainer.fit(*(data or (x, y)), batch_size=batch_size, epochs=3, verbose=0, seed=3, **more)
+    history = done.history
+    print(f"<{done.run.group}>", flush=True)
     return history, np.concatenate([weight.ravel() for weight in model.get_weights()])
 """
 SCRIPT = """
@@ -60,6 +63,8 @@ for name, algorithm, data in [
     *[(kind.__name__, kind(window=3), ()) for kind in (choros.AEASGD, choros.EAMSGD, choros.DOWNPOUR)],
     *[(kind.__name__, kind(window=3), ()) for kind in (choros.AGN, choros.ADAG, choros.DynSGD)],
 ]:
+    if os.environ["CHOROS_COMM"] and name not in ("allreduce", "AEASGD", "DOWNPOUR", "ADAG"):
+        continue
     history, weights = train(algorithm, *data)
     found[name] = [history, same(weights)]
     if rank == 0 and name in ("allreduce", "files"):
@@ -117,14 +122,16 @@ def test_ranks_of_three_machines_that_share_a_network_alone(mpiexec, network, tm
     assert places == [[rank, 3, name, 1, rank, True] for rank, name in enumerate(network.names)]
 
 
-def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path):
+@pytest.mark.parametrize("comm", ["", "mpi"])
+def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path, comm):
     """Sums are made in each machine first; a center is divided between them; files are decoded once a machine."""
     for name, text in {"model": MODEL, "script": SCRIPT, "reference": REFERENCE}.items():
         (tmp_path / f"{name}.py").write_text(text)
     subprocess.run([sys.executable, tmp_path / "reference.py", tmp_path], check=True, timeout=120)
     mpich = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "one:2,two:2"]
     how = ["--prtemca", "plm_ssh_agent", ssh, "--host", "one:2,two:2"] if mpiexec.open else mpich
-    mpiexec(4, sys.executable, tmp_path / "script.py", tmp_path, more=how)
+    out = mpiexec(4, sys.executable, tmp_path / "script.py", tmp_path, more=how, CHOROS_COMM=comm)
+    assert out.count(", vectors by MPI>") == (3 * 4 if comm else 0), out
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     for rank, (place, found) in enumerate(told):
         assert place == [["one", "two"][rank // 2], 4, place[2], 2, rank // 2, 2, True, True]

@@ -18,6 +18,8 @@ from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.param_server.snapshot import export_state
+from choros.param_server.transfer_client import TransferClient
+from choros.param_server.transfer_slots import TransferSlots, VectorRelay, serve_transfers
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import LINE, EpochLog
 from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog, answer
@@ -31,10 +33,50 @@ NAMES = [*(kind.__name__ for kind in RULES[:-2]), "DOWNPOUR(adagrad)", "ADAG(div
 NONE = np.zeros(0, "float32")
 
 
+class Letter:
+    """One end of a message between two ranks of this process."""
+
+    def __init__(self, array):
+        self.array, self.done = array, False
+
+
+class Letters:
+    """The messages of one rank; a message is done when both ends have started it, as a long one of MPI."""
+
+    name, errors, concurrent = "letters", (OSError,), True
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, rank, post=None):
+        self.rank, self.size = rank, WORKERS
+        self.post, self.lock = ({}, threading.Lock()) if post is None else post
+
+    def start(self, key, side, array):
+        letter = Letter(array)
+        with self.lock:
+            mine, theirs = (self.post.setdefault((*key, where), []) for where in (side, 1 - side))
+            if theirs:
+                other = theirs.pop(0)
+                source, target = (letter, other) if side else (other, letter)
+                target.array[:] = source.array
+                letter.done = other.done = True
+            else:
+                mine.append(letter)
+        return letter
+
+    def send(self, array, rank, tag):
+        return self.start((self.rank, rank, tag), 1, array)
+
+    def receive(self, array, rank, tag):
+        return self.start((rank, self.rank, tag), 0, array)
+
+    def done(self, letters):
+        return all(letter.done for letter in letters)
+
+
 class Host:
     """A center in memory, its rank 0, and rank 1 elsewhere; ``harm`` breaks the connection at a question, once."""
 
-    def __init__(self, rule, center, others):
+    def __init__(self, rule, center, others, by_messages=False):
         self.rule, self.segment = (
             rule,
             SharedMemoryParameterServer.create(center, others, rule.start(center, WORKERS), WORKERS),
@@ -45,13 +87,24 @@ class Host:
         self.epoch_log = EpochLog(Segment.create(3 * LINE), self.control_block)
         self.door = auth_socket.AuthListener("127.0.0.1", b"secret")
         self.harm = {}  # at which question: before or after it is answered, or late, and what happens then
-        self.came, self.served, self.closed = 0, [], False
+        self.came, self.served, self.centers, self.closed = 0, [], [], False
+        self.transfers = self.relay = None
+        if by_messages:
+            post = {}, threading.Lock()
+            self.transfers = TransferSlots.create(self.near)
+            slots = TransferSlots(self.transfers, self.near)
+            self.relay = VectorRelay(slots, Letters(0, post), self.kept, self.near, [1])
         self.porter = threading.Thread(target=self.welcome, daemon=True)
         self.porter.start()
         self.line = ReconnectingClient(self.door.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
-        self.far = ShardedParameterServer(rule, [(slice(0, len(center)), self.line)])
+        line = self.line
+        if by_messages:
+            line = TransferClient(self.line, Letters(1, post), 0, "here", len(center), center.dtype)
+        self.far = ShardedParameterServer(rule, [(slice(0, len(center)), line)])
 
     def welcome(self):
+        # One server all the time. Its slots are in shared memory, so another one would find the same in them.
+        slots = TransferSlots(self.transfers, self.near) if self.transfers else None
         while not self.closed:
             try:
                 hello, end = self.door.next_peer(0.1)
@@ -61,18 +114,23 @@ class Host:
             center = ParameterShard(
                 self.segment, self.rule, hello["rank"], WORKERS, self.kept
             )  # as a new process has it
+            self.centers.append(center)
             channel = RpcConnection(end, "rank 1", 20.0)
 
-            def reply(head, arrays, center=center, channel=channel):
+            def handle(head, arrays, center=center):
+                said, back = answer(self.control_block, self.epoch_log, head, arrays)
+                return center.handle(head, arrays) if said is None else (said, back)
+
+            serve = handle if slots is None else serve_transfers(slots, center, handle)
+
+            def reply(head, arrays, serve=serve, channel=channel):
                 when, meanwhile = self.harm.pop(head["op"], (None, None))
                 if when == "before":
                     channel.close()
                     return {}, []
                 if when == "late":
                     meanwhile()
-                said, back = answer(self.control_block, self.epoch_log, head, arrays)
-                if said is None:
-                    said, back = center.handle(head, arrays)
+                said, back = serve(head, arrays)
                 if when == "after":
                     meanwhile()
                     channel.close()
@@ -86,16 +144,18 @@ class Host:
         self.closed = True
         for thread in (self.porter, *self.served):
             thread.join(20.0)
-        for one in (self.door, self.near, self.kept, self.segment, self.epoch_log, self.control_block):
-            one.close()
+        rooms = self.kept, self.segment, self.epoch_log, self.control_block
+        for one in (self.relay, self.door, self.near, self.transfers, *rooms):
+            if one is not None:
+                one.close()
 
 
-@pytest.fixture
-def host():
+@pytest.fixture(params=["socket", "messages"])
+def host(request):
     made = []
 
     def make(rule, center, others=NONE):
-        made.append(Host(rule, center, others))
+        made.append(Host(rule, center, others, request.param == "messages"))
         return made[-1]
 
     yield make
@@ -323,3 +383,59 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
             other.close()
         finally:
             server.close()
+
+
+@pytest.mark.parametrize("op", ["exchange", "read"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("host", ["messages"], indirect=True)
+def test_a_vector_that_was_fetched_twice_is_sent_once(host, op, when):
+    """The server dies before or after it has sent the vector; the next one is asked for the same."""
+    one = host(algorithms.AEASGD(alpha=0.5), np.zeros(SIZE, "float32"))
+    local, seen, out = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32"), np.full(SIZE, 7, "float32")
+    one.far.read(seen.copy(), NONE)
+    one.harm["fetch"] = when, lambda: None
+    if op == "exchange":
+        one.far.exchange(local, seen, 4, NONE)
+        assert set(local) == {0.5}
+    else:
+        one.far.read(out, NONE)
+        assert set(out) == {0.0}
+        one.far.exchange(local, seen, 4, NONE)
+    for _ in range(2):
+        assert one.far.read(out, NONE) == 1
+        assert set(out) == {0.5}
+    assert (one.harm, one.came, one.near.contributions) == ({}, 2, [0, 1])
+
+
+@pytest.mark.parametrize("host", ["messages"], indirect=True)
+def test_a_message_that_never_ends_is_an_error_in_time_and_vectors_go_by_tcp_then(host, caplog):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    local, seen, out = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32"), np.zeros(SIZE, "float32")
+    one.far.read(out, NONE)
+    one.relay.close()  # as in a rank that is stopped
+    one.line.timeout, one.centers[0].timeout = 0.3, 3.0
+    with pytest.raises(CommTimeoutError, match="The host did not answer for 0.3 s"):
+        one.far.exchange(local, seen, 4, NONE)
+    assert "rank 0 on here: a message did not end. This rank sends its vectors by TCP from now on." in caplog.text
+    one.line.timeout = 20.0
+    one.far.exchange(local, seen, 4, NONE)
+    one.far.read(out, NONE)
+    assert set(out) == {1.0}
+    assert one.near.contributions == [0, 1]
+
+
+@pytest.mark.parametrize("host", ["messages"], indirect=True)
+def test_messages_that_fail_in_the_host_s_first_rank_are_an_error_at_once(host, caplog):
+    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
+    one.far.read(seen.copy(), NONE)
+
+    def fail(*_):
+        raise OSError("the fabric is down")
+
+    one.relay._messages.receive = fail
+    with pytest.raises(PeerLostError, match="The messages of .*'s first rank failed: see its output"):
+        one.far.exchange(local, seen, 4, NONE)
+    assert "letters failed at a vector of the center: OSError: the fabric is down" in caplog.text
+    one.far.exchange(local, seen, 4, NONE)  # by TCP
+    assert one.near.contributions == [0, 1]

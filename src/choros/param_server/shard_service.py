@@ -52,6 +52,12 @@ def reply_segment(center: SharedMemoryParameterServer) -> Segment:
     return Segment.create(center.workers * _reply_sizes(center)[1], "choros-replies")
 
 
+def reply_vector(replies: Segment, center: SharedMemoryParameterServer, rank: int) -> Array:
+    """Return the place of the last reply's vector to a rank."""
+    vector, _ = center.blank()
+    return replies.array(vector.dtype, vector.size, rank * _reply_sizes(center)[1])
+
+
 def _reply_sizes(center: SharedMemoryParameterServer) -> tuple[int, int]:
     """Return the bytes of the shown vector, and of that plus the moving statistics, in whole pages."""
     shown, mean = (align(vector.nbytes, _PAGE) for vector in center.blank())
@@ -76,8 +82,8 @@ class ParameterShard(SharedMemoryParameterServer):
         self, segment: Segment, rule: MergeRule, rank: int, workers: int, replies: Segment, timeout: float = 300.0
     ) -> None:
         super().__init__(segment, ShardRule(rule), rank, workers, timeout, spin=0.0)
-        (vector, others), (shown, reply_bytes) = self.blank(), _reply_sizes(self)
-        self._reply_vector = replies.array(vector.dtype, vector.size, rank * reply_bytes)
+        (_, others), (shown, reply_bytes) = self.blank(), _reply_sizes(self)
+        self._reply_vector = reply_vector(replies, self, rank)
         self._reply_statistics = replies.array(
             others.dtype, others.size, rank * reply_bytes + (shown if others.size else 0)
         )
@@ -132,6 +138,10 @@ class ParameterShard(SharedMemoryParameterServer):
             self.replace(vector, others, after=int(header["set"]))
             return {}, []
         raise InvalidInputError(f"Unknown request of a center: {header['op']!r}.")
+
+    def is_reply(self, vector: Array) -> bool:
+        """Return whether a vector that ``handle`` returned is in the segment of replies."""
+        return vector is self._reply_vector
 
     def _counters(self) -> dict[str, int]:
         return {"clock": self._clock_seen, "set": self._times_set}

@@ -1,4 +1,4 @@
-"""Sharded parameter server: each host has one contiguous shard of the center and serves it to other hosts over TCP.
+"""Sharded parameter server: each host has one contiguous shard of the center and serves it to other hosts.
 
 A worker runs ``propose`` and ``adopt`` itself. Only its message and the shown center cross the network, once in each
 direction. The host merges the message under the same lock as for its own workers, so the result is the same. With
@@ -26,7 +26,10 @@ _NONE = np.zeros(0, np.float32)
 
 
 class ShardConnection(Protocol):
-    """Interface of a connection to a host: ``choros.comm.tcp.reconnecting_client.ReconnectingClient``."""
+    """Interface of a connection to a host: ``choros.comm.tcp.reconnecting_client.ReconnectingClient``.
+
+    Another one is ``choros.param_server.transfer_client.TransferClient``, which sends vectors by messages.
+    """
 
     timeout: float
 
@@ -85,6 +88,8 @@ class ShardedParameterServer:
         rule: MergeRule. The algorithm.
         parts: for each shard, its slice of the vector and its server. The server is a SharedMemoryParameterServer of
             this host, or a ShardConnection to another host. The first shard has the moving statistics.
+        messages: str. Name of the messages by which vectors are sent, as "MPI"; "", the default, for the connections'
+            sockets.
 
     Attributes:
         timeout: float. Seconds to wait for a reply or a lock.
@@ -97,9 +102,12 @@ class ShardedParameterServer:
     """
 
     def __init__(
-        self, rule: MergeRule, parts: Sequence[tuple[slice, SharedMemoryParameterServer | ShardConnection]]
+        self,
+        rule: MergeRule,
+        parts: Sequence[tuple[slice, SharedMemoryParameterServer | ShardConnection]],
+        messages: str = "",
     ) -> None:
-        self._rule = rule
+        self._rule, self._by_messages = rule, f", vectors by {messages}" if messages else ""
         self._local_shards = [
             (index, slice_, server)
             for index, (slice_, server) in enumerate(parts)
@@ -119,11 +127,9 @@ class ShardedParameterServer:
     @property
     def kind(self) -> str:
         """The kind of the center, for messages."""
-        return (
-            f"a center divided among {len(self._servers)} hosts"
-            if len(self._servers) > 1
-            else "a center on the first host"
-        )
+        divided = len(self._servers) > 1
+        place = f"a center divided among {len(self._servers)} hosts" if divided else "a center on the first host"
+        return place + self._by_messages
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt; return the first shard's staleness.

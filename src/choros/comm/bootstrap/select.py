@@ -46,8 +46,8 @@ def choose(place: Place, environ: Mapping[str, str] | None = None) -> Choice:
     4. TCP, if torchrun started the ranks or ``CHOROS_SECRET`` has the job's secret.
 
     ``CHOROS_COMM`` selects one: ``shared`` (also under an MPI launcher with all ranks on one machine), ``mpi``,
-    ``tcp``, or the name of an entry point. ``torch`` and ``jax`` name a library that computes the large sums on top of
-    shared memory, MPI or TCP.
+    ``tcp``, or the name of an entry point. With ``mpi`` the vectors of a center between hosts go by MPI too. ``torch``
+    and ``jax`` name a library that computes the large sums on top of shared memory, MPI or TCP.
 
     Args:
         place: Place. This process's place.

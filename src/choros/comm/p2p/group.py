@@ -62,6 +62,11 @@ class MessageGroup(FullMesh):
         return self._messages.name
 
     @property
+    def concurrent(self) -> bool:
+        """Whether several threads may send messages of ``among`` at the same time."""
+        return self._messages.concurrent
+
+    @property
     def kind(self) -> str:
         """The kind of the group, for messages."""
         return {"TCP": "sockets (TCP)"}.get(self.transport, self.transport)

@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from choros.types import Array
 
 RequestHandle = Any  # an implementation's own object, such as mpi4py's Request; callers only hand it back
 FRAME, DATA = 24_101, 24_102  # tags: two tags, so that a leave message, which is a frame, is never received as data
+MAX_MESSAGE_BYTES = 1 << 30  # bytes of one message: MPI counts with 32 bits
+
+
+def pieces(array: Array) -> list[Array]:
+    """Return the bytes of a flat array in pieces, each short enough for one message.
+
+    Example:
+        >>> [piece.size for piece in pieces(np.zeros(3))]
+        [24]
+    """
+    flat = array.view(np.uint8)
+    return [flat[begin : begin + MAX_MESSAGE_BYTES] for begin in range(0, flat.size, MAX_MESSAGE_BYTES)]
 
 
 class PointToPoint(Protocol):
@@ -21,6 +35,7 @@ class PointToPoint(Protocol):
         name: str. Name of the transport, for messages.
         errors: tuple of exception types that the transport raises.
         patience: float. Seconds that a rank waits at exit for the others to leave; 0 if it need not wait.
+        concurrent: bool. Whether several threads may call at the same time.
     """
 
     rank: int
@@ -28,6 +43,7 @@ class PointToPoint(Protocol):
     name: str
     errors: tuple[type[Exception], ...]
     patience: float
+    concurrent: bool
 
     def receive(self, array: Array, rank: int, tag: int) -> RequestHandle:
         """Start to receive the rank's next message of this tag into a flat uint8 array; return a request.

@@ -22,7 +22,7 @@ import numpy as np
 from choros.comm.call_signature import GATHER, LEAVE, Posted, describe_call, describe_difference
 from choros.comm.group import Trace
 from choros.comm.host_identity import Process, alive, machine, oversubscribed
-from choros.comm.p2p.interface import DATA, FRAME, PointToPoint, RequestHandle
+from choros.comm.p2p.interface import DATA, FRAME, PointToPoint, RequestHandle, pieces
 from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group_header import FAILURE_GRACE, format_ranks
 from choros.errors import CallsDifferError, ChorosError, CommTimeoutError, InvalidInputError, PeerLostError
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 _HEADER_WORDS = 4  # 64-bit words of a frame before its data
 # Bytes of data in one frame, and in the frames of all ranks together: every call sends every frame to every rank.
 _MAX_INLINE_BYTES, _ALL_FRAMES_BYTES = 1 << 14, 1 << 17
-_MAX_MESSAGE_BYTES = 1 << 30  # bytes of one message: MPI counts with 32 bits
 # A transfer at this speed or above ends before the first sleep: a sleep would delay its end.
 _SLOW_BYTES_PER_SECOND = 2e8
 _MAX_SLEEP = 5e-4  # seconds: longest sleep between two polls, so it bounds the delay of a message
@@ -154,9 +153,8 @@ class FullMesh:
         requests, ranks = [], []
         for start, messages in ((self._messages.receive, receives), (self._messages.send, sends)):
             for rank, array in messages:
-                flat = array.view(np.uint8)
-                for begin in range(0, flat.size, _MAX_MESSAGE_BYTES):
-                    requests.append(start(flat[begin : begin + _MAX_MESSAGE_BYTES], rank, tag))
+                for piece in pieces(array):
+                    requests.append(start(piece, rank, tag))
                     ranks.append(rank)
         try:
             self._wait(requests, ranks, activity, busy)

@@ -32,6 +32,7 @@ class MpiMessages:
         self.errors: tuple[type[Exception], ...] = (MPI.Exception,)
         self.done = MPI.Request.Testall
         self._main_thread_only = MPI.Query_thread() < MPI.THREAD_SERIALIZED
+        self.concurrent = bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
     def receive(self, array: Array, rank: int, tag: int) -> RequestHandle:
         """Start to receive a message into a flat uint8 array."""

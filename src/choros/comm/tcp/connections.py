@@ -228,7 +228,7 @@ class TcpMessages:
         group: int. Number of the group in message headers. Defaults to 0, the group of all ranks.
     """
 
-    name, patience = "TCP", 0.0
+    name, patience, concurrent = "TCP", 0.0, False
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(self, mesh: ConnectionMesh, job_rank: int, ranks: Sequence[int], group: int = 0) -> None:

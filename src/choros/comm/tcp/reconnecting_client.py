@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from choros.comm.tcp.auth_socket import RefusedError, dial
@@ -73,8 +73,12 @@ class ReconnectingClient:
             if not self._close_broken():  # else ``receive`` connects again and repeats the request
                 raise
 
-    def receive(self) -> tuple[Header, list[Array]]:
-        """Return the reply; if the server ended before its reply, repeat the request to a restarted server."""
+    def receive(self, progress: Callable[[], bool] | None = None) -> tuple[Header, list[Array]]:
+        """Return the reply; if the server ended before its reply, repeat the request to a restarted server.
+
+        Args:
+            progress: see ``RpcConnection.receive``. Defaults to None.
+        """
         deadline: float | None = None
         while True:
             try:
@@ -82,7 +86,7 @@ class ReconnectingClient:
                     deadline = deadline or time.monotonic() + self._timeout
                     self._connection = self._reconnect(deadline)
                     self._connection.send(*self._last_request)
-                return self._connection.receive()
+                return self._connection.receive(progress)
             except PeerLostError:
                 if not self._close_broken():
                     raise

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import socket
 import struct
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -19,6 +22,7 @@ from choros.types import Array, aligned, dtype_of
 _LENGTH = struct.Struct("<I")
 # Limits on a message: a peer with wrong or hostile data must not make this process allocate any amount of memory.
 _MAX_HEADER_BYTES, _MAX_ARRAY_BYTES = 1 << 26, 1 << 40
+_BUSY_SECONDS = 0.2  # seconds for which messages of another library are polled without a sleep
 Header = dict[str, Any]
 _T = TypeVar("_T")
 Handler = Callable[[Header, list[Array]], tuple[Header, Sequence[Array]]]
@@ -88,14 +92,20 @@ class RpcConnection:
                 if array.nbytes:
                     self._sock.sendall(array.view(np.uint8).data)
 
-    def receive(self) -> tuple[Header, list[Array]]:
+    def receive(self, progress: Callable[[], bool] | None = None) -> tuple[Header, list[Array]]:
         """Return the next message: its header and its arrays, which are valid until the next message.
+
+        Args:
+            progress: called again and again until it returns True or the message begins to arrive. It moves the
+                messages of another library on which this message depends. Defaults to None.
 
         Raises:
             ChorosError: the message is an error of the other end.
             PeerLostError: the connection ended, or the data are not a message.
         """
         with _NamedErrors(self):
+            if progress is not None:
+                self._poll(progress)
             header, array_specs = self._parse_header(
                 self._read_exactly(self._check_header_length(_LENGTH.unpack(self._read_exactly(_LENGTH.size))[0]))
             )
@@ -109,6 +119,16 @@ class RpcConnection:
             is_choros_error = isinstance(error_type, type) and issubclass(error_type, ChorosError)
             raise (error_type if is_choros_error else PeerLostError)(f"{self.peer}: {header.get('text', '')}")
         return header, arrays
+
+    def _poll(self, progress: Callable[[], bool]) -> None:
+        """Call ``progress`` until it returns True, the socket is readable, or the time limit has passed."""
+        poller, begun, waited = select.poll(), time.monotonic(), 0.0
+        poller.register(self._sock, select.POLLIN)
+        while not progress() and not poller.poll(0 if waited < _BUSY_SECONDS else 1):
+            os.sched_yield()
+            waited = time.monotonic() - begun
+            if self._timeout is not None and waited > self._timeout:
+                raise TimeoutError
 
     def _check_header_length(self, length: int) -> int:
         if length > _MAX_HEADER_BYTES:

@@ -30,6 +30,8 @@ from choros.errors import PeerLostError
 from choros.launch.process.failure_report import signalled
 from choros.param_server import sharded_snapshot
 from choros.param_server.shard_service import ParameterShard
+from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.param_server.transfer_slots import TransferSlots, serve_transfers
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import EpochLog
@@ -193,6 +195,9 @@ def main() -> int:
     rule = algorithms.from_config(config["algorithm"], kind)
     segment, replies = Segment(config["center"]), Segment(config["replies"])
     workers, lock = int(config["workers"]), threading.Lock()
+    slots = None
+    if config.get("transfers") is not None:  # ranks of other hosts send their vectors by messages
+        slots = TransferSlots(Segment(config["transfers"]), SharedMemoryParameterServer(segment))
     notes: tuple[ControlBlock, EpochLog] | None = None
     if config["control_block"] is not None:
         control_block = ControlBlock(Segment(config["control_block"]), workers, config["epochs"], config["values"])
@@ -210,7 +215,7 @@ def main() -> int:
                     return reply, back
             return sharded_snapshot.handle(center, head, arrays) or center.handle(head, arrays)
 
-        channel.serve(reply)
+        channel.serve(reply if slots is None else serve_transfers(slots, center, reply))
 
     def welcome(door: AuthListener) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -15,16 +16,22 @@ from choros.algorithms import Algorithm, is_custom
 from choros.cluster.hardware import usable_cores
 from choros.cluster.hardware.network_address import own_address
 from choros.comm.bootstrap.init import part
+from choros.comm.bootstrap.select import MPI
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
 from choros.comm.offload.group import OffloadGroup
+from choros.comm.p2p.group import MessageGroup
+from choros.comm.p2p.interface import PointToPoint
 from choros.comm.shm.group import share
+from choros.comm.shm.group_header import format_ranks
 from choros.comm.shm.segment import Segment, align
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.param_server.shard_service import reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.param_server.transfer_client import TransferClient
+from choros.param_server.transfer_slots import TransferSlots, VectorRelay
 from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Slots, Snapshots
 from choros.training.async_control.control_block import ControlBlock
@@ -37,7 +44,10 @@ from choros.training.spec import FitConfig
 from choros.training.worker.setup import create_exchange_segment, join_exchange
 from choros.types import Array
 
+logger = logging.getLogger(__name__)
+
 _DIVIDED = 1 << 20  # a center of at least so many bytes is divided among the hosts
+_BY_MESSAGE = 1 << 16  # a host's part of at least so many bytes is sent by messages of its own
 
 
 @dataclass
@@ -139,6 +149,30 @@ def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slic
     return [slice(min(i * shard_values, size), min((i + 1) * shard_values, size)) for i in range(hosts)]
 
 
+def _vector_messages(base: Group, nbytes: int) -> PointToPoint | None:
+    """Return messages for the center's vectors if ``CHOROS_COMM=mpi`` requests them, else None. Collective.
+
+    Args:
+        base: Group. All ranks.
+        nbytes: int. Bytes of a host's part; small parts are sent with their headers.
+    """
+    if not isinstance(base, MessageGroup) or base.transport != "MPI":
+        return None
+    requested = os.environ.get("CHOROS_COMM") == MPI and nbytes >= _BY_MESSAGE
+    answers = [json.loads(text) for text in base.gather(json.dumps([requested, base.concurrent]).encode())]
+    if not all(requested for requested, _ in answers):
+        return None
+    limited = [rank for rank, (_, concurrent) in enumerate(answers) if not concurrent]
+    if not limited:
+        return base.among(range(base.size))
+    if base.rank == 0:
+        logger.warning(
+            f"The center's vectors are sent by TCP, not by MPI (CHOROS_COMM=mpi): {format_ranks(limited)} started MPI "
+            "without MPI_THREAD_MULTIPLE. Let Choros start MPI, or leave mpi4py.rc.thread_level as it is."
+        )
+    return None
+
+
 def _between(
     base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
 ) -> CommHandles:
@@ -186,6 +220,10 @@ def _between(
             "epoch_log": epoch_log.segment.fd if epoch_log else None,
             "snapshots": epoch_log.snapshots.segment.fd if epoch_log and epoch_log.snapshots else None,
         }
+    messages = _vector_messages(base, trainable.nbytes // len(cuts))
+    if messages is not None:
+        # Its end is that of the messages: it waits until the other ranks leave too.
+        held.insert(0, MessageGroup(messages, base.timeout))
     place, server = "", None
     cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
     if center is not None and near.rank == 0:
@@ -193,21 +231,32 @@ def _between(
         config["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
         replies = reply_segment(center)
         held.append(replies)
-        server = ShardServerProcess(
-            {**config, "replies": replies.fd}, [segment.fd for segment in (*segments, replies)], base.rank
-        )
+        config["replies"], segments = replies.fd, [*segments, replies]
+        if messages is not None:
+            transfers = TransferSlots.create(center)
+            config["transfers"], segments = transfers.fd, [*segments, transfers]
+            remote_ranks = set(range(base.size)) - set(hosts[host_number])
+            relay = VectorRelay(TransferSlots(transfers, center), messages, replies, center, remote_ranks)
+            held = [relay, *held, transfers]
+        server = ShardServerProcess(config, [segment.fd for segment in segments], base.rank)
         place = server.place
     places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
     lines: dict[int, ReconnectingClient] = {}
-    for i in range(len(cuts)):
-        if i != host_number:
-            where, host = places[hosts[i][0]]
-            hello = {"rank": base.rank, "host": os.uname().nodename}
-            lines[i] = ReconnectingClient(
-                where, secret, hello, f"The center's server on {host}", job.timeout, base.timeout
-            )
-    parts: list[tuple[slice, Any]] = [(cut, lines.get(i, center)) for i, cut in enumerate(cuts)]
-    sharded = ShardedParameterServer(algorithm, parts)
+    parts: list[tuple[slice, Any]] = []
+    for i, cut in enumerate(cuts):
+        if i == host_number:
+            parts.append((cut, center))
+            continue
+        leader = hosts[i][0]
+        where, host = places[leader]
+        hello = {"rank": base.rank, "host": os.uname().nodename}
+        peer = f"The center's server on {host} (rank {leader})"
+        lines[i] = ReconnectingClient(where, secret, hello, peer, job.timeout, base.timeout)
+        size = cut.stop - cut.start
+        parts.append(
+            (cut, TransferClient(lines[i], messages, leader, host, size, trainable.dtype) if messages else lines[i])
+        )
+    sharded = ShardedParameterServer(algorithm, parts, messages.name if messages else "")
     control = control_block or RemoteControlBlock(lines[0])
     logs = epoch_log or RemoteEpochLog(lines[0], job.watched)
     held = [logs, control, *held]
