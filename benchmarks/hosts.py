@@ -6,6 +6,7 @@ be slowed down. What is compared is interleaved in the same ranks. Prints JSON.
     python benchmarks/hosts.py --what mpi                     # one host: MpiGroup against MPI_Allreduce of bare mpi4py
     python benchmarks/hosts.py --what sums --rate 1gbit       # 2 hosts x 2 ranks: in each host first, against flat
     python benchmarks/hosts.py --what center                  # 2 hosts: an exchange, and one TCP stream for its bytes
+    python benchmarks/hosts.py --what center --here           # the same by 2 ranks of this machine, without root
 """
 
 import argparse
@@ -17,7 +18,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -106,71 +109,93 @@ def sums(rounds):
 
 
 def center(rounds):
-    """One worker's exchange with a center on the other host, against one stream that carries the same bytes."""
+    """One worker's exchange with a center of the other rank, by TCP and by MPI, against one stream for its bytes."""
     from choros import algorithms
+    from choros.cluster.hardware.network_address import own_address
     from choros.comm.p2p.mpi_group import MpiGroup
-    from choros.comm.tcp.reconnecting_client import ReconnectingClient
-    from choros.param_server.shard_service import reply_segment
     from choros.param_server.sharded import ShardedParameterServer
-    from choros.param_server.shared_memory import SharedMemoryParameterServer
-    from choros.training.async_control.shard_server import ShardServerProcess
 
     group = MpiGroup(timeout=300)
+    address = own_address(os.environ["CHOROS_NETWORK"])
     rule, none = algorithms.AEASGD(alpha=0.3), np.zeros(0, "float32")
     for count in (1_000_000, 25_000_000):
-        server = place = None
-        if group.rank == 0:
-            segment = SharedMemoryParameterServer.create(np.zeros(count, "float32"), none, (), 2)
-            kept = reply_segment(SharedMemoryParameterServer(segment))
-            told = {"algorithm": algorithms.to_config(rule), "workers": 2, "epochs": 1, "values": 0, "timeout": 300.0}
-            told |= {
-                "secret": "ab" * 32,
-                "center": segment.fd,
-                "kept": kept.fd,
-                "board": None,
-                "mail": None,
-                "cores": [],
-                "address": HOSTS["choros-a"],
-            }
-            server = ShardServerProcess(told, [segment.fd, kept.fd])
-            place = server.place
-        place = group.gather(str(place).encode())[0].decode()
-        stream = _stream(group)
-        if group.rank == 1:
-            line = ReconnectingClient(
-                place, bytes.fromhex("ab" * 32), {"rank": 1, "host": "b"}, "the center", 300.0, 30.0
-            )
-            far = ShardedParameterServer(rule, [(slice(0, count), line)])
-            local, seen = np.ones(count, "float32"), np.zeros(count, "float32")
-            far.read(local.copy(), none)
-            there, exchanges = [], []
-            for turn in range(rounds + 1):
-                there.append(timed(partial(_carry, stream, count * 4)))
-                exchanges.append(timed(partial(far.exchange, local, seen, 8, none)))
-                if not turn:
-                    there.clear(), exchanges.clear()
-            stream.sendall((0).to_bytes(8, "little"))
-            found = {"values": count, "stream_ms": median(there) * 1e3, "exchange_ms": median(exchanges) * 1e3}
-            say(0, **found, ratio=median(exchanges) / median(there))
-            far.close()
-        else:
-            _echo(stream)
+        stream = _stream(group, address)
+        with ExitStack() as stack:
+            lines = {way: _line(group, rule, count, way, address, stack) for way in ("tcp", "mpi")}
+            if group.rank == 0:
+                _echo(stream)
+            else:
+                far = {way: ShardedParameterServer(rule, [(slice(0, count), line)]) for way, line in lines.items()}
+                local, seen = np.ones(count, "float32"), np.zeros(count, "float32")
+                took = {"stream": [], "tcp": [], "mpi": []}
+                for turn in range(rounds + 1):
+                    for way, times in took.items():
+                        exchange = partial(far[way].exchange, local, seen, 8, none) if way in far else None
+                        times.append(timed(exchange or partial(_carry, stream, count * 4)))
+                        if not turn:
+                            times.clear()
+                stream.sendall((0).to_bytes(8, "little"))
+                for way, times in took.items():
+                    print(f"{way} {count}: {[round(each * 1e3) for each in times]} ms", file=sys.stderr)
+                ms = {f"{way}_ms": median(times) * 1e3 for way, times in took.items()}
+                speed = {f"{way}_gb_per_second": 8e-9 * count / median(took[way]) for way in far}
+                ratios = {f"{way}_of_stream": median(took[way]) / median(took["stream"]) for way in far}
+                say(0, values=count, **ms, **speed, **ratios)
+            group.barrier()
         stream.close()
-        group.barrier()
-        if server is not None:
-            server.close()
 
 
-def _stream(group):
+def _line(group, rule, count, way, address, stack):
+    """Rank 1's connection to a new center of rank 0; None on rank 0, which serves it until the stack is closed."""
+    from choros import algorithms
+    from choros.comm.tcp.reconnecting_client import ReconnectingClient
+    from choros.param_server.shard_service import reply_segment
+    from choros.param_server.shared_memory import SharedMemoryParameterServer
+    from choros.param_server.transfer_client import TransferClient
+    from choros.param_server.transfer_slots import TransferSlots, VectorRelay
+    from choros.training.async_control.shard_server import ShardServerProcess
+
+    messages, place = group.among(range(2)) if way == "mpi" else None, ""
+    if group.rank == 0:
+        nothing = np.zeros(0, "float32")
+        segment = stack.enter_context(SharedMemoryParameterServer.create(np.zeros(count, "float32"), nothing, (), 2))
+        shard = stack.enter_context(SharedMemoryParameterServer(segment, rule, 0, 2))
+        segments = {"center": segment, "replies": stack.enter_context(reply_segment(shard))}
+        if messages is not None:
+            segments["transfers"] = stack.enter_context(TransferSlots.create(shard))
+            slots = TransferSlots(segments["transfers"], shard)
+            stack.callback(VectorRelay(slots, messages, segments["replies"], shard, [1]).close)
+        config = {"algorithm": algorithms.to_config(rule), "workers": 2, "timeout": 300.0, "secret": "ab" * 32}
+        config |= {"algorithm_code": None, "control_block": None, "cores": [], "address": address}
+        config |= {name: each.fd for name, each in segments.items()}
+        server = ShardServerProcess(config, [each.fd for each in segments.values()])
+        stack.callback(server.close)
+        place = server.place
+    place = group.gather(place.encode())[0].decode()
+    if group.rank == 0:
+        return None
+    hello = {"rank": 1, "host": "b"}
+    line = ReconnectingClient(place, bytes.fromhex("ab" * 32), hello, "the center", 300.0, 30.0)
+    stack.callback(line.close)
+    return TransferClient(line, messages, 0, "a", count, "float32") if messages is not None else line
+
+
+def _stream(group, address):
     """One plain TCP connection between the two."""
     if group.rank == 0:
-        with socket.create_server((HOSTS["choros-a"], 0)) as door:
-            group.gather(str(door.getsockname()[1]).encode())
-            end = door.next_peer()[0]
+        with socket.create_server((address, 0)) as door:
+            group.gather(json.dumps(door.getsockname()).encode())
+            end = door.accept()[0]
     else:
-        end = socket.create_connection((HOSTS["choros-a"], int(group.gather(b"")[0])))
+        end = socket.create_connection(tuple(json.loads(group.gather(b"")[0])))
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return end
+
+
+def _busy():
+    """Hold Python's lock as a script's own loop does, for up to 5 ms at a time."""
+    while True:
+        sum(range(1000))
 
 
 def _fill(end, view):
@@ -248,17 +273,24 @@ def main():
     parser.add_argument("--what", choices=("mpi", "sums", "center"), required=True)
     parser.add_argument("--rate", default="", help="of the cable between the hosts, such as 1gbit; default: as it is")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--here", action="store_true", help="2 ranks of this machine, over its loopback (center)")
+    parser.add_argument("--busy", action="store_true", help="rank 0 runs a loop of Python meanwhile (center)")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
+        if options.busy and os.environ["PMI_RANK"] == "0":
+            threading.Thread(target=_busy, daemon=True).start()
         {"mpi": mpi, "sums": sums, "center": center}[options.what](options.rounds)
         return
     mpiexec = Path(sys.executable).parent / "mpiexec"
     own = [sys.executable, __file__, "--rank", "--what", options.what, "--rounds", str(options.rounds)]
+    own += ["--busy"] * options.busy
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as room:
-        if options.what == "mpi":
+        namespaces = options.what != "mpi" and not options.here
+        if not namespaces:
             command = [str(mpiexec), "-n", "2", *own]
+            environment |= {"CHOROS_NETWORK": "lo"}
         else:
             write_files(Path(room))
             each = 2 if options.what == "sums" else 1
@@ -267,13 +299,20 @@ def main():
             command = [str(mpiexec), *how, "-n", str(2 * each), *own]
             environment |= {"CHOROS_NETWORK": "eth0"}
         try:
-            if options.what != "mpi":
+            if namespaces:
                 cluster(options.rate)
             said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
         finally:
-            away()
+            if namespaces:
+                away()
     found = [json.loads(line.partition(" ")[2]) for line in said.stdout.splitlines() if line.startswith("RESULT ")]
-    print(json.dumps({"what": options.what, "rate": options.rate or "not limited", "results": found}, indent=2))
+    rate = options.rate or "not limited"
+    where = "two namespaces" if namespaces else "one host"
+    print(
+        json.dumps(
+            {"what": options.what, "where": where, "rate": rate, "busy": options.busy, "results": found}, indent=2
+        )
+    )
 
 
 if __name__ == "__main__":
