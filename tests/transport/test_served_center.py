@@ -359,6 +359,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
     ):
         told = {
             "algorithm": algorithms.to_config(rule),
+            "algorithm_code": None,
             "workers": WORKERS,
             "timeout": 20.0,
             "secret": b"secret".hex(),
