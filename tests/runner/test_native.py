@@ -117,6 +117,50 @@ def test_weights_divided_over_ranks_train_as_in_one_process(tmp_path, backend):
     assert keras.models.load_model(tmp_path / "2.keras").count_params() == 8 * 6 + 6 + 6 * 3 + 3
 
 
+REFUSED = """
+import re
+import choros.native
+import choros.parallel
+choros.parallel.logical_devices(2)
+import keras
+
+
+def make(layout):
+    wide = keras.layers.Dense(7, name="wide")
+    with choros.native.ModelParallel(layout):
+        try:
+            keras.Sequential([keras.Input((8,)), wide])
+        finally:
+            placed[:] = wide.variables
+
+
+placed = []
+mesh = keras.distribution.DeviceMesh((1, 1), ("a", "b"), ["cpu:0"])
+for layout, message in (
+    ({"e/kernel": (None, "model")}, r"wide/kernel, of the shape \\(8, 7\\), along 'model', .* size 2, .*: give None"),
+    ({"e/kernel": (None, None, "model")}, r"wide/kernel has 3 dimensions, .* has the shape \\(8, 7\\)"),
+    ({"e/kernel": (None, "other")}, "along 'other': the mesh has batch, model"),
+    (keras.distribution.LayoutMap(mesh), "takes 1 devices, and there are 2 in this job"),
+):
+    try:
+        make(layout)
+    except choros.InvalidInputError as error:
+        assert re.search(message, str(error)), error
+    else:
+        raise SystemExit(f"{layout} was accepted")
+    assert placed == []
+make({"e/kernel": ("model", None)})
+assert len(placed) == 2
+"""
+
+
+def test_a_layout_that_does_not_fit_is_refused_before_a_variable_is_placed(tmp_path, backend):
+    if backend != "jax":
+        pytest.skip("keras.distribution divides weights on JAX only")
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_jaxs_runtime_weights_are_not_divided_over_ranks(backend, monkeypatch):
     if backend != "jax":
         with pytest.raises(InvalidInputError, match=f"ModelParallel needs JAX; this is {backend}"):

@@ -122,7 +122,13 @@ def test_a_layout_divides_the_weights_and_changes_nothing(
     [
         ({"dens_1": ("model",)}, "'dens_1' matches no variable of .*: they are .*dense/kernel"),
         ({"dense/kernel": (None, "wide")}, "along 'wide': the mesh has batch, model"),
-        ({"dense/kernel": ("model",)}, "has 1 dimensions, and .*dense/kernel has the shape \\(8, 6\\)"),
+        (
+            {"dense/kernel": ("model",)},
+            "dense/kernel has 1 dimensions, .'model',., and the variable has the shape \\(8, 6\\)",
+        ),
+        ({"dense/kernel": "model"}, "is 'model': give a tuple of an axis of the mesh or None for each dimension"),
+        ({"dense/kernel": ("model", "model")}, "divides 'dense/kernel' twice along 'model'"),
+        ({"dense(": ("model",)}, "'dense\\(' is no regular expression"),
         ({"dense/ker": (None, "model"), "dense/kernel": (None, "model")}, "match one variable, .*dense/kernel: leave"),
         ([("dense/kernel", ("model",))], "The layout is of type list: give a keras.distribution.LayoutMap"),
     ],
@@ -151,13 +157,14 @@ def test_a_layout_for_other_devices_is_refused(backend, make, data):
             choros.Trainer(make(), workers=2, devices_per_worker=2, layout=LAYOUT)
         return
     with pytest.raises(
-        choros.InvalidInputError, match="mesh is 1 x 2, which takes 2 devices: give devices_per_worker=2"
+        choros.InvalidInputError,
+        match="mesh is 1 x 2, which takes 2 devices, and there are 4 in each worker, by devices_per_worker=",
     ):
         choros.Trainer(make(), workers=2, devices_per_worker=4, layout=layout_map())
     with pytest.raises(choros.InvalidInputError, match="the same devices in every worker, not \\[2, 1\\]"):
         choros.Trainer(make(), workers=2, devices_per_worker=[2, 1], layout=LAYOUT)
     with pytest.raises(
-        choros.InvalidInputError, match="of the shape \\(8, 6\\), along 'model' in 4 parts, which 6 is not a"
+        choros.InvalidInputError, match="of the shape \\(8, 6\\), along 'model', which has the size 4, and 6 is not a"
     ):
         choros.Trainer(make(), workers=1, devices_per_worker=4, layout=LAYOUT).fit(*data(61), verbose=0)
 

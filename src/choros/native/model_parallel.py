@@ -53,7 +53,8 @@ class ModelParallel:
 
     Raises:
         InvalidInputError: Keras does not run on JAX, ``jax.distributed`` was not started for this job, the layout's
-            mesh has other devices or divides rows.
+            mesh has other devices or divides rows. Inside the context, when a layer makes its variables: the layout
+            does not fit a variable.
 
     Example:
         >>> import keras  # doctest: +SKIP
@@ -80,7 +81,7 @@ class ModelParallel:
                 f"JAX knows {process_count()} processes, and this job has {self.place.size} ranks: call "
                 'choros.native.initialize("jax") at the top of the script.'
             )
-        self.layout = describe(layout, device_count())
+        self.layout = describe(layout, device_count(), "in this job")
         sizes = dict(zip(self.layout["axes"], self.layout["shape"], strict=True))
         if sizes.get(self.layout["batch"], 1) != 1:
             raise InvalidInputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import keras
 
 
-def describe(layout: keras.distribution.LayoutMap | None, devices: int) -> dict[str, Any]:
+def describe(
+    layout: keras.distribution.LayoutMap | None, devices: int, where: str = "in each worker, by devices_per_worker="
+) -> dict[str, Any]:
     """Return a layout as a dict for JSON.
 
     Args:
@@ -22,12 +24,14 @@ def describe(layout: keras.distribution.LayoutMap | None, devices: int) -> dict[
             as in Keras. Or a mapping from a regular expression, which matches any part of a variable's path, to "model"
             or None for each dimension; the mesh axis "model" then has all devices.
         devices: number of devices of each worker.
+        where: the place of these devices, for errors.
 
     Returns:
         ``{"shape", "axes", "batch", "rules", "whole"}``. ``whole`` is true if patterns match whole paths.
 
     Raises:
-        InvalidInputError: the layout is none of these, or its mesh has another number of devices.
+        InvalidInputError: the layout is none of these, its mesh has another number of devices, a pattern is no regular
+            expression, or a rule's axes are not distinct axes of the mesh.
 
     Example:
         >>> describe({"dense/kernel": (None, "model")}, 2)["shape"]
@@ -48,11 +52,31 @@ def describe(layout: keras.distribution.LayoutMap | None, devices: int) -> dict[
         raise InvalidInputError(f"The layout is of type {type(layout).__name__}: give a keras.distribution.LayoutMap.")
     if math.prod(shape) != devices:
         raise InvalidInputError(
-            f"The layout's mesh is {' x '.join(map(str, shape))}, which takes {math.prod(shape)} devices: give "
-            f"devices_per_worker={math.prod(shape)}."
+            f"The layout's mesh is {' x '.join(map(str, shape))}, which takes {math.prod(shape)} devices, and there "
+            f"are {devices} {where}: make these numbers equal."
         )
-    plain = [[str(pattern), [None if axis is None else str(axis) for axis in axes_]] for pattern, axes_ in rules]
+    plain = [[str(pattern), _axes_of(pattern, given, axes)] for pattern, given in rules]
     return {"shape": shape, "axes": axes, "batch": batch or axes[0], "rules": plain, "whole": whole}
+
+
+def _axes_of(pattern: str, given: Any, axes: list[str]) -> list[str | None]:
+    """Return the axes of a rule, after a check of the rule alone."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise InvalidInputError(f"The layout's pattern {pattern!r} is no regular expression: {error}.") from None
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidInputError(
+            f"The layout of {pattern!r} is {given!r}: give a tuple of an axis of the mesh or None for each dimension, "
+            f"such as (None, {axes[-1]!r})."
+        )
+    named = [None if axis is None else str(axis) for axis in given]
+    for axis in filter(None, named):
+        if axis not in axes:
+            raise InvalidInputError(f"The layout divides {pattern!r} along {axis!r}: the mesh has {', '.join(axes)}.")
+        if named.count(axis) > 1:
+            raise InvalidInputError(f"The layout divides {pattern!r} twice along {axis!r}: give None in one place.")
+    return named
 
 
 def _whole_path(layout: dict[str, Any], pattern: str) -> str:
@@ -68,10 +92,9 @@ def check_layout(layout: dict[str, Any], model: keras.Model) -> None:
     """Refuse a layout that does not fit a built model.
 
     Raises:
-        InvalidInputError: a pattern matches nothing, two patterns match one variable, the mesh lacks an axis, the
-            number of dimensions differs, or the size of an axis does not divide a dimension.
+        InvalidInputError: a pattern matches nothing, two patterns match one variable, the number of dimensions differs,
+            or the size of an axis does not divide a dimension.
     """
-    sizes = dict(zip(layout["axes"], layout["shape"], strict=True))
     outputs = [f"{layer.path}/output" for layer in model._flatten_layers()]
     for pattern, axes in layout["rules"]:
         matched = [variable for variable in model.variables if _matches(layout, pattern, variable.path)]
@@ -84,10 +107,6 @@ def check_layout(layout: dict[str, Any], model: keras.Model) -> None:
                 f"{', '.join(variable.path for variable in model.variables[:8])} ..."
                 + (f" A LayoutMap's pattern matches whole paths: '.*{pattern}'." if part else "")
             )
-        if unknown := [axis for axis in axes if axis is not None and axis not in sizes]:
-            raise InvalidInputError(
-                f"The layout divides {pattern!r} along {unknown[0]!r}: the mesh has {', '.join(sizes)}."
-            )
         for variable in matched:
             others = [other for other, _ in layout["rules"] if _matches(layout, other, variable.path)]
             if len(others) > 1:
@@ -95,17 +114,24 @@ def check_layout(layout: dict[str, Any], model: keras.Model) -> None:
                     f"The layout's patterns {', '.join(map(repr, others))} match one variable, {variable.path}: "
                     "leave one."
                 )
-            if len(axes) != len(variable.shape):
-                raise InvalidInputError(
-                    f"The layout of {pattern!r} has {len(axes)} dimensions, and {variable.path} has the shape "
-                    f"{tuple(variable.shape)}."
-                )
-            for size, axis in zip(variable.shape, axes, strict=True):
-                if axis is not None and size % sizes[axis]:
-                    raise InvalidInputError(
-                        f"The layout divides {variable.path}, of the shape {tuple(variable.shape)}, along {axis!r} in "
-                        f"{sizes[axis]} parts, which {size} is not a multiple of."
-                    )
+            _check_shape(layout, variable.path, tuple(variable.shape), axes)
+
+
+def _check_shape(layout: dict[str, Any], path: str, shape: tuple[int, ...], axes: Sequence[str | None]) -> None:
+    """Refuse to divide a variable of this shape along these axes of the mesh, if its parts would be unequal."""
+    if len(axes) != len(shape):
+        raise InvalidInputError(
+            f"The layout of {path} has {len(axes)} dimensions, {tuple(axes)}, and the variable has the shape {shape}: "
+            "give an axis of the mesh or None for each dimension."
+        )
+    sizes = dict(zip(layout["axes"], layout["shape"], strict=True))
+    for size, axis in zip(shape, axes, strict=True):
+        if axis is not None and size % sizes[axis]:
+            raise InvalidInputError(
+                f"The layout divides {path}, of the shape {shape}, along {axis!r}, which has the size {sizes[axis]}, "
+                f"and {size} is not a multiple of {sizes[axis]}: give None for this dimension, or change the layer or "
+                f"the mesh so that the size of {axis!r} divides it."
+            )
 
 
 def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: keras.Model) -> str:
@@ -129,7 +155,8 @@ def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, mo
 def laid_out(layout: dict[str, Any] | None) -> Iterator[keras.distribution.ModelParallel | None]:
     """Temporarily create models under a layout; yield Keras' distribution, or None without a layout.
 
-    The slots of an optimizer are divided as their weights are, also those of an unpickled optimizer.
+    The slots of an optimizer are divided as their weights are, also those of an unpickled optimizer. A variable that
+    the layout does not fit is refused before it has a value.
     """
     if layout is None:
         yield None
@@ -142,17 +169,19 @@ def laid_out(layout: dict[str, Any] | None) -> Iterator[keras.distribution.Model
     rules = keras.distribution.LayoutMap(mesh)
     for pattern, axes in layout["rules"]:
         rules[_whole_path(layout, pattern)] = tuple(axes)
+    given = layout
     divided: dict[str, tuple[tuple[int, ...], Any]] = {}  # by the begin of the slots' names: shape and layout
 
     class Distribution(keras.distribution.ModelParallel):  # type: ignore[misc]
         def get_variable_layout(self, variable: Any) -> Any:
-            layout, shape = super().get_variable_layout(variable), tuple(variable.shape)
-            if any(layout.axes):
-                divided[variable.path.replace("/", "_") + "_"] = shape, layout
-                return layout
+            placed, shape = super().get_variable_layout(variable), tuple(variable.shape)
+            if any(placed.axes):
+                _check_shape(given, variable.path, shape, placed.axes)
+                divided[variable.path.replace("/", "_") + "_"] = shape, placed
+                return placed
             name = variable.path.rpartition("/")[2]
             alike = [begin for begin in divided if name.startswith(begin) and divided[begin][0] == shape]
-            return divided[max(alike, key=len)][1] if alike else layout
+            return divided[max(alike, key=len)][1] if alike else placed
 
     before = keras.distribution.distribution()
     distribution = Distribution(layout_map=rules, batch_dim_name=layout["batch"], auto_shard_dataset=False)
