@@ -88,7 +88,21 @@ def test_the_task_of_a_cluster_of_tensorflow_is_that_of_tf_config(job, index, mo
 
 def test_a_device_that_does_not_exist_is_refused_with_the_number_that_is_needed(monkeypatch):
     monkeypatch.setattr(devices, "list_devices", lambda kind=None: ["cpu:0", "cpu:1", "cpu:2"])
-    with pytest.raises(InvalidInputError, match=r"no device 'cpu:7': .* Call choros.parallel.logical_devices\(8\)"):
+    with pytest.raises(InvalidInputError, match=r"no device 'cpu:7'. .* Call choros.parallel.logical_devices\(8\)"):
         devices.choose_devices(["cpu:1", "cpu:7"])
     with pytest.raises(InvalidInputError, match=r"devices=-2: there are 3 \(cpu:0, cpu:1, cpu:2\)\.$"):
         devices.choose_devices(-2)
+
+
+def test_a_device_that_does_not_exist_is_refused_with_those_that_do(monkeypatch):
+    there = {None: [f"gpu:{number}" for number in range(20)], "cpu": ["cpu:0"]}
+    monkeypatch.setattr(devices, "list_devices", lambda kind=None: there.get(kind, []))
+    listed = ", ".join(there[None][:16]) + " and 5 more"
+    for name in ("tpu:0", "gpu:20", "xpu:1"):
+        with pytest.raises(InvalidInputError, match=rf"^There is no device '{name}'. This process has {listed}\.$"):
+            devices.choose_devices([name])
+    with pytest.raises(InvalidInputError, match=r"devices=21: there are 20 \(gpu:0, .*, gpu:15 and 4 more\)\.$"):
+        devices.choose_devices(21)
+    there[None] = ["cpu:0"]
+    with pytest.raises(InvalidInputError, match=r"^There is no device 'gpu:0'. This process has cpu:0\.$"):
+        devices.choose_devices("gpu:0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from choros.backends.devices.device_names import Devices, device_names
@@ -92,7 +93,7 @@ def choose_devices(devices: Devices | None) -> list[str]:
                 if available[0].startswith("cpu") and count > len(available)
                 else ""
             )
-            raise InvalidInputError(f"devices={devices!r}: there are {len(available)} ({', '.join(available)}).{more}")
+            raise InvalidInputError(f"devices={devices!r}: there are {len(available)} ({_listed(available)}).{more}")
         return available[:count]
     names = device_names(devices)
     for name in names:
@@ -101,12 +102,17 @@ def choose_devices(devices: Devices | None) -> list[str]:
         if name not in available:
             needed = 1 + max((int(each.partition(":")[2]) for each in names if each.startswith("cpu:")), default=0)
             more = f" Call choros.parallel.logical_devices({needed}) first of all." if kind == "cpu" else ""
-            raise InvalidInputError(
-                f"There is no device {name!r}: {', '.join(available) or 'there are none of its kind'}.{more}"
-            )
+            there = list(dict.fromkeys([*list_devices(), *list_devices("cpu")]))
+            raise InvalidInputError(f"There is no device {name!r}. This process has {_listed(there)}.{more}")
     if len(set(names)) < len(names):
         raise InvalidInputError(f"devices={names}: one is named twice.")
     return names
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names of devices for an error, the first 16 of many."""
+    more = f" and {len(names) - 16} more" if len(names) > 16 else ""
+    return ", ".join(names[:16]) + more
 
 
 def limit_threads(count: int) -> None:
