@@ -161,13 +161,54 @@ def test_cobalt_is_refused_with_the_line_for_pbs(refused, printed, options):
 
 
 def test_what_cobalt_s_options_lose_is_said(refused):
-    lines = refused("submit --on=cobalt -n 2 -e err.txt --attrs mcdram=cache:numa=quad -I --proccount 8 -i in -z 1")
+    lines = refused(
+        "submit --on=cobalt -n 2 -e err.txt --attrs mcdram=cache:numa=quad -I --proccount 8 -i in --disable_preboot"
+    )
     assert "choros submit --on pbs --mpi pals --nodes 2 SCRIPT.py" in lines
     notes = [line.removeprefix("Not translated: ") for line in lines if line.startswith("Not translated: ")]
     begins = ["-e err.txt: ", "--attrs mcdram=cache:numa=quad: ", "-I: an interactive job is PBS' own: qsub -I"]
-    begins += ["--proccount 8: give --ranks-per-node", "-i in: ", "-z 1: choros submit has no such option"]
+    begins += ["--proccount 8: give --ranks-per-node", "-i in: ", "--disable_preboot: PBS has no such step"]
     assert len(notes) == len(begins)
     assert all(note.startswith(begin) for note, begin in zip(notes, begins, strict=True)), notes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("-n 0", "--nodes must be a whole number of 1 or more, got 0"),
+        ("-n abc", "argument --nodes: must be a whole number, or auto, got abc"),
+        ("-n2.5", "argument --nodes: must be a whole number, or auto, got 2.5"),
+        ("-t 1x", "--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got '1x'"),
+        ("-t 1", "the limit of 60 s ends before the ranks could receive a signal"),
+        ("--bogus 3", "unrecognized arguments: --bogus (did you mean --gpus?)"),
+        ("-z 1", "unrecognized arguments: -z"),
+        ("--mode c0", "--ranks-per-node must be a whole number of 1 or more, got 0"),
+        ("--mode c", "--mode c: Cobalt has script, and c16 for 16 ranks on each node"),
+        ("--env A", "--env A: give a name and a value, as in --env A=1"),
+        ("--attrs mcdram", "--attrs mcdram: give names and values, as in filesystems=home,eagle:mcdram=cache"),
+        ("--dependencies job", "--dependencies job: give the numbers of jobs, as in 12:13"),
+        ("--image train:1", "--image is for --on k8s: pbs has no use for it, leave it out"),
+        ("--site nowhere", "there is no site 'nowhere': known are"),
+        ("-A 'my project'", "--account must be one word, got 'my project'"),
+    ],
+)
+@pytest.mark.parametrize("where", ["typed", "in the script"])
+def test_options_of_cobalt_are_checked_as_those_of_another_scheduler(script_folder, capsys, options, words, where):
+    (script_folder / "qsub.sc").write_text(f"#COBALT {options}\naprun -n 2 -N 2 python train.py\n")
+    line = f"submit --on cobalt {options} train.py" if where == "typed" else "submit --on cobalt qsub.sc"
+    assert main(shlex.split(line)) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith(f"choros submit: error: {words}")
+
+
+def test_help_with_cobalt_is_the_help_page(capsys):
+    assert main(["submit", "--on", "cobalt", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: choros submit")
+
+
+def test_another_scheduler_beside_cobalt_is_left_out(refused):
+    _, submit, *_ = refused("submit --on cobalt --on slurm -n 2 train.py")
+    assert submit == "choros submit --on pbs --mpi pals --nodes 2 train.py"
 
 
 QSUB = """#!/bin/bash

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from choros import backend_choice
 from choros.cli.arguments import choose_scheduler, count, integer
 from choros.cli.command_target import command_of
+from choros.cli.parser import Parser
 from choros.cluster.hardware import cpu_features
 from choros.errors import InvalidInputError
 from choros.launch.retired import cobalt
@@ -209,7 +210,7 @@ def before_parsing(arguments: Sequence[str]) -> list[str]:
     """Attach values that may begin with a dash to their option, and add ``--written-by`` with the whole command.
 
     Raises:
-        InvalidInputError: the scheduler is Cobalt; the message has the line for PBS.
+        InvalidInputError: the scheduler is Cobalt, and the message has the line for PBS; or an option is not valid.
 
     Example:
         >>> before_parsing(["submit", "-o", "-l a=b", "--env", "A=-1", "a.py", "-o", "x"])[3:]
@@ -219,7 +220,11 @@ def before_parsing(arguments: Sequence[str]) -> list[str]:
     while remaining and remaining[0] != "submit":
         made.append(remaining.pop(0))
     if cobalt.is_asked(remaining[1:]):
-        raise InvalidInputError(cobalt.translation(remaining[1:]))
+        if cobalt.is_help_asked(remaining[1:]):
+            return [*made, "submit", "--help"]
+        job = cobalt.translate(remaining[1:])
+        _refuse_invalid(job.options)
+        raise InvalidInputError(job.text)
     arguments_shown = [argument for argument in remaining[1:] if argument != "--dry-run"]
     made += [*remaining[:1], "--written-by", shlex.join(["choros", "submit", *arguments_shown]).replace("\n", " ")]
     remaining = remaining[1:]
@@ -232,6 +237,18 @@ def before_parsing(arguments: Sequence[str]) -> list[str]:
         if option.startswith("--") and "=" not in option and option not in ("--dry-run", "--help") and remaining:
             made.append(remaining.pop(0))
     return made + remaining
+
+
+def _refuse_invalid(options: Sequence[str]) -> None:
+    """Refuse options of ``choros submit`` as for a job with them; end with code 2 if one is unknown."""
+    commands = Parser(prog="choros").add_subparsers()
+    add_parser(commands)
+    _, *words = before_parsing(["submit", *options, "-m", "train"])
+    args, unknown = commands.choices["submit"].parse_known_args(words)
+    if unknown or args.target != ["train"]:  # the value of an unknown option is taken for the target
+        args.parser.refuse(unknown or options)
+    scheduler, job = _scheduler_and_job(args)
+    scheduler.script(job)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -247,6 +264,20 @@ def main(args: argparse.Namespace) -> int:
         InvalidInputError: an argument is not valid, and nothing was written.
         SchedulerError: the scheduler refuses the script.
     """
+    scheduler, job = _scheduler_and_job(args)
+    text = scheduler.script(job)
+    if args.dry_run:
+        sys.stdout.write(text)
+        return 0
+    _write(job.script, text)
+    if scheduler.attached:
+        return _run(scheduler, job)
+    print(submit_job(scheduler, job.script))
+    return 0
+
+
+def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
+    """Return the scheduler and the job for the options, after a check of both."""
     defaults = submit_defaults()
     if not args.site:
         args.site = "generic" if args.on else defaults.get("site", "generic")
@@ -262,16 +293,7 @@ def main(args: argparse.Namespace) -> int:
         {"-o" if name == "directive" else f"--{name.replace('_', '-')}": value for name, value in vars(args).items()},
     )
     _ask_for_nodes(args)
-    job = job_of(args, site, scheduler.name)
-    text = scheduler.script(job)
-    if args.dry_run:
-        sys.stdout.write(text)
-        return 0
-    _write(job.script, text)
-    if scheduler.attached:
-        return _run(scheduler, job)
-    print(submit_job(scheduler, job.script))
-    return 0
+    return scheduler, job_of(args, site, scheduler.name)
 
 
 def _use_defaults(args: argparse.Namespace, defaults: Mapping[str, str | list[str]], on: str) -> None:

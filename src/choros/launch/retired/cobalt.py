@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from choros.errors import InvalidInputError
 from choros.launch.retired.aprun import (
     PAGE,
     AprunLine,
@@ -20,7 +22,8 @@ from choros.launch.retired.aprun import (
     submitted_target,
 )
 
-_FLAGS = ("--dry-run", "--help", "-h", "-I", "--interactive")
+_FLAGS = ("--dry-run", "-I", "--interactive", "--disable_preboot", "-d", "--debug", "--hold")
+_HELP = ("-h", "--help")
 _ALIKE = {  # Cobalt's names of options that choros submit has too
     "-n": "--nodes",
     "--nodecount": "--nodes",
@@ -40,10 +43,29 @@ _NONE = {  # options without an equivalent, and what to do
     "--proccount": "give --ranks-per-node",
     "--cwd": "call choros submit in that directory: the ranks start there",
     "-i": "ranks read nothing from stdin",
+    "--inputfile": "ranks read nothing from stdin",
     "--disable_preboot": "PBS has no such step",
+    "-d": "choros submit --dry-run prints the script",
+    "--debug": "choros submit --dry-run prints the script",
+    "--hold": "PBS has it as -o -h",
+    "--kernel": "that is of Blue Gene's nodes",
+    "--geometry": "that is of Blue Gene's nodes",
     "-I": "an interactive job is PBS' own: qsub -I -l select=1 -l walltime=1:00:00 -l filesystems=home -A PROJECT",
 }
 _NONE["--interactive"] = _NONE["-I"]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A job for Cobalt in the terms of ``choros submit``.
+
+    Attributes:
+        text: str. The text of the error for ``choros submit --on cobalt``, with the line of today.
+        options: list of str. The options of that line for what was typed, or is in the script's directives.
+    """
+
+    text: str
+    options: list[str]
 
 
 def is_asked(words: Sequence[str]) -> bool:
@@ -59,6 +81,16 @@ def is_asked(words: Sequence[str]) -> bool:
     return ("--on", "cobalt") in split_options(words)[0]
 
 
+def is_help_asked(words: Sequence[str]) -> bool:
+    """Return whether the arguments ask for the help page.
+
+    Example:
+        >>> is_help_asked(["--on", "cobalt", "--help"]), is_help_asked(["--on", "cobalt", "a.py", "-h"])
+        (True, False)
+    """
+    return any(name in _HELP for name, _ in split_options(words)[0])
+
+
 def split_options(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Split arguments into options, of Cobalt or of ``choros submit``, and what the ranks run.
 
@@ -72,24 +104,28 @@ def split_options(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list
         >>> split_options(["-n2", "--env", "A=1", "--dry-run", "a.py", "-t", "1"])
         ([('-n', '2'), ('--env', 'A=1'), ('--dry-run', '')], ['a.py', '-t', '1'])
     """
-    return split_words(arguments, _FLAGS, lambda name: len(name) > 2, ends=("-m", "--"))
+    return split_words(arguments, (*_FLAGS, *_HELP), lambda name: len(name) > 2, ends=("-m", "--"))
 
 
-def translation(words: Sequence[str]) -> str:
-    """Return the text of the error for ``choros submit --on cobalt``: the line of today for its options.
+def translate(words: Sequence[str]) -> Translation:
+    """Translate the arguments of ``choros submit --on cobalt``.
 
-    A target with ``#COBALT`` lines is read: its directives, its ``module`` lines and its ``aprun`` count too.
+    An option that Cobalt did not have stays as it is: ``choros submit`` may have it, or refuses it. A target with
+    ``#COBALT`` lines is read: its directives, its ``module`` lines and its ``aprun`` count too.
 
     Args:
         words: the arguments after ``submit``.
 
+    Raises:
+        InvalidInputError: a value is none of Cobalt's.
+
     Example:
-        >>> text = translation(["--on", "cobalt", "-n", "2", "-t", "60", "-q", "debug", "-A", "phys", "train.py"])
-        >>> print(text.splitlines()[1].strip())
+        >>> made = translate(["--on", "cobalt", "-n", "2", "-t", "60", "-q", "debug", "-A", "phys", "train.py"])
+        >>> print(made.text.splitlines()[1].strip())
         choros submit --on pbs --mpi pals --nodes 2 --time 60m --queue debug --account phys train.py
     """
     options, target = split_options(words)
-    options = [pair for pair in options if pair != ("--on", "cobalt")]
+    options = [(name, value) for name, value in options if name != "--on"]
     notes: list[str] = []
     more, written, target = _read_script(target, notes)
     named = {_ALIKE.get(name, name) for name, _ in options}
@@ -110,7 +146,7 @@ def translation(words: Sequence[str]) -> str:
         *(f"Not translated: {note}." for note in notes),
         PAGE,
     ]
-    return "\n".join(text)
+    return Translation("\n".join(text), [*site, *translated])
 
 
 def _translated(name: str, value: str, notes: list[str]) -> list[str]:
@@ -122,6 +158,8 @@ def _translated(name: str, value: str, notes: list[str]) -> list[str]:
         return [option for text in re.split(r":(?=[A-Za-z_]\w*=)", value) for option in ("--env", text)]
     if name == "--mode":
         ranks = re.fullmatch(r"c(\d+)", value)
+        if not ranks and value not in ("script", "interactive"):
+            raise InvalidInputError(f"--mode {value}: Cobalt has script, and c16 for 16 ranks on each node")
         return ["--ranks-per-node", ranks[1]] if ranks else []  # "script" is what choros submit always writes
     if name == "--attrs":
         return _attributes(value, notes)
@@ -130,9 +168,11 @@ def _translated(name: str, value: str, notes: list[str]) -> list[str]:
     if name == "-M":
         return ["-o", f"-M {value}"]
     if name == "--dependencies":
+        if not re.fullmatch(r"\d+(:\d+)*", value):
+            raise InvalidInputError(f"--dependencies {value}: give the numbers of jobs, as in 12:13")
         return ["-o", f"-W depend=afterok:{value}"]
-    if name in _NONE or (not name.startswith("--") and name != "-o"):
-        notes.append(f"{name} {value}".rstrip() + f": {_NONE.get(name, 'choros submit has no such option')}")
+    if name in _NONE:
+        notes.append(f"{name} {value}".rstrip() + f": {_NONE[name]}")
         return []
     return [name] if name in _FLAGS else [name, value]
 
@@ -140,6 +180,8 @@ def _translated(name: str, value: str, notes: list[str]) -> list[str]:
 def _attributes(value: str, notes: list[str]) -> list[str]:
     """Return the directive for the file systems; the other attributes chose the memory mode of Theta's processors."""
     parts = value.split(":")
+    if not all(re.fullmatch(r"\w+=.+", part) for part in parts):
+        raise InvalidInputError(f"--attrs {value}: give names and values, as in filesystems=home,eagle:mcdram=cache")
     systems = [part.partition("=")[2].replace(",", ":") for part in parts if part.startswith("filesystems=")]
     others = [part for part in parts if not part.startswith("filesystems=")]
     if others:
