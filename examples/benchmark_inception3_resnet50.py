@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 
+import arguments
 import images
 import keras
 
@@ -19,16 +20,18 @@ from choros.parallel import logical_devices, make_parallel
 NETWORKS = {"inception3": (keras.applications.InceptionV3, 75), "resnet50": (keras.applications.ResNet50, 32)}
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("-a", "--arch", choices=NETWORKS, default="resnet50")
-parser.add_argument("-g", "--gpus", type=int, default=1, help="devices; a CPU is cut into as many")
-parser.add_argument("-b", "--batch_size", type=int, default=8, help="images of each device")
-parser.add_argument("-e", "--epochs", type=int, default=3, help="the first is left out")
-parser.add_argument("--steps", type=int, default=4, help="of an epoch")
-parser.add_argument("--side", type=int, help="pixels; 224 or 299 for ImageNet")
+parser.add_argument("-g", "--gpus", type=arguments.count, default=1, help="devices; a CPU is cut into as many")
+parser.add_argument("-b", "--batch_size", type=arguments.count, default=8, help="images of each device")
+parser.add_argument("-e", "--epochs", type=arguments.count, default=3, help="the first is left out")
+parser.add_argument("--steps", type=arguments.count, default=4, help="of an epoch")
+parser.add_argument("--side", type=arguments.count, help="pixels; 224 or 299 for ImageNet")
 options = parser.parse_args()
-if options.gpus > 1:
-    logical_devices(options.gpus)
 network, least = NETWORKS[options.arch]
 side = options.side or least
+if side < least:
+    parser.error(f"argument --side: must be a whole number of {least} or more for {options.arch}, got {side}")
+if options.gpus > 1:
+    logical_devices(options.gpus)
 
 
 class Clock(keras.callbacks.Callback):

@@ -15,6 +15,7 @@ import pickle
 import sys
 import tarfile
 
+import arguments
 import keras
 import numpy as np
 
@@ -37,12 +38,14 @@ def parser(doc, batch="of all devices together", batch_size=64, checkpt=True):
         checkpt: whether there are ``--checkpt`` and ``--aug``.
     """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
-    made.add_argument("--data", help="an .npz file of CIFAR-10, instead of Keras' folder")
-    made.add_argument("--datadir", help="a folder with cifar-10-batches-py, instead of Keras' folder")
+    made.add_argument("--data", type=arguments.file, help="an .npz file of CIFAR-10, instead of Keras' folder")
+    made.add_argument(
+        "--datadir", type=arguments.folder, help="a folder with cifar-10-batches-py, instead of Keras' folder"
+    )
     made.add_argument("--download", action="store_true", help="download CIFAR-10 to Keras' folder if it is not there")
     made.add_argument("--synthetic", action="store_true", help="make pictures up")
-    made.add_argument("--epochs", type=int, default=3)
-    made.add_argument("--batch_size", type=int, default=batch_size, help=batch)
+    made.add_argument("--epochs", type=arguments.count, default=3)
+    made.add_argument("--batch_size", type=arguments.count, default=batch_size, help=batch)
     if checkpt:
         name = pathlib.Path(sys.argv[0]).stem + ".keras"
         text = f"load the weights of this file if it exists, and save the best model in it; without a name {name}"
@@ -56,7 +59,7 @@ def parser(doc, batch="of all devices together", batch_size=64, checkpt=True):
 def add_mgpu(made):
     """Add ``--mgpu`` and ``--logdevp``."""
     text = "devices of this process, or of each rank of a job; without a number all (in a job 1 for each rank)"
-    made.add_argument("--mgpu", type=int, nargs="?", const=-1, default=1, help=text)
+    made.add_argument("--mgpu", type=arguments.devices, nargs="?", const=-1, default=1, help=text)
     made.add_argument(
         "--logdevp", action="store_true", help="print the device of each variable and of each part of a batch"
     )
@@ -65,8 +68,8 @@ def add_mgpu(made):
 def add_workers(made, algorithm="adag"):
     """Add ``--algorithm``, ``--workers``, ``--network`` and ``--rdma``."""
     text = "one of " + ", ".join(map(str.lower, choros.algorithms()))
-    made.add_argument("--algorithm", default=algorithm, help=text)
-    made.add_argument("--workers", type=int, help="defaults to the ranks of the job; without a job to 2")
+    made.add_argument("--algorithm", type=arguments.algorithm, default=algorithm, help=text)
+    made.add_argument("--workers", type=arguments.count, help="defaults to the ranks of the job; without a job to 2")
     made.add_argument("--network", help="the interface, or the domain, between the hosts: ib0, .ib.cluster")
     text = "use InfiniBand's interface between the hosts, if there is one; verbs and gdr are taken for the same"
     made.add_argument("--rdma", nargs="?", const="verbs", help=text)

@@ -9,6 +9,7 @@ No chief hands out the data: each rank of a job reads them all, and trains its r
 what a parameter server was. Any launcher does. cifar.py says where the pictures come from.
 """
 
+import arguments
 import cifar
 import keras
 
@@ -16,7 +17,7 @@ import choros
 
 parser = cifar.parser(__doc__, "of all workers together")
 cifar.add_workers(parser)
-parser.add_argument("--devices_per_worker", type=int, default=1)
+parser.add_argument("--devices_per_worker", type=arguments.count, default=1)
 options = cifar.parse(parser)
 
 (x, y), test = cifar.load(options)

@@ -10,15 +10,16 @@ cifar10_cnn_horovod_tfqueue.py changes them ahead of the step instead. cifar.py 
 
 import os
 
+import arguments
 import cifar
 import keras
 
 import choros.hvd as hvd
 
 parser = cifar.parser(__doc__, "of each rank", 32)
-parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of one rank alone")
-parser.add_argument("--warmup", type=float, default=1, help="epochs until the rate is that of all ranks")
-parser.add_argument("--nranks_per_gpu", type=int, default=1, help="more than 1 lets ranks share a GPU")
+parser.add_argument("--rate", type=arguments.positive, default=1e-3, help="learning rate of one rank alone")
+parser.add_argument("--warmup", type=arguments.number, default=1, help="epochs until the rate is that of all ranks")
+parser.add_argument("--nranks_per_gpu", type=arguments.count, default=1, help="more than 1 lets ranks share a GPU")
 options = cifar.parse(parser)
 if options.nranks_per_gpu > 1:
     os.environ["CHOROS_SHARE_GPUS"] = "1"  # as choros run --share-gpus

@@ -10,6 +10,7 @@ cifar.py says where the pictures come from.
 
 import os
 
+import arguments
 import cifar
 import keras
 
@@ -17,9 +18,9 @@ import choros
 import choros.hvd as hvd
 
 parser = cifar.parser(__doc__, "of each rank", 32)
-parser.add_argument("--depth", type=int, default=4, help="batches that are ready at most")
+parser.add_argument("--depth", type=arguments.count, default=4, help="batches that are ready at most")
 parser.add_argument("--timeline", help="a file for the timeline")
-parser.add_argument("--nranks_per_gpu", type=int, default=1, help="more than 1 lets ranks share a GPU")
+parser.add_argument("--nranks_per_gpu", type=arguments.count, default=1, help="more than 1 lets ranks share a GPU")
 options = cifar.parse(parser)
 if options.nranks_per_gpu > 1:
     os.environ["CHOROS_SHARE_GPUS"] = "1"  # as choros run --share-gpus

@@ -9,6 +9,7 @@ the workers through shared memory. With --aug every second picture is turned to 
 pictures come from.
 """
 
+import arguments
 import cifar
 import keras
 import numpy as np
@@ -18,7 +19,7 @@ import choros
 parser = cifar.parser(__doc__)
 cifar.add_mgpu(parser)
 cifar.add_workers(parser, "allreduce")
-parser.add_argument("--depth", type=int, default=4, help="batches that are ready at most")
+parser.add_argument("--depth", type=arguments.count, default=4, help="batches that are ready at most")
 options = cifar.parse(parser)
 
 (x, y), test = cifar.load(options)

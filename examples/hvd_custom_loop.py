@@ -11,6 +11,7 @@ every rank's gradient counts alike, so give all ranks batches of the same size, 
 
 import argparse
 
+import arguments
 import images
 import keras
 import numpy as np
@@ -84,10 +85,10 @@ def tensorflow_loop(model, optimizer, loss_of):
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--data", help="an .npz file of MNIST: see examples/images.py")
-parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
-parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of one rank alone")
+parser.add_argument("--data", type=arguments.file, help="an .npz file of MNIST: see examples/images.py")
+parser.add_argument("--epochs", type=arguments.count, default=4)
+parser.add_argument("--batch-size", type=arguments.count, default=32, help="of each rank")
+parser.add_argument("--rate", type=arguments.positive, default=1e-3, help="learning rate of one rank alone")
 options = parser.parse_args()
 
 hvd.init()

@@ -12,6 +12,7 @@ that happens at a commit, and nothing is lost. --interrupt N makes a failure on 
 
 import argparse
 
+import arguments
 import images
 import keras
 import numpy as np
@@ -19,11 +20,11 @@ import numpy as np
 import choros.hvd as hvd
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--data", help="an .npz file of MNIST: see examples/images.py")
-parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
-parser.add_argument("--commit", type=int, default=5, help="batches between two commits")
-parser.add_argument("--interrupt", type=int, default=0, metavar="N", help="after N batches, once; 0: never")
+parser.add_argument("--data", type=arguments.file, help="an .npz file of MNIST: see examples/images.py")
+parser.add_argument("--epochs", type=arguments.count, default=4)
+parser.add_argument("--batch-size", type=arguments.count, default=32, help="of each rank")
+parser.add_argument("--commit", type=arguments.count, default=5, help="batches between two commits")
+parser.add_argument("--interrupt", type=arguments.whole, default=0, metavar="N", help="after N batches, once; 0: never")
 options = parser.parse_args()
 
 hvd.init()

@@ -8,15 +8,16 @@ none of them has seen the others' points. Also runs alone: ``python examples/hvd
 
 import argparse
 
+import arguments
 import keras
 import numpy as np
 
 import choros.hvd as hvd
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--points", type=int, default=1024, help="points of each rank")
-parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
+parser.add_argument("--points", type=arguments.count, default=1024, help="points of each rank")
+parser.add_argument("--epochs", type=arguments.count, default=10)
+parser.add_argument("--batch-size", type=arguments.count, default=32, help="of each rank")
 options = parser.parse_args()
 
 hvd.init()

@@ -12,17 +12,18 @@ import argparse
 import pathlib
 import tempfile
 
+import arguments
 import images
 import keras
 
 import choros.hvd as hvd
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--data", help="an .npz file of MNIST: see examples/images.py")
-parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
-parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of one rank alone")
-parser.add_argument("--filters", type=int, default=16)
+parser.add_argument("--data", type=arguments.file, help="an .npz file of MNIST: see examples/images.py")
+parser.add_argument("--epochs", type=arguments.count, default=4)
+parser.add_argument("--batch-size", type=arguments.count, default=32, help="of each rank")
+parser.add_argument("--rate", type=arguments.positive, default=1e-3, help="learning rate of one rank alone")
+parser.add_argument("--filters", type=arguments.count, default=16)
 parser.add_argument("--out", type=pathlib.Path, help="where rank 0 leaves its checkpoints; default: a new directory")
 options = parser.parse_args()
 

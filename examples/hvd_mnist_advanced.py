@@ -10,6 +10,7 @@ to a tenth two thirds of the way. EarlyStopping sees the same figures on all ran
 
 import argparse
 
+import arguments
 import images
 import keras
 import numpy as np
@@ -38,12 +39,12 @@ class Shifted(keras.utils.PyDataset):
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--data", help="an .npz file of MNIST: see examples/images.py")
-parser.add_argument("--epochs", type=int, default=6)
-parser.add_argument("--warmup-epochs", type=int, default=2)
-parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
-parser.add_argument("--rate", type=float, default=0.02, help="learning rate of one rank alone")
-parser.add_argument("--filters", type=int, default=16)
+parser.add_argument("--data", type=arguments.file, help="an .npz file of MNIST: see examples/images.py")
+parser.add_argument("--epochs", type=arguments.count, default=6)
+parser.add_argument("--warmup-epochs", type=arguments.whole, default=2)
+parser.add_argument("--batch-size", type=arguments.count, default=32, help="of each rank")
+parser.add_argument("--rate", type=arguments.positive, default=0.02, help="learning rate of one rank alone")
+parser.add_argument("--filters", type=arguments.count, default=16)
 options = parser.parse_args()
 
 hvd.init()

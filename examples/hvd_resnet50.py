@@ -14,23 +14,24 @@ import argparse
 import pathlib
 import tempfile
 
+import arguments
 import images
 import keras
 
 import choros.hvd as hvd
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--model", default="ResNet50", help="a name in keras.applications")
-parser.add_argument("--train-dir", type=pathlib.Path, help="a directory of images for each class in it")
-parser.add_argument("--val-dir", type=pathlib.Path, help="likewise, for validation")
+parser.add_argument("--model", type=arguments.application, default="ResNet50", help="a name in keras.applications")
+parser.add_argument("--train-dir", type=arguments.folder, help="a directory of images for each class in it")
+parser.add_argument("--val-dir", type=arguments.folder, help="likewise, for validation")
 parser.add_argument("--out", type=pathlib.Path, help="where checkpoints are left and looked for; default: a new one")
-parser.add_argument("--side", type=int, default=32, help="pixels; 224 for ImageNet")
-parser.add_argument("--classes", type=int, default=10)
-parser.add_argument("--batch-size", type=int, default=4, help="of each rank")
-parser.add_argument("--steps", type=int, default=4, help="steps of an epoch of noise")
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--warmup-epochs", type=float, default=1)
-parser.add_argument("--rate", type=float, default=0.0125, help="learning rate of one rank alone")
+parser.add_argument("--side", type=arguments.pixels, default=32, help="pixels; 224 for ImageNet")
+parser.add_argument("--classes", type=arguments.count, default=10)
+parser.add_argument("--batch-size", type=arguments.count, default=4, help="of each rank")
+parser.add_argument("--steps", type=arguments.count, default=4, help="steps of an epoch of noise")
+parser.add_argument("--epochs", type=arguments.count, default=2)
+parser.add_argument("--warmup-epochs", type=arguments.number, default=1)
+parser.add_argument("--rate", type=arguments.positive, default=0.0125, help="learning rate of one rank alone")
 parser.add_argument("--fp16", action="store_true", help="round gradients to half precision")
 options = parser.parse_args()
 

@@ -10,6 +10,7 @@ and memory that they share. Figures of a busy machine mean little. JAX compiles 
 import argparse
 import time
 
+import arguments
 import images
 import keras
 import numpy as np
@@ -17,13 +18,13 @@ import numpy as np
 import choros.hvd as hvd
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--model", default="ResNet50", help="a name in keras.applications")
-parser.add_argument("--side", type=int, default=32, help="pixels; 224 for ImageNet")
-parser.add_argument("--classes", type=int, default=1000)
-parser.add_argument("--batch-size", type=int, default=8, help="of each rank")
-parser.add_argument("--warmup", type=int, default=2, help="batches before anything is timed")
-parser.add_argument("--batches", type=int, default=2, help="batches of an iteration")
-parser.add_argument("--iterations", type=int, default=5)
+parser.add_argument("--model", type=arguments.application, default="ResNet50", help="a name in keras.applications")
+parser.add_argument("--side", type=arguments.pixels, default=32, help="pixels; 224 for ImageNet")
+parser.add_argument("--classes", type=arguments.count, default=1000)
+parser.add_argument("--batch-size", type=arguments.count, default=8, help="of each rank")
+parser.add_argument("--warmup", type=arguments.count, default=2, help="batches before anything is timed")
+parser.add_argument("--batches", type=arguments.count, default=2, help="batches of an iteration")
+parser.add_argument("--iterations", type=arguments.count, default=5)
 parser.add_argument("--fp16", action="store_true", help="round gradients to half precision")
 options = parser.parse_args()
 

@@ -15,6 +15,7 @@ import pathlib
 import struct
 import tempfile
 
+import arguments
 import google_crc32c
 import images
 import keras
@@ -24,10 +25,11 @@ import choros
 from choros.parallel import logical_devices, make_parallel
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--data", help="an .npz file of MNIST")
-parser.add_argument("--mgpu", type=int, default=-1, help="devices, or -1 for all; a CPU is cut into as many")
-parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch_size", type=int, default=64, help="of all devices together")
+parser.add_argument("--data", type=arguments.file, help="an .npz file of MNIST")
+text = "devices; without a number, or with -1, all; a CPU is cut into as many"
+parser.add_argument("--mgpu", type=arguments.devices, nargs="?", const=-1, default=-1, help=text)
+parser.add_argument("--epochs", type=arguments.count, default=4)
+parser.add_argument("--batch_size", type=arguments.count, default=64, help="of all devices together")
 options = parser.parse_args()
 if options.mgpu > 1:
     logical_devices(options.mgpu)

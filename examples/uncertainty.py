@@ -16,6 +16,7 @@ Neural Networks, eq. 3), and how unsure it is, as entropy, of digits and of nois
 
 import argparse
 
+import arguments
 import images
 import keras
 import numpy as np
@@ -23,10 +24,12 @@ import numpy as np
 import choros
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--data", help="an .npz file of MNIST; without it scikit-learn's digits")
-parser.add_argument("--epochs", type=int, default=15)
-parser.add_argument("--samples", type=int, default=20, help="predictions of the variational layer and of dropout")
-parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--data", type=arguments.file, help="an .npz file of MNIST; without it scikit-learn's digits")
+parser.add_argument("--epochs", type=arguments.count, default=15)
+parser.add_argument(
+    "--samples", type=arguments.count, default=20, help="predictions of the variational layer and of dropout"
+)
+parser.add_argument("--workers", type=arguments.count, default=2)
 options = parser.parse_args()
 
 (x, y), (x_test, y_test) = images.load(options.data)
@@ -111,5 +114,5 @@ for name, (model, algorithm) in ways.items():
     accuracy, error = (probabilities.argmax(1) == y_test).mean(), calibration_error(probabilities, y_test)
     told = f"entropy {entropy(probabilities):.3f}, of noise {unsure:.3f}"
     print(f"{name}: accuracy {accuracy:.4f}, calibration error {error:.4f}, {told}", flush=True)
-    if accuracy < 0.9 or error > 0.15:
+    if options.epochs >= 15 and (accuracy < 0.9 or error > 0.15):
         raise SystemExit("an accuracy of 0.9 and a calibration error below 0.15 were expected")

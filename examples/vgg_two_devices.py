@@ -8,6 +8,7 @@ layout says which dimension of which weights is divided, ``jax.sharding`` does t
 be between the workers. By default the network is a small VGG. cifar.py says where the pictures come from.
 """
 
+import arguments
 import cifar
 import keras
 
@@ -15,9 +16,9 @@ import choros
 
 parser = cifar.parser(__doc__, "of all workers together", checkpt=False)
 parser.add_argument("--network", choices=["small", "VGG16", "VGG19"], default="small")
-parser.add_argument("--algorithm", default="allreduce")
-parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--devices", type=int, default=2, help="of each worker")
+parser.add_argument("--algorithm", type=arguments.algorithm, default="allreduce")
+parser.add_argument("--workers", type=arguments.count, default=2)
+parser.add_argument("--devices", type=arguments.count, default=2, help="of each worker")
 options = cifar.parse(parser)
 
 

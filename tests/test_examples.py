@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-NO_EXAMPLE = {"cifar.py", "images.py"}  # what several of them share
+NO_EXAMPLE = {"arguments.py", "cifar.py", "images.py"}  # what several of them share
 
 
 def run(*command, backend=None):
@@ -230,6 +231,69 @@ def test_hvd_custom_loop(backend, mnist):
     lines = dict(re.findall(r"rank (\d) of 2: (accuracy .*)", said))
     assert lines["0"] == lines["1"]
     assert float(re.search(r"accuracy ([\d.]+)", lines["0"])[1]) > 0.9
+
+
+COUNT = "must be a whole number of 1 or more, got"
+REFUSED = [
+    ("benchmark_inception3_resnet50.py", "-g/--gpus", "0", f"{COUNT} 0"),
+    ("benchmark_inception3_resnet50.py", "-b/--batch_size", "-1", f"{COUNT} -1"),
+    ("benchmark_inception3_resnet50.py", "--side", "8", "must be a whole number of 32 or more for resnet50, got 8"),
+    ("cifar10_cnn_distrib_slurm.py", "--workers", "0", f"{COUNT} 0"),
+    ("cifar10_cnn_distrib_slurm.py", "--devices_per_worker", "two", f"{COUNT} two"),
+    ("cifar10_cnn_distrib_slurm.py", "--algorithm", "sgd", "must be one of single, allreduce, "),
+    ("cifar10_cnn_distrib_v2_slurm.py", "--batch_size", "0", f"{COUNT} 0"),
+    ("cifar10_cnn_horovod.py", "--rate", "0", "must be a number greater than 0, got 0"),
+    ("cifar10_cnn_horovod.py", "--warmup", "nan", "must be a number of 0 or more, got nan"),
+    ("cifar10_cnn_horovod_tfqueue.py", "--nranks_per_gpu", "-2", f"{COUNT} -2"),
+    ("cifar10_cnn_mgpu.py", "--epochs", "0", f"{COUNT} 0"),
+    ("cifar10_cnn_mgpu.py", "--mgpu", "0", "must be a whole number of 1 or more, or -1 for all, got 0"),
+    ("cifar10_cnn_mgpu.py", "--data", "none.npz", "there is no file none.npz"),
+    ("cifar10_cnn_mgpu.py", "--datadir", "none", "there is no folder none"),
+    ("cifar10_cnn_mgpu_tfqueue.py", "--mgpu", "-2", "must be a whole number of 1 or more, or -1 for all, got -2"),
+    ("cifar10_cnn_mgpu_tfqueue_var.py", "--depth", "0", f"{COUNT} 0"),
+    ("hvd_custom_loop.py", "--epochs", "-1", f"{COUNT} -1"),
+    ("hvd_elastic_mnist.py", "--interrupt", "-1", "must be a whole number of 0 or more, got -1"),
+    ("hvd_linear_regression.py", "--points", "0", f"{COUNT} 0"),
+    ("hvd_mnist.py", "--batch-size", "1.5", f"{COUNT} 1.5"),
+    ("hvd_mnist_advanced.py", "--warmup-epochs", "-1", "must be a whole number of 0 or more, got -1"),
+    ("hvd_resnet50.py", "--model", "LeNet", "there is no keras.applications.LeNet"),
+    ("hvd_resnet50.py", "--side", "31", "must be a whole number of 32 or more, got 31"),
+    ("hvd_synthetic_benchmark.py", "--warmup", "0", f"{COUNT} 0"),
+    ("mnist_tfrecord_mgpu.py", "--mgpu", "0", "must be a whole number of 1 or more, or -1 for all, got 0"),
+    ("uncertainty.py", "--samples", "0", f"{COUNT} 0"),
+    ("vgg_two_devices.py", "--devices", "0", f"{COUNT} 0"),
+]
+
+
+@pytest.fixture
+def ended(monkeypatch, capsys):
+    """The last line that an example prints as it ends with code 2, in this process."""
+    modules = set(sys.modules)
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def run_here(name, *options):
+        monkeypatch.setattr(sys, "argv", [name, *options])
+        with pytest.raises(SystemExit) as ending:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        assert ending.value.code == 2, ending.value
+        return capsys.readouterr().err.splitlines()[-1]
+
+    yield run_here
+    for module in {"arguments", "cifar", "images"} - modules:
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize(("name", "option", "value", "message"), REFUSED)
+def test_a_value_out_of_range_is_refused_with_the_range(ended, name, option, value, message):
+    line = ended(name, f"{option.split('/')[-1]}={value}")
+    assert line.startswith(f"{name}: error: argument {option}: {message}")
+
+
+def test_every_number_of_an_example_has_a_range():
+    for path in EXAMPLES.glob("*.py"):
+        assert not re.search(r"type=(int|float)\b", path.read_text()), path.name
+        if path.name not in NO_EXAMPLE and "add_argument" in path.read_text():
+            assert any(name == path.name for name, *_ in REFUSED), f"{path.name}: give a value that is out of range"
 
 
 def test_every_example_is_run_here():
