@@ -84,6 +84,17 @@ def test_a_script_that_fails_says_why(tmp_path):
     assert "failed" in done.stdout
 
 
+def test_a_script_that_trains_too_few_steps_is_named_once_and_what_to_do(tmp_path):
+    """Binding and spin time are not tried where no number of ranks and threads worked."""
+    path = tmp_path / "script.py"
+    path.write_text("print('no fit here')")
+    done = tune(path, "--ranks", 1, "--threads", 1, "--steps", 4, "--warmup", 2, [])
+    assert done.returncode == 1
+    advice = "the script ended before step 6 of a fit: train longer, or give fewer --steps or --warmup"
+    assert done.stdout.splitlines()[1:] == [f"    1       1   yes         0  failed: {advice}"]
+    assert done.stderr.splitlines()[-2:] == ["[0] no fit here", advice]
+
+
 def test_what_is_no_script_is_refused(tmp_path):
     assert "does not exist" in tune(tmp_path / "none.py", []).stderr
     assert "is no Python script" in tune("true", []).stderr

@@ -121,7 +121,7 @@ def grid(ranks: Iterable[int], threads: Sequence[int], cores: int) -> list[Trial
 def search(
     trials: Sequence[Trial], bindings: Sequence[bool], blocktimes: Sequence[int], run: Callable[[Trial], Outcome]
 ) -> Iterator[Outcome]:
-    """Yield the outcomes: first of ranks and threads, then of binding and spin time with the best of these.
+    """Yield the outcomes: first of ranks and threads, then of binding and spin time with the best of these, if any.
 
     Args:
         trials: a result of ``grid``.
@@ -140,6 +140,8 @@ def search(
     for trial in trials:
         outcomes.append(run(replace(trial, bind=bindings[0], blocktime=blocktimes[0])))
         yield outcomes[-1]
+    if all(outcome.failure for outcome in outcomes):
+        return
     best = min(outcomes, key=lambda outcome: outcome.cost).trial
     for bind, blocktime in list(product(bindings, blocktimes))[1:]:
         yield run(replace(best, bind=bind, blocktime=blocktime))
@@ -176,9 +178,15 @@ def run_trial(trial: Trial, target: Sequence[str], settings: TuneSettings, timeo
             _end(job)
         if result.exists():
             return Outcome(trial, **json.loads(result.read_text()))
-        late = [f"no {settings.steps} steps in {timeout:g} s"] if time.monotonic() >= limit else []
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-_LAST:]
-        return Outcome(trial, failure="\n".join([*lines, *late]) or f"the script ended before {settings.steps} steps")
+        needed = settings.warmup + settings.steps
+        if time.monotonic() >= limit:
+            lines.append(f"no {settings.steps} steps in {timeout:g} s")
+        elif job.returncode == 0:
+            lines.append(
+                f"the script ended before step {needed} of a fit: train longer, or give fewer --steps or --warmup"
+            )
+        return Outcome(trial, failure="\n".join(lines) or f"exit code {job.returncode}, and no output")
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
