@@ -25,6 +25,7 @@ from choros.parallel import logical_devices, make_parallel
 PARTS = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 FOLDERS = ["cifar-10-batches-py-target/cifar-10-batches-py", "cifar-10-batches-py"]  # of Keras 3 and of Keras 2
 ARCHIVES = ["cifar-10-batches-py-target_archive", "cifar-10-batches-py.tar.gz", "cifar-10-python.tar.gz"]
+UNUSED = ("enqueue", "syncopt", "nccl")  # choices of keras_experiments' scripts that Choros makes
 PLACE = choros.Place.here()
 
 
@@ -51,8 +52,8 @@ def parser(doc, batch="of all devices together", batch_size=64, checkpt=True):
         text = f"load the weights of this file if it exists, and save the best model in it; without a name {name}"
         made.add_argument("--checkpt", nargs="?", const=name, help=text)
         made.add_argument("--aug", action="store_true", help="shift and flip the pictures")
-    for name in ("--enqueue", "--syncopt", "--nccl"):
-        made.add_argument(name, action="store_true", help=argparse.SUPPRESS)  # choices of theirs that Choros makes
+    for name in UNUSED:
+        made.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     return made
 
 
@@ -87,6 +88,8 @@ def parse(made):
         made.error("--download fills Keras' folder: leave --data and --datadir out")
     if getattr(options, "mgpu", 1) > 1:
         logical_devices(options.mgpu)
+    if without_effect := [f"--{name}" for name in UNUSED if getattr(options, name)]:
+        say(f"{', '.join(without_effect)}: no effect, as batches are always read ahead and gradients always added up")
     if getattr(options, "rdma", None) and not options.network:
         options.network = infiniband()
         state = f"the network is {options.network}" if options.network else "there is no interface of InfiniBand"

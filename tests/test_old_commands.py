@@ -114,6 +114,14 @@ def test_the_download_is_one_ranks_and_each_rank_reads_its_rows(old_scripts):
     assert np.load(file, mmap_mode="r").shape == (60, 32, 32, 3)
 
 
+def test_options_without_effect_are_named(cifar, capsys):
+    options_of(cifar, "--nccl", "--enqueue")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("--enqueue, --nccl: no effect, as batches are always read ahead")
+    options_of(cifar)
+    assert capsys.readouterr().out == ""
+
+
 def test_the_folder_of_keras_is_read(cifar, old_scripts):
     (x, y), (x_test, y_test) = cifar.load(options_of(cifar))
     assert (x.shape, y.shape, x_test.shape, y_test.shape) == ((60, 32, 32, 3), (60,), (12, 32, 32, 3), (12,))

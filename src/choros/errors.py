@@ -174,6 +174,30 @@ def brief(error: BaseException) -> str:
     return textwrap.shorten(re.split("Example:|Arguments received by", text)[0], 320, placeholder=" ...")
 
 
+_warned_of: set[tuple[str, str]] = set()  # a name of Choros and an argument of it
+
+
+def warn_without_effect(owner: str, reason: str, /, **given: object) -> None:
+    """Warn of arguments that were given and have no effect: of each one once in a process.
+
+    Args:
+        owner: str. The function or class.
+        reason: str. The reason.
+        **given: for each argument, whether a value was given that asks for an effect.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     for _ in range(2):
+        ...         warn_without_effect("train", "there is one device", device="gpu:1", depth=0)
+        >>> [str(warning.message) for warning in caught]
+        ['device has no effect on train: there is one device.']
+    """
+    names = [argument for argument, value in given.items() if value and (owner, argument) not in _warned_of]
+    _warned_of.update((owner, argument) for argument in names)
+    if names:
+        warn(f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect on {owner}: {reason}.")
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning at the user's line: that of the nearest caller outside of Choros and Keras.
 

@@ -1,5 +1,6 @@
 """Horovod's names: those that are there, those that one rank can call, and advice for those that are not."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -47,6 +48,53 @@ def test_grouped_calls_of_one_rank_return_what_they_were_given(alone):
         assert second.tolist() == (x + 1).tolist()
     for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product):
         assert hvd.allreduce(x, op=op).tolist() == x.tolist()
+
+
+KERAS = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+KERAS.compile("sgd", "mse")
+WITHOUT_EFFECT = {
+    "allreduce": (lambda **given: hvd.allreduce(1.0, **given), {"device_dense": "/gpu:0", "device_sparse": "/cpu:0"}),
+    "DistributedOptimizer": (
+        lambda **given: hvd.DistributedOptimizer(keras.optimizers.SGD(), **given),
+        {
+            "name": "mine",
+            "device_dense": "/gpu:0",
+            "device_sparse": "/gpu:0",
+            "sparse_as_dense": True,
+            "gradient_predivide_factor": 2.0,
+            "num_groups": 2,
+            "groups": 1,
+        },
+    ),
+    "callbacks.BroadcastGlobalVariablesCallback": (
+        lambda **given: hvd.callbacks.BroadcastGlobalVariablesCallback(0, **given),
+        {"device": "/gpu:0"},
+    ),
+    "callbacks.MetricAverageCallback": (hvd.callbacks.MetricAverageCallback, {"device": "/gpu:0"}),
+    "elastic.ObjectState": (hvd.elastic.ObjectState, {"bcast_object": print, "get_rank": print}),
+    "elastic.KerasState": (lambda **given: hvd.elastic.KerasState(KERAS, **given), {"backend": "tensorflow"}),
+    "SyncBatchNormalization": (hvd.SyncBatchNormalization, {"fused": True}),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_an_argument_without_effect_is_warned_of_once(name, alone, monkeypatch):
+    monkeypatch.setattr("choros.errors._warned_of", set())
+    call, arguments = WITHOUT_EFFECT[name]
+    call()
+    for argument, value in arguments.items():
+        with pytest.warns(UserWarning, match=rf"^{argument} has no effect on hvd\.{name}: "):
+            call(**{argument: value})
+        call(**{argument: value})  # a second warning would be an error
+
+
+def test_other_ranks_than_0_do_not_warn(alone, monkeypatch):
+    monkeypatch.setattr("choros.errors._warned_of", set())
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(f"CHOROS_{name}", "1")
+    for name in ("SIZE", "LOCAL_SIZE"):
+        monkeypatch.setenv(f"CHOROS_{name}", "2")
+    hvd.callbacks.MetricAverageCallback("/gpu:0")
 
 
 def test_a_part_of_the_ranks_is_a_process_set():

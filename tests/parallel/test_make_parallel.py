@@ -253,6 +253,25 @@ def test_fewer_than_two_devices_give_the_serial_model(devices):
     assert parallel.make_parallel(SERIAL, devices) is parallel.make_parallel(SERIAL, devices=devices) is SERIAL
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("ps_device", "/gpu:0", "make_parallel: gradients are always added"),
+        ("usenccl", True, "make_parallel: gradients are always added"),
+        ("initsync", False, "make_parallel: gradients are always added"),
+        ("syncopt", True, "make_parallel: gradients are always added"),
+        ("cpu_merge", False, "multi_gpu_model: outputs are joined"),
+        ("cpu_relocation", True, "multi_gpu_model: outputs are joined"),
+    ],
+)
+def test_an_argument_without_effect_is_warned_of_once(name, value, reason, monkeypatch):
+    monkeypatch.setattr("choros.errors._warned_of", set())
+    function = getattr(parallel, reason.partition(":")[0])
+    with pytest.warns(UserWarning, match=f"^{name} has no effect on {reason}"):
+        function(SERIAL, 1, **{name: value})
+    function(SERIAL, 1, **{name: value})  # a second warning would be an error
+
+
 REFUSED = {
     "one is named twice": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "/CPU:0"]),
     "no device 'tpu:7'": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "tpu:7"]),

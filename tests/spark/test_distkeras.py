@@ -159,23 +159,27 @@ def test_an_ensemble_gives_its_members(higgs):
 
 
 @pytest.mark.parametrize("name", ["DOWNPOUR", "ADAG", "DynSGD", "Experimental"])
-def test_settings_without_effect_are_warned_of(name):
+def test_settings_without_effect_are_warned_of_once(name, monkeypatch):
+    monkeypatch.setattr("choros.errors._warned_of", set())
     kind, how = getattr(distkeras, name), dict(keras_model=network(), worker_optimizer="sgd", loss="mse")
     with pytest.warns(
         UserWarning, match=f"learning_rate has no effect on {name}: the workers use the learning rate of"
     ):
         trainer = kind(**how, learning_rate=0.05)
-    for setting, value in (("learning_rate", 0.1), ("parallelism_factor", 3), ("max_prefetch", 5)):
+    for setting, value in (("parallelism_factor", 3), ("set_max_prefetch", 5)):
         with pytest.warns(UserWarning, match=f"{setting} has no effect on {name}"):
-            getattr(trainer, f"set_{setting}")(value)
+            getattr(trainer, f"set_{setting.removeprefix('set_')}")(value)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kind(**how)
         trainer.set_parallelism_factor(1)
+        kind(**how, learning_rate=0.05).set_learning_rate(0.1)  # the second time
+        trainer.set_max_prefetch(5)
         distkeras.AEASGD(**how, learning_rate=0.05).set_learning_rate(0.1)
 
 
-def test_old_words_mean_what_they_meant():
+def test_old_words_mean_what_they_meant(monkeypatch):
+    monkeypatch.setattr("choros.errors._warned_of", set())
     d, how = distkeras, dict(keras_model=network(), worker_optimizer="sgd", loss="mse")
     assert "AGN(window=12)" in repr(d.ADAG(**how))
     assert "batch_size=64 for each worker" in repr(d.DynSGD(**how, batch_size=64))

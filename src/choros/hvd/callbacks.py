@@ -16,6 +16,7 @@ from choros.hvd.lr_callbacks import LearningRateScheduleCallback, LearningRateWa
 from choros.hvd.model_state import state_of
 from choros.hvd.profiling import ProfileCallback
 from choros.hvd.split_step import SplitStep, built
+from choros.hvd.unused_arguments import ON_HOST, warn_of_unused
 
 __all__ = [
     "BestModelCheckpoint",
@@ -38,7 +39,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     Args:
         root_rank: int. The rank that sends its values.
-        device: ignored.
+        device: without effect, with a warning.
         local_variables: variables that are not broadcast.
 
     Example:
@@ -48,6 +49,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
         super().__init__()
+        warn_of_unused("callbacks.BroadcastGlobalVariablesCallback", ON_HOST, device=device)
         self.root_rank, self._local = root_rank, list(local_variables or [])
         self._waiting = False
 
@@ -78,7 +80,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     It applies to the metrics of training and of validation.
 
     Args:
-        device: ignored.
+        device: without effect, with a warning.
         weighted: bool. True (default): the metrics' variables are summed over the ranks. Each metric then equals that
             of one process on all data, also AUC, and also with unequal rows. Metric classes from outside of Keras, and
             entries that callbacks add to the logs, get the unweighted mean. False: the unweighted mean of all, as in
@@ -87,6 +89,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, device: str = "", weighted: bool = True) -> None:
         super().__init__()
+        warn_of_unused("callbacks.MetricAverageCallback", ON_HOST, device=device)
         self.weighted = weighted
         self._plain: Callable[[Any], Any] | None = None
         self._exact: set[str] = set()

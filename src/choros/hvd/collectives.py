@@ -21,6 +21,7 @@ from choros.hvd.compression import Compression, Compressor, checked, warn_of_byt
 from choros.hvd.context import collectives
 from choros.hvd.host_ops import grad_name, no_second, operate
 from choros.hvd.tensor_conversion import arrive
+from choros.hvd.unused_arguments import ONE_SUM, warn_of_unused
 from choros.types import Array
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def allreduce(
         compression: ``Compression.none`` (default), ``.fp16`` or ``.bf16``: the type to which the value is rounded. No
             bytes are saved.
         process_set: ProcessSet. Defaults to all ranks.
-        device_dense: ignored.
-        device_sparse: ignored.
+        device_dense: without effect, with a warning.
+        device_sparse: likewise.
 
     Raises:
         ValueError: before ``init``, or both ``op`` and ``average`` are given.
@@ -118,6 +119,7 @@ def allreduce(
         >>> hvd.allreduce([1.0, 2.0], op=hvd.Sum).tolist()
         [1.0, 2.0]
     """
+    warn_of_unused("allreduce", ONE_SUM, device_dense=device_dense, device_sparse=device_sparse)
     kind, calls, compression = operation(op, average), collectives(process_set), checked(compression)
     warn_of_bytes(compression, calls.rank, calls.size)
     if all(hasattr(value, part) for part in ("values", "indices", "dense_shape")):
@@ -247,7 +249,7 @@ def broadcast_variables(
         variables: the same variables in the same order on every rank.
         root_rank: int. A rank of the whole job.
         process_set: ProcessSet. Defaults to all ranks.
-        inplace: ignored; variables are always set in place.
+        inplace: without effect; variables are always set in place.
     """
     take(collectives(process_set), variables, root_rank)
 

@@ -20,6 +20,7 @@ from choros.errors import CommTimeoutError, PeerLostError
 from choros.hvd import context
 from choros.hvd.collectives import broadcast_object, broadcast_variables
 from choros.hvd.elastic_client import membership
+from choros.hvd.unused_arguments import warn_of_unused
 
 
 class HorovodInternalError(RuntimeError):
@@ -76,12 +77,14 @@ class ObjectState:
     """Attributes that are committed and restored as one state, and that rank 0 broadcasts to all ranks.
 
     Args:
-        bcast_object: ignored.
-        get_rank: ignored.
+        bcast_object, get_rank: without effect, with a warning.
         **values: objects of the types that ``hvd.broadcast_object`` takes. Each becomes an attribute.
     """
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
+        warn_of_unused(
+            "elastic.ObjectState", "hvd's own functions are used", bcast_object=bcast_object, get_rank=get_rank
+        )
         self._names = list(values)
         self._saved: dict[str, Any] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -138,7 +141,7 @@ class KerasState(ObjectState):
     Args:
         model: keras.Model, built.
         optimizer: keras.optimizers.Optimizer. Defaults to the model's.
-        backend: ignored.
+        backend: without effect, with a warning.
         **values: see ``ObjectState``.
 
     Raises:
@@ -156,6 +159,7 @@ class KerasState(ObjectState):
             raise ValueError(f"The model is of type {type(model).__name__}: give a keras.Model.")
         if not model.built:
             raise ValueError(f"Model {model.name!r} is not built: call it on a batch, or give it an Input.")
+        warn_of_unused("elastic.KerasState", "the model's own backend is used", backend=backend)
         self.model = model
         self.optimizer = model.optimizer if optimizer is None else optimizer
         if self.optimizer is not None and not self.optimizer.built:

@@ -16,6 +16,7 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import rank, size
 from choros.hvd.fit_patch import reduction_of
 from choros.hvd.optimizer import DistributedOptimizer
+from choros.hvd.unused_arguments import warn_of_unused
 
 
 def load_model(
@@ -32,8 +33,9 @@ def load_model(
         custom_optimizers: optimizer classes that Keras does not know.
         custom_objects: other classes and functions by name.
         compression: see ``DistributedOptimizer``.
-        legacy_opts: ignored, as Keras 3 has no legacy optimizers.
+        legacy_opts: without effect, with a warning, as Keras 3 has no legacy optimizers.
     """
+    warn_of_unused("load_model", "Keras 3 has no legacy optimizers", legacy_opts=legacy_opts)
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known or None)
     optimizer = getattr(model, "optimizer", None)

@@ -15,6 +15,7 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
 from choros.hvd.custom_loop import attach
 from choros.hvd.gradient_reduction import ReductionConfig
+from choros.hvd.unused_arguments import ONE_SUM, warn_of_unused
 
 if TYPE_CHECKING:
     from choros.hvd.context import ProcessSet
@@ -48,9 +49,9 @@ def DistributedOptimizer(
     Args:
         optimizer: keras.optimizers.Optimizer, built or not. A ``LossScaleOptimizer`` is accepted; ``fit`` also finds
             the optimizer inside of one that ``compile`` adds.
-        name: ignored; the name of the optimizer stays.
-        device_dense: ignored.
-        device_sparse: ignored.
+        name: without effect; the name of the optimizer stays.
+        device_dense: without effect. This and the other arguments without effect give one warning, on rank 0.
+        device_sparse: without effect.
         compression: ``Compression.none`` (default), ``.fp16`` or ``.bf16``: the type to which gradients are rounded
             before they are added. They are added in float32, so an average cannot overflow.
         sparse_as_dense: bool. Without effect: gradients of embeddings are always added as dense matrices.
@@ -89,6 +90,17 @@ def DistributedOptimizer(
     if gradient_predivide_factor != 1.0 and kind != AVERAGE:
         raise ValueError("gradient_predivide_factor has a meaning with op=hvd.Average only.")
     _check_groups(num_groups, groups)
+    warn_of_unused("DistributedOptimizer", "the optimizer stays as it is", name=name)
+    warn_of_unused(
+        "DistributedOptimizer",
+        ONE_SUM,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor != 1.0,
+        num_groups=num_groups,
+        groups=groups is not None,
+    )
     every = backward_passes_per_step
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"backward_passes_per_step={every!r}: give a whole number of 1 or more.")

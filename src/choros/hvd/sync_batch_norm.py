@@ -13,6 +13,7 @@ from choros.comm.collectives import SUM
 from choros.consistency.model_fingerprint import alike
 from choros.hvd.collectives import allreduce
 from choros.hvd.context import is_initialized, rank, size
+from choros.hvd.unused_arguments import warn_of_unused
 
 if TYPE_CHECKING:
     from choros.types import Tensor
@@ -39,7 +40,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     saved as a plain ``BatchNormalization``.
 
     Args:
-        **how: arguments of ``keras.layers.BatchNormalization``; ``fused``, which Keras 3 does not have, is ignored.
+        **how: arguments of ``keras.layers.BatchNormalization``. ``fused``, which Keras 3 does not have, has no effect,
+            and gives a warning.
 
     Example:
         >>> SyncBatchNormalization(momentum=0.9).get_config()["momentum"]
@@ -47,7 +49,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     """
 
     def __init__(self, **how: Any) -> None:
-        how.pop("fused", None)
+        warn_of_unused("SyncBatchNormalization", "Keras 3 has no such form", fused=how.pop("fused", None))
         super().__init__(**how)
         if keras.backend.backend() == "tensorflow":
             self.supports_jit = False  # XLA cannot call back to the host there

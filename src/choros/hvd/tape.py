@@ -13,6 +13,7 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
 from choros.hvd.custom_loop import EagerGradientReducer
 from choros.hvd.gradient_reduction import ReductionConfig
+from choros.hvd.unused_arguments import ONE_SUM, warn_of_unused
 
 if TYPE_CHECKING:
     from choros.hvd.context import ProcessSet
@@ -36,8 +37,8 @@ def DistributedGradientTape(
 
     Args:
         gradtape: tf.GradientTape.
-        device_dense: ignored.
-        device_sparse: ignored.
+        device_dense: without effect. This and the other arguments without effect give one warning, on rank 0.
+        device_sparse: without effect.
         compression: see ``DistributedOptimizer``.
         sparse_as_dense: likewise.
         op: likewise.
@@ -58,6 +59,17 @@ def DistributedGradientTape(
             "optimizer in hvd.DistributedOptimizer, whose apply and stateless_apply reduce."
         )
     from choros.hvd.host_ops.tensorflow import reducing
+
+    warn_of_unused(
+        "DistributedGradientTape",
+        ONE_SUM,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor != 1.0,
+        num_groups=num_groups,
+        groups=groups is not None,
+    )
 
     how = ReductionConfig(operation(op), compression, process_set, scale_local=scale_local_gradients)
     how.local_layers = [] if local_layers is None else list(local_layers)

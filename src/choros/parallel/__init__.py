@@ -17,8 +17,8 @@ from choros.backends.devices import Devices, device_of, list_devices, logical_de
 from choros.backends.devices.placement import Placement, RowShard, VariablePlacement
 from choros.backends.optimizers import model_variables
 from choros.console import write_line
-from choros.errors import InvalidInputError
-from choros.parallel.multi_gpu_model import ModelMGPU, chosen
+from choros.errors import InvalidInputError, warn_without_effect
+from choros.parallel.multi_gpu_model import ModelMGPU, chosen, warn_of_unused
 
 if TYPE_CHECKING:
     import keras
@@ -67,6 +67,7 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
         >>> make_parallel(serial, devices=1) is serial
         True
     """
+    warn_of_unused(ps_device, usenccl, initsync, syncopt)
     names = chosen(gdev_list, devices)
     if len(names) < 2:
         return serial_model
@@ -89,8 +90,15 @@ def multi_gpu_model(  # noqa: D417 - two arguments share one entry
     Args:
         model: a ``keras.Model``.
         gpus: the number of GPUs, or a list of their numbers. Defaults to all.
-        cpu_merge, cpu_relocation: ignored; outputs are joined and weights are made on the host.
+        cpu_merge, cpu_relocation: without effect: outputs are joined and weights are made on the host. Another value
+            than the default gives a warning.
     """
+    warn_without_effect(
+        "multi_gpu_model",
+        "outputs are joined and weights are made on the host",
+        cpu_merge=not cpu_merge,
+        cpu_relocation=cpu_relocation,
+    )
     if gpus is None or isinstance(gpus, int):
         return make_parallel(model, gpus)
     kind = list_devices()[0].partition(":")[0]

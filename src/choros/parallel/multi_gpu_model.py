@@ -11,7 +11,7 @@ from choros.backends.devices import Devices, choose_devices
 from choros.backends.devices.placement import Placement
 from choros.console import write_line
 from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, warn_without_effect
 from choros.parallel.in_process import InProcessExecutor
 from choros.trainer import Trainer
 from choros.training.validation import check_model
@@ -42,9 +42,10 @@ class ModelMGPU:
     Args:
         serial_model: a ``keras.Model``.
         gdev_list: the devices, or their number, as in ``make_parallel``. Defaults to all devices.
-        ps_device: ignored; batches are cut and outputs are joined on the host.
-        usenccl, initsync, syncopt: ignored. Gradients are always added, by the means of the backend (NCCL on GPUs under
-            JAX), and all devices begin with the same weights.
+        ps_device: without effect; batches are cut and outputs are joined on the host.
+        usenccl, initsync, syncopt: without effect. Gradients are always added, by the means of the backend (NCCL on
+            GPUs under JAX), and all devices begin with the same weights. Another value than the default gives a
+            warning.
         enqueue: bool. Whether ``fit`` reads ahead, as ``choros.prefetch`` does. Defaults to False.
         devices: another name of ``gdev_list``.
 
@@ -77,6 +78,7 @@ class ModelMGPU:
 
         if not isinstance(serial_model, keras.Model):
             raise InvalidInputError(f"serial_model is of type {type(serial_model).__name__}: give a keras.Model.")
+        warn_of_unused(ps_device, usenccl, initsync, syncopt)
         self.serial = serial_model
         self.devices = chosen(gdev_list, devices)
         if len(self.devices) < 2:
@@ -251,6 +253,18 @@ class ModelMGPU:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
+
+
+def warn_of_unused(ps_device: str, usenccl: bool, initsync: bool, syncopt: bool) -> None:
+    """Warn once of arguments of ``make_parallel`` that have no effect."""
+    warn_without_effect(
+        "make_parallel",
+        "gradients are always added, by the means of the backend, and all devices begin with the same weights",
+        ps_device=ps_device != "/cpu:0",
+        usenccl=usenccl,
+        initsync=not initsync,
+        syncopt=syncopt,
+    )
 
 
 def chosen(gdev_list: Devices | None, devices: Devices | None) -> list[str]:

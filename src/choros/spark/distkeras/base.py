@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from choros import algorithms
-from choros.errors import InvalidInputError, warn
+from choros.errors import InvalidInputError, warn, warn_without_effect
 from choros.spark.distkeras.utils import history_executor, history_executors_average
 from choros.spark.feature_columns import check_frame, normalise
 from choros.spark.frame_trainer import train
@@ -207,7 +207,7 @@ class Trainer:
         self._warn_without_effect("set_max_prefetch", "rows are on the local disk of the worker")
 
     def _warn_without_effect(self, name: str, reason: str) -> None:
-        warn(f"{name} has no effect on {type(self).__name__}: {reason}.")
+        warn_without_effect(type(self).__name__, reason, **{name: True})
 
 
 class DistributedTrainer(Trainer):
