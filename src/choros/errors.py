@@ -187,6 +187,7 @@ def warn_without_effect(owner: str, reason: str, /, **given: object) -> None:
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
         ...     for _ in range(2):
         ...         warn_without_effect("train", "there is one device", device="gpu:1", depth=0)
         >>> [str(warning.message) for warning in caught]
