@@ -48,6 +48,15 @@ def test_one_seed_gives_no_interval_and_no_winner():
     assert "inf" not in said
 
 
+def test_of_one_epoch_speeds_are_not_compared():
+    """Plain fit compiles in its first epoch, and there is no other one whose time could be taken for it."""
+    results = PLAIN, timed("AEASGD", 1.0, 1.025, 1.05)
+    first, *_ = findings(Report(replace(SETTING, epochs=1), results))
+    assert first.startswith("The seconds of plain fit include compiling, as there is one epoch")
+    assert "4.00 times" not in first
+    assert "4.00 times" in findings(Report(replace(SETTING, epochs=2), results))[0]
+
+
 def test_an_interval_of_a_gain_is_positive():
     report = Report(SETTING, (PLAIN, timed("EASGD", 1.0, 9.0, 2.0)))
     low, high = report.gain_interval(report.results[1])

@@ -30,6 +30,11 @@ def _speed(report: Report, plain: Result, compared: list[Result]) -> list[str]:
     """Return the speed-ups against plain ``fit``, the gains first, then what is not faster."""
     target = f"{100 * report.setting.target:g} % accuracy"
     plain_times = report.targets(plain)
+    if report.setting.epochs == 1:
+        return [
+            "The seconds of plain fit include compiling, as there is one epoch, and those of the algorithms do not: "
+            "train two epochs or more to compare the speed."
+        ]
     if not all(map(math.isfinite, plain_times)):
         return [f"Plain fit did not reach {target} from every seed: train more epochs to compare the speed."]
     seconds = decimal(sum(plain_times) / len(plain_times), 1)
