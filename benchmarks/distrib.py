@@ -12,6 +12,7 @@ from a file that each rank maps ("own"). Prints JSON.
 import argparse
 import json
 import os
+import re
 import socket
 import socketserver
 import statistics
@@ -186,12 +187,26 @@ def measure(options, rate, folder):
     return {"rate": rate, "baseline": found["BASELINE"][0], "results": found["RESULT"]}
 
 
+def count(text):
+    """Return a whole number of 1 or more."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
+    return int(text)
+
+
+def rates(text):
+    """Return the rates in a list with commas."""
+    if wrong := [rate for rate in text.split(",") if not re.fullmatch(r"[1-9]\d*[kmg]bit", rate)]:
+        raise argparse.ArgumentTypeError(f"must be rates such as 20mbit,10gbit, got {wrong[0]}")
+    return text.split(",")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", default="20mbit,10gbit", help="of each host's network, for tc")
-    parser.add_argument("--rows", type=int, default=6000)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=64, help="of each rank")
+    parser.add_argument("--rates", type=rates, default=["20mbit", "10gbit"], help="of each host's network, for tc")
+    parser.add_argument("--rows", type=count, default=6000)
+    parser.add_argument("--epochs", type=count, default=4)
+    parser.add_argument("--batch", type=count, default=64, help="of each rank")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
     parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -205,7 +220,7 @@ def main():
             hosts.write_files(folder)
             for file, array in zip(("x.npy", "y.npy"), pictures(options.rows, 1), strict=True):
                 np.save(folder / file, array)
-            found = [measure(options, rate, folder) for rate in options.rates.split(",")]
+            found = [measure(options, rate, folder) for rate in options.rates]
         settings = {"rows": options.rows, "epochs": options.epochs, "batch": options.batch}
         print(json.dumps({**settings, "backend": os.environ.get("KERAS_BACKEND", "jax"), "rates": found}, indent=2))
 
