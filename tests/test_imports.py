@@ -109,7 +109,8 @@ def test_files_are_short(path):
 
 
 def python(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=True).stdout
+    command, environment = [sys.executable, *arguments], {**os.environ, "WHOLE_KERAS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_import_choros_loads_no_framework_and_no_numpy():
@@ -236,6 +237,6 @@ def test_a_model_travels_without_loading_tensorflow():
     assert tensorflow.available  # for whoever asks later
     """
     script = textwrap.dedent(script)
-    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "WHOLE_KERAS": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

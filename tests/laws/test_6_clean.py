@@ -46,6 +46,11 @@ def descriptors():
     return sorted(what.split(":")[0] for what in mine)
 
 
+@pytest.fixture(autouse=True)
+def _python_ends_as_users_have_it(monkeypatch):
+    monkeypatch.setenv("WHOLE_KERAS", "1")
+
+
 @pytest.fixture
 def nothing_left(children, tmp_path, monkeypatch):
     """Compares with how it was before; the frameworks' own threads and files have come with a first fit."""

@@ -1,5 +1,6 @@
 """What tells two models apart: the same of the same code in any process, and another where a setting is another."""
 
+import os
 import subprocess
 import sys
 
@@ -111,7 +112,10 @@ before = "tensorflow" in sys.modules
 facts_of_model(model)
 print(before, "tensorflow" in sys.modules)
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    environment = {**os.environ, "WHOLE_KERAS": "1"}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
     before, after = said.stdout.split()
     assert before == after
 
