@@ -17,8 +17,6 @@ from choros.errors import InvalidInputError
 # What stands for a framework's GPUs, where this machine has none.
 FAKES = """
 import json, os, sys
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
 calls = []
 if os.environ["KERAS_BACKEND"] == "torch":
     import torch

@@ -12,8 +12,6 @@ import pytest
 
 HEAD = """
     import json, os, sys
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
     import numpy as np
     import keras
     import choros.hvd as hvd

@@ -171,8 +171,6 @@ def wide(keras):
 
 CARRIED = """
 import os, sys
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 library, room = os.environ["CHOROS_COMM"], sys.argv[1]
 import choros, choros.native
 if library == "jax":

@@ -46,16 +46,12 @@ def descriptors():
     return sorted(what.split(":")[0] for what in mine)
 
 
-@pytest.fixture(autouse=True)
-def _python_ends_as_users_have_it(monkeypatch):
-    monkeypatch.setenv("WHOLE_KERAS", "1")
-
-
 @pytest.fixture
 def nothing_left(children, tmp_path, monkeypatch):
     """Compares with how it was before; the frameworks' own threads and files have come with a first fit."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("WHOLE_KERAS", "1")  # workers end as those of users do
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def look():
@@ -121,9 +117,7 @@ def test_after_all_workers_were_killed(algorithm, make_mlp, data, nothing_left):
 
 
 CALLER = """
-import json, os, sys
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
+import json, sys
 import choros, keras, numpy as np
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])

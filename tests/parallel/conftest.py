@@ -15,8 +15,6 @@ import traceback
 import types
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
-if __name__ == "__main__" and os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
 
 import keras
 import numpy as np

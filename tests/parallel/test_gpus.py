@@ -8,9 +8,6 @@ import sys
 import pytest
 
 SCRIPT = """
-import os, sys
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np, choros
 from choros import parallel
 

@@ -11,7 +11,6 @@ from choros.errors import InvalidInputError
 
 SCRIPT = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import choros.native
 
 place = choros.native.initialize("jax", cluster_detection_method="deactivate")
@@ -34,7 +33,6 @@ sys.stdout.write(f"rank {place.rank} is done\\n")
 
 DIVIDED = """
 import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import choros.native
 
 place = choros.native.initialize("jax")

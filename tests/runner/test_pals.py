@@ -18,7 +18,6 @@ pytestmark = pytest.mark.skipif(not STANDS_IN.exists(), reason=f"{STANDS_IN} is 
 
 TRAIN = """
 import os, sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import json
 import keras
 import numpy as np

@@ -14,8 +14,6 @@ import choros
 
 JOB = """
 import json, os, pathlib, sys
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras
 import numpy as np
 import choros

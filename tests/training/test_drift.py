@@ -13,9 +13,7 @@ from choros.training.run_record import RunRecord
 from choros.training.spec import WorkerStats
 
 SCRIPT = """
-    import os, sys
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
+    import sys
     import keras, numpy as np
     import choros
     from choros.cluster import Place

@@ -11,7 +11,6 @@ import pytest
 
 SCRIPT = """
 import json, os, signal, sys, time
-sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np
 import choros
 from choros.comm import hierarchical_group

@@ -11,9 +11,7 @@ import pytest
 import choros
 
 SCRIPT = """
-    import os, sys
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None  # Keras would load them
+    import os
     import keras, numpy as np
     import choros
     from choros.cluster import Place
@@ -133,9 +131,6 @@ def test_as_with_workers_of_its_own(ranks, make_model, data, pools, same):
 
 
 STOPPING = """
-    import os, sys
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
     import keras, numpy as np
     import choros
 
@@ -167,9 +162,7 @@ def test_workers_that_wait_for_nobody_stop_when_a_callback_says_so(tmp_path):
 
 
 LATE = """
-    import os, sys, time
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
+    import sys, time
     import keras, numpy as np
     import choros
     from choros.cluster import Place

@@ -307,9 +307,6 @@ def test_a_backup_is_restored_as_in_keras(name, make_model, data, pools, same, t
 
 
 RANKS = """
-    import os, sys
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
     import keras, numpy as np
     import choros
 

@@ -18,8 +18,6 @@ from choros.training.checkpoint import CheckpointStore
 
 MODEL = """
 import os, sys
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np
 import choros
 
@@ -169,12 +167,7 @@ def alive(pid):
 def undisturbed(pool):
     """The weights and the figures of a run that nothing happened to."""
     made = {}
-    hidden = {name: sys.modules.get(name) for name in ("tensorflow", "sklearn", "matplotlib")}
-    exec(MODEL, made)  # hides them
-    for name, module in hidden.items():
-        sys.modules.pop(name, None)
-        if module is not None:
-            sys.modules[name] = module
+    exec(MODEL, made)
     fit = choros.Trainer(made["model"], made["together"], workers=2, pool=pool).fit
     return made["digest"], fit(made["x"], made["y"], **made["how"]).history
 

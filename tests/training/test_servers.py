@@ -19,8 +19,6 @@ SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
 
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras
 import numpy as np
 

@@ -15,8 +15,6 @@ from choros.errors import InvalidInputError
 
 SCRIPT = """
 import json, os, sys
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras
 import numpy as np
 import choros

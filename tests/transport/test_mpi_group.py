@@ -138,8 +138,6 @@ MpiGroup(timeout=1)
 
 
 NO_TABLE = """
-import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import keras, numpy as np
 import choros
 import choros.hvd as hvd

@@ -75,8 +75,6 @@ def test_a_rank_that_stops_in_the_middle_is_missed_when_the_time_is_over(ranks, 
 
 
 LATE = """
-import sys
-sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
 import numpy as np
 import choros, choros.hvd as hvd
 import jax
