@@ -130,11 +130,11 @@ def test_plain_fit_has_all_threads_and_no_choros():
 
 def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
     driver, terminal = pty.openpty()
-    arguments = ("--algorithms", "single,aeasgd", "--epochs", 9, "--batch-size", 8, "--seeds", 1, "--out", tmp_path)
+    arguments = ("--algorithms", "single,aeasgd", "--epochs", 5, "--batch-size", 8, "--seeds", 1, "--out", tmp_path)
     with Demo(*arguments, stdout=terminal) as demo:
         os.close(terminal)
         seen = ""
-        while "[3/3] AEASGD     epoch 2/9" not in seen:  # the live line of a terminal
+        while "[3/3] AEASGD     epoch 2/5" not in seen:  # the live line of a terminal
             assert select.select([driver], [], [], 200)[0], seen
             seen += os.read(driver, 4096).decode()
         demo.process.send_signal(signal.SIGINT)
@@ -153,8 +153,8 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
     report = load(tmp_path / "results.json")
     assert report.interrupted
     assert [(result.algorithm, len(result.runs[0].losses)) for result in report.results] == [
-        ("plain fit", 9),
-        ("Single", 9),
+        ("plain fit", 5),
+        ("Single", 5),
     ]
     assert "Interrupted" in (tmp_path / "report.html").read_text()
 
