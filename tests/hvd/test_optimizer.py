@@ -39,8 +39,10 @@ def trained(run):
 
 
 @pytest.mark.parametrize(("launcher", "size"), [("any", 2), ("choros run", 3)])
-def test_fit_equals_one_process(trained, size):
+def test_fit_equals_one_process(trained, size, backend):
     """Weights, metrics and History, with rows that do not divide, for SGD, Adam and averages of the weights."""
+    if size == 2 and backend != "jax":
+        pytest.skip("how many ranks divide the rows is the same on every backend: three are enough")
     script = """
     import choros
 
