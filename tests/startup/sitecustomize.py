@@ -41,7 +41,9 @@ class _ForKeras:
             frame = sys._getframe(1)
             while frame is not None and frame.f_globals.get("__name__") in FINDERS:
                 frame = frame.f_back
-            if frame is not None and str(frame.f_globals.get("__name__")).startswith(("keras.", "tensorflow.")):
+            importer = str(frame and frame.f_globals.get("__name__"))
+            wanted = importer.startswith(f"keras.src.backend.{name}.")
+            if importer.startswith(("keras.", "tensorflow.")) and not wanted:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
