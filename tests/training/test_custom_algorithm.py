@@ -82,7 +82,6 @@ def test_a_class_that_cannot_be_sent_is_refused_by_name(make_model, data, pools)
 
 SCRIPT = """
     import os, sys
-    sys.modules["tensorflow"] = sys.modules["sklearn"] = sys.modules["matplotlib"] = None
     from dataclasses import dataclass
     from typing import ClassVar
     import keras, numpy as np
