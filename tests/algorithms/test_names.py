@@ -70,13 +70,18 @@ def test_the_list_has_a_line_each_and_the_module_can_be_called():
     assert len(set(listing.values())) == len(ALL)
 
 
-def test_an_algorithm_of_ones_own_is_told_where_it_belongs():
+def test_a_custom_algorithm_needs_its_class():
     @dataclass(frozen=True)
     class Mine(Algorithm):
-        pass
+        part: float = 0.5
 
-    with pytest.raises(UnknownAlgorithmError, match=r"Mine is not in choros\.algorithms\.ALL"):
-        to_config(Mine())
+    config = to_config(Mine(window=3))
+    assert config == {"name": "Mine", "window": 3, "part": 0.5}
+    assert from_config(config, Mine) == Mine(window=3)
+    with pytest.raises(UnknownAlgorithmError, match="No algorithm is called 'Mine'"):
+        from_config(config)
+    assert algorithms.is_custom(Mine())
+    assert not algorithms.is_custom(AEASGD())
 
 
 def test_numpys_numbers_become_plain_ones():

@@ -87,7 +87,6 @@ SCRIPT = """
     import keras, numpy as np
     import choros
     from choros.algorithms import Algorithm
-from choros.errors import NotSerializableError
     from choros.comm import hierarchical_group
     from choros.training.worker import comm_setup
 
