@@ -68,7 +68,7 @@ class TransferSlots:
         return Segment.create(first + center.workers * slot_bytes, "choros-transfers")
 
     # -- the server
-    def connect(self, rank: int) -> int:
+    def new_connection(self, rank: int) -> int:
         """Count a new connection of a rank; return its number for ``hold``."""
         self._connections[rank] += 1
         return self._connections[rank]
@@ -185,7 +185,7 @@ def serve_transfers(slots: TransferSlots, shard: ParameterShard, handler: Handle
     """
     rank = shard.rank
     assert rank is not None  # noqa: S101 - a shard on behalf of a worker has its rank
-    connection = slots.connect(rank)
+    connection = slots.new_connection(rank)
 
     def handle(header: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, Any], Sequence[Array]]:
         if header["op"] == "fetch":
