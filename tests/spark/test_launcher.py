@@ -11,11 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import choros
+from choros.algorithms import Algorithm
 from choros.errors import InvalidInputError, WorkerFailedError
 
 
@@ -121,6 +124,18 @@ def test_models_without_a_configuration_are_trained_as_they_are(spark, rows):
         trained.append(model.get_weights())
     for one, two in zip(*trained, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_an_algorithm_of_this_script_reaches_the_tasks(spark, rows):
+    @dataclass(frozen=True)
+    class Mean(Algorithm):
+        weighted: ClassVar[bool] = True
+
+    ours, theirs = make(), make()
+    fit(spark, ours, Mean(window=2), *rows)
+    fit(spark, theirs, choros.LocalSGD(window=2), *rows)
+    for left, right in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def test_files_and_code_travel_and_what_tasks_print_is_shown(spark, rows, tmp_path, capfd):
