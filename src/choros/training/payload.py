@@ -64,9 +64,9 @@ class FitPayload:
         if plan.validation is not None:
             validation, *_ = serialization.pack(plan.validation, self.arrays, self.blobs, here)
         code = None
-        if is_custom(plan.algorithm):
+        if pickled := pack_algorithm(plan.algorithm):
             code = len(self.blobs)
-            self.blobs.append(pack_algorithm(plan.algorithm))
+            self.blobs.append(pickled)
         return replace(plan.job, source=source, validation=validation, algorithm_code=code)
 
 
@@ -82,12 +82,14 @@ def load_payload(request: FitRequest, here: bool) -> tuple[FitRequest, FitPayloa
 
 
 def pack_algorithm(algorithm: Algorithm) -> bytes:
-    """Return the pickle of a custom algorithm's class, by value where workers could not import it.
+    """Return the pickle of a custom algorithm's class, by value where workers could not import it; else no bytes.
 
     Raises:
         NotSerializableError: the class cannot be pickled.
     """
     kind = type(algorithm)
+    if not is_custom(algorithm):
+        return b""
     try:
         return pickling.dumps(kind)
     except Exception as error:

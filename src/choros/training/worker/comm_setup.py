@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from choros.algorithms import Algorithm, is_custom
+from choros.algorithms import Algorithm
 from choros.cluster.hardware import usable_cores
 from choros.cluster.hardware.network_address import own_address
 from choros.comm.bootstrap.init import part
@@ -209,7 +209,7 @@ def _between(
         segments.append(segment)
         config = {
             "algorithm": job.algorithm,
-            "algorithm_code": pack_algorithm(algorithm).hex() if is_custom(algorithm) else None,
+            "algorithm_code": pack_algorithm(algorithm).hex(),
             "workers": job.workers,
             "epochs": job.epochs - job.initial_epoch,
             "values": job.epoch_values,
