@@ -15,7 +15,7 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
 from choros.hvd.custom_loop import attach
 from choros.hvd.gradient_reduction import ReductionConfig
-from choros.hvd.unused_arguments import ONE_SUM, warn_of_unused
+from choros.hvd.unused_arguments import warn_of_one_sum, warn_of_unused
 
 if TYPE_CHECKING:
     from choros.hvd.context import ProcessSet
@@ -91,16 +91,8 @@ def DistributedOptimizer(
         raise ValueError("gradient_predivide_factor has a meaning with op=hvd.Average only.")
     _check_groups(num_groups, groups)
     warn_of_unused("DistributedOptimizer", "the optimizer stays as it is", name=name)
-    warn_of_unused(
-        "DistributedOptimizer",
-        ONE_SUM,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor != 1.0,
-        num_groups=num_groups,
-        groups=groups is not None,
-    )
+    devices = (device_dense, device_sparse)
+    warn_of_one_sum("DistributedOptimizer", devices, sparse_as_dense, gradient_predivide_factor, num_groups, groups)
     every = backward_passes_per_step
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"backward_passes_per_step={every!r}: give a whole number of 1 or more.")

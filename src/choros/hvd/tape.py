@@ -13,7 +13,7 @@ from choros.hvd.compression import Compression, Compressor
 from choros.hvd.context import context
 from choros.hvd.custom_loop import EagerGradientReducer
 from choros.hvd.gradient_reduction import ReductionConfig
-from choros.hvd.unused_arguments import ONE_SUM, warn_of_unused
+from choros.hvd.unused_arguments import warn_of_one_sum
 
 if TYPE_CHECKING:
     from choros.hvd.context import ProcessSet
@@ -60,16 +60,8 @@ def DistributedGradientTape(
         )
     from choros.hvd.host_ops.tensorflow import reducing
 
-    warn_of_unused(
-        "DistributedGradientTape",
-        ONE_SUM,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor != 1.0,
-        num_groups=num_groups,
-        groups=groups is not None,
-    )
+    devices = (device_dense, device_sparse)
+    warn_of_one_sum("DistributedGradientTape", devices, sparse_as_dense, gradient_predivide_factor, num_groups, groups)
 
     how = ReductionConfig(operation(op), compression, process_set, scale_local=scale_local_gradients)
     how.local_layers = [] if local_layers is None else list(local_layers)

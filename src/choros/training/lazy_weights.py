@@ -105,7 +105,7 @@ class LazyWeights:
 
     @property
     def inside(self) -> bool:
-        """Whether an ``armed`` block runs."""
+        """True from ``arm`` to ``rest``."""
         return self._inside
 
     @property
@@ -198,7 +198,6 @@ class LazyWeights:
         """Make the subclass of a class whose use calls ``touch``."""
         lazy: LazyWeights = self
         plainly: Any = base.__getattribute__
-        set_plainly: Any = base.__setattr__
 
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
@@ -216,15 +215,8 @@ class LazyWeights:
             return getattr(self, name)
 
         def __setattr__(self: object, name: str, value: object) -> None:
-            if name == "stop_training":
+            if name in ("stop_training", "history"):  # keras.callbacks.History sets the latter at each epoch's end
                 object.__getattribute__(self, "__dict__")[name] = value
-                return
-            if name == "history" and self is lazy.model:  # keras.callbacks.History sets it at each epoch's end
-                before, lazy.passing = lazy.passing, True
-                try:
-                    set_plainly(self, name, value)
-                finally:
-                    lazy.passing = before
                 return
             lazy.spring()
             setattr(self, name, value)

@@ -63,7 +63,7 @@ class MessageGroup(FullMesh):
 
     @property
     def concurrent(self) -> bool:
-        """Whether several threads may send messages of ``among`` at the same time."""
+        """True if several threads may send messages at the same time; see ``among``."""
         return self._messages.concurrent
 
     @property
