@@ -262,8 +262,10 @@ def cluster(rate):
 
 
 def away():
-    """Take them away."""
-    for name in HOSTS:
+    """Remove the namespaces and the bridge."""
+    for i, name in enumerate(HOSTS):
+        # The kernel removes a namespace's devices some time after the namespace: the next ``cluster`` would find them.
+        subprocess.run(["ip", "link", "del", f"chorosv{i}"], stderr=subprocess.DEVNULL, check=False)
         subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
     subprocess.run(["ip", "link", "del", "choros0"], stderr=subprocess.DEVNULL, check=False)
 

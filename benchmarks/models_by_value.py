@@ -4,6 +4,8 @@
 step costs nothing that grows with them. With ``--trained`` they are trained: a step then costs what
 ``step_ms_per_mb`` gives, from fits of 5 steps and of 1 step, and ``ms_per_mb`` does not include it.
 
+With ``--tables 16`` the weights are 16 variables, of which a worker copies one while the caller writes the next.
+
 - ``pickle_ms``, ``unpickle_ms``: the model without weights.
 - ``ms_per_mb``: time of a fit by one worker that has started, less its step and less the time of a model of 1 MB, for
   each MB of weights. A fit sends the weights and brings them back.
@@ -65,7 +67,12 @@ def median(times: list[tuple[float, float, float]], part: int) -> float:
 
 def main() -> None:
     """Measure, and print JSON."""
-    options = arguments(__doc__ or "", megabytes={"type": int, "default": 256}, trained={"action": "store_true"})
+    options = arguments(
+        __doc__ or "",
+        megabytes={"type": int, "default": 256},
+        trained={"action": "store_true"},
+        tables={"type": int, "default": 1},
+    )
     import keras
     import numpy as np
 
@@ -77,9 +84,11 @@ def main() -> None:
     trained, steps = options.trained, 5 if options.trained else 1
 
     def make(megabytes: int) -> Any:
-        table = keras.layers.Embedding(megabytes * 1024, 256, embeddings_initializer="zeros", trainable=trained)
-        average = keras.layers.GlobalAveragePooling1D()
-        model = keras.Sequential([keras.Input((4,)), table, average, keras.layers.Dense(1)])
+        layers, tables, entered = keras.layers, options.tables, keras.Input((4,))
+        kind = {"embeddings_initializer": "zeros", "trainable": trained}
+        looked_up = [layers.Embedding(megabytes * 1024 // tables, 256, **kind)(entered) for _ in range(tables)]
+        average = layers.GlobalAveragePooling1D()(layers.Add()(looked_up) if tables > 1 else looked_up[0])
+        model = keras.Model(entered, layers.Dense(1)(average))
         model.compile("sgd", "mse")
         return model
 
@@ -152,6 +161,7 @@ def main() -> None:
         "unpickle_ms": round(1e3 * unpacking, 1),
         "fit_ms": {str(size): round(1e3 * each, 1) for size, each in fits.items()},
         "trained": trained,
+        "tables": options.tables,
         "step_ms_per_mb": round(1e3 * step / more, 3),
         "ms_per_mb": round(1e3 * cost, 3),
         "sent_ms_per_mb": round(1e3 * (sent[megabytes] - sent[SMALL]) / more, 3),

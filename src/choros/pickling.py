@@ -99,7 +99,11 @@ def dump_with_arrays(thing: object, known: Sequence[Any] = (), limit: int | None
 
 
 def loads(
-    data: Any, arrays: Sequence[Array] = (), known: Sequence[Array] | None = (), lent: Collection[int] = ()
+    data: Any,
+    arrays: Sequence[Array] = (),
+    known: Sequence[Array] | None = (),
+    lent: Collection[int] = (),
+    wait: Callable[[int], None] | None = None,
 ) -> Any:
     """Return the object that ``dump`` or ``dump_with_arrays`` wrote.
 
@@ -108,9 +112,10 @@ def loads(
         arrays: the list of arrays from ``dump_with_arrays``.
         known: the values of the known variables, in their order; None sets these variables to zero.
         lent: indices in ``known`` of arrays whose memory variables may share; all other values are copied.
+        wait: called with an index in ``known`` before that array is read; returns when the array has its values.
     """
     before = getattr(_loading, "values", None)
-    _loading.values = known, arrays, lent
+    _loading.values = known, arrays, lent, wait
     try:
         file, size = (data, len(data)) if hasattr(data, "read") else (io.BytesIO(data), len(data))
         unpickler = pickle.Unpickler(file)
@@ -330,11 +335,13 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
         shape: the shape of the value.
         dtype: the name of the value's dtype.
     """
-    known, shared, lent = _loading.values
+    known, shared, lent, wait = _loading.values
     if not isinstance(source, bool):
         return source.reshape(shape)
     if source and known is None:
         return np.zeros(shape, dtype_of(dtype))
+    if source and wait is not None:
+        wait(index)
     pool = (known if source else shared)[index]
     import keras
 

@@ -85,7 +85,6 @@ class LocalRun:
         self.hangs: HeartbeatMonitor | None = None  # if workers do not wait for each other
         self.ready: set[int] = set()
         self.tallies: dict[int, WorkerStats] = {}  # of ranks that have finished
-        self.begun_training = False
         self.receiving = 0.0  # CPU time of this thread when it began to receive the last event
         self.asking: int | None = None  # the rank that waits for the control message after a batch
         self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events received while weights were fetched
@@ -244,6 +243,7 @@ class LocalRun:
                 head, state = to_blobs(part)
             line = [] if self.line is None or rank else self.line.fds
             self.pool.send(rank, {**message, "state": head, "line": bool(line)}, [*blobs, *state], [*fds, *line])
+        self.weights.fill()
         self.work = (message, blobs, fds)
         if self.line is not None:
             self.pool.watch(self.line.records, 0, {"event": "record"})

@@ -3,21 +3,28 @@
 Large variables that training does not change are not copied. They are in a separate segment, which the caller writes
 once. Each worker maps it privately, and its model uses this memory: the kernel copies a page only when it is written.
 If such a variable changes all the same, a comparison finds it, and it is written to the common segment.
+
+Workers receive the descriptors before the initial values are written. A worker copies a variable as soon as it is
+written, while the caller writes the next ones.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from choros.comm.shm.segment import Segment, align
+from choros.comm.shm.futex import Waiter
+from choros.comm.shm.segment import CACHE_LINE, Segment, align
 from choros.data import serialization
+from choros.errors import PeerLostError
 from choros.types import Array
 
 _MB = 1 << 20
+_FILLED = 0  # index of the word that counts the variables whose initial values have been written
 
 
 class SharedWeights:
@@ -25,14 +32,16 @@ class SharedWeights:
 
     Args:
         layout: ``layout`` of the process that created the segments; JSON values.
-        common: Segment. One byte for each variable, not 0 once ``write`` has written it, and then all variables. Memory
-            for frozen variables is allocated only when they change.
+        common: Segment. A cache line with the number of variables that ``fill`` has written, one byte for each
+            variable, not 0 once ``write`` has written it, and then all variables. Memory for frozen variables is
+            allocated only when they change.
         frozen: Segment. The initial values of the frozen variables.
 
     Example:
         >>> weights = SharedWeights.create([np.zeros(3), np.ones(2)], frozen=[1])
         >>> same = SharedWeights.attach(weights.layout, os.dup(weights.common.fd), os.dup(weights.frozen.fd))
         >>> arrays, lent = same.lend()
+        >>> weights.fill()
         >>> arrays[1][0] = 5  # seen by who attached alone
         >>> lent, weights.views()
         ([1], [array([0., 0., 0.]), array([1., 1.])])
@@ -48,16 +57,20 @@ class SharedWeights:
         self.entries: list[dict[str, Any]] = layout["entries"]
         self.nbytes: int = layout["nbytes"]
         self._places = {index: {**self.entries[index], "offset": offset} for index, offset in layout["frozen"]}
-        self._flags = common.array(np.uint8, len(self.entries), 0)
-        self._values = common.array(np.uint8, self.nbytes, align(len(self.entries)))
+        self._waiter = Waiter(common.words, common.address, spin=0.0)  # the writing takes longer than a spin
+        self._flags = common.array(np.uint8, len(self.entries), CACHE_LINE)
+        self._start = CACHE_LINE + align(len(self.entries))
+        self._values = common.array(np.uint8, self.nbytes, self._start)
         self._given = frozen.array(np.uint8, frozen.nbytes, 0)
+        self._parent = os.getppid()
+        self._unwritten: list[Array] = []
 
     @classmethod
     def create(cls, arrays: Sequence[Array], frozen: Sequence[int] = ()) -> Self:
-        """Create the segments, and write all variables.
+        """Create the segments for all variables, whose values ``fill`` writes later.
 
         Args:
-            arrays: the values.
+            arrays: the values. They must not change until ``fill`` has returned.
             frozen: indices of variables that training is not expected to change.
         """
         changing = [index for index in range(len(arrays)) if index not in set(frozen)]
@@ -67,18 +80,39 @@ class SharedWeights:
         fixed, fixed_bytes = serialization.layout([arrays[index] for index in frozen])
         places = [[index, entry["offset"]] for index, entry in zip(frozen, fixed, strict=True)]
         layout = {"entries": entries, "nbytes": nbytes, "frozen": places}
-        common = Segment.create(max(align(len(arrays)) + nbytes, 64), "choros-weights")
-        for index in changing:
-            common.write(arrays[index], align(len(arrays)) + entries[index]["offset"])
-        apart = Segment.create(max(fixed_bytes, 64), "choros-frozen")
-        for index, offset in places:
-            apart.write(arrays[index], offset)
-        return cls(layout, common, apart)
+        common = Segment.create(CACHE_LINE + align(len(arrays)) + max(nbytes, CACHE_LINE), "choros-weights")
+        weights = cls(layout, common, Segment.create(max(fixed_bytes, CACHE_LINE), "choros-frozen"))
+        weights._unwritten = [*arrays]
+        return weights
 
     @classmethod
     def attach(cls, layout: dict[str, Any], common: int, frozen: int) -> Self:
         """Map the segments by the descriptors that this process inherited; the frozen one privately."""
         return cls(layout, Segment.attach(common), Segment.attach(frozen, private=True))
+
+    def fill(self) -> None:
+        """Write the initial values of all variables, in order of their indices. Workers may wait for them meanwhile."""
+        for index, array in enumerate(self._unwritten):
+            if (place := self._places.get(index)) is not None:
+                self.frozen.write(array, place["offset"])
+            else:
+                self.common.write(array, self._start + self.entries[index]["offset"])
+            self._waiter.publish(_FILLED, index + 1)
+        self._unwritten = []
+
+    def wait(self, index: int) -> None:
+        """Return when the initial value of a variable has been written.
+
+        Raises:
+            PeerLostError: the process that writes them, this worker's parent, has ended.
+        """
+
+        def check(_: float) -> None:
+            # Linux kills a worker whose parent ends. On other systems nothing else would end this wait.
+            if os.getppid() != self._parent:
+                raise PeerLostError("The process that called fit ended while it sent the model's weights.")
+
+        self._waiter.wait(_FILLED, index + 1, math.inf, check)
 
     def given(self) -> dict[int, Array]:
         """Return the initial values of frozen variables, by index, without a copy."""
@@ -87,7 +121,8 @@ class SharedWeights:
     def lend(self) -> tuple[list[Array], list[int]]:
         """Return the last written values of all variables, and the indices of those whose memory a model may use.
 
-        These are the frozen variables that no process has changed. In an attached process that memory is private.
+        These are the frozen variables that no process has changed. In an attached process that memory is private. An
+        array has its values after ``wait(index)``.
         """
         arrays, initial = self.views(), self.given()
         lent = [index for index in initial if not self._flags[index]]
@@ -105,7 +140,9 @@ class SharedWeights:
         return arrays
 
     def changed(self) -> list[int]:
-        """Return the indices of all variables, without frozen ones that have their initial value."""
+        """Return the indices of all variables without frozen ones that have their initial value; [] before ``fill``."""
+        if self._unwritten:  # ``fill`` was interrupted
+            return []
         return [index for index in range(len(self.entries)) if index not in self._places or self._flags[index]]
 
     def write(self, arrays: Sequence[Array]) -> None:
@@ -116,7 +153,7 @@ class SharedWeights:
                 continue
             view = serialization.at(self.entries[index], self._values)
             if view.dtype == array.dtype and view.shape == array.shape:  # no page faults
-                self.common.write(array, align(len(self.entries)) + self.entries[index]["offset"])
+                self.common.write(array, self._start + self.entries[index]["offset"])
             else:
                 np.copyto(view, array)
             self._flags[index] = 1
@@ -138,5 +175,6 @@ class SharedWeights:
     def close(self) -> None:
         """Release the segments. A model that uses their memory keeps it alive."""
         self._flags = self._values = self._given = np.empty(0, np.uint8)
+        self._waiter.words = memoryview(b"").cast("q")
         self.common.close()
         self.frozen.close()

@@ -8,7 +8,7 @@ are compared before the pickle is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +33,20 @@ class PackedModel:
     code: bytes = b""
     arrays: list[Array] = field(default_factory=list)
 
-    def unpack(self, weights: Sequence[Array] | None = None, lent: Collection[int] = ()) -> Any:
+    def unpack(
+        self,
+        weights: Sequence[Array] | None = None,
+        lent: Collection[int] = (),
+        wait: Callable[[int], None] | None = None,
+    ) -> Any:
         """Return the model.
 
         Args:
             weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
             lent: indices of the weights whose memory the model may use. All others are copied.
+            wait: called with an index before that weight is read; returns when the weight has its values.
         """
-        return pickling.loads(self.code, self.arrays, weights, lent)
+        return pickling.loads(self.code, self.arrays, weights, lent, wait)
 
 
 def pack_model(model: Any) -> PackedModel:

@@ -156,7 +156,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         code = [bytes(blob) for blob in blobs]
         source, validation, written = unpack_payload(job, message, code, data)
         algorithm = unpack_algorithm(job, code[1:])
-        model = written.unpack(*weights.lend())
+        model = written.unpack(*weights.lend(), weights.wait)
+        weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
         if job.ensemble and rank > 0:  # the first member starts from the given weights
             redraw_member(model, job.seed, rank)
         if message["depth"]:
