@@ -102,11 +102,11 @@ def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
     with Pool(2) as pool:
         pool.send(1, calls("fail"))
         rank, event, _ = pool.receive(30)
-        assert (rank, event["event"], event["type"], event["message"]) == (1, "failed", "ValueError", "wrong number 7")
-        assert 'raise ValueError("wrong number 7")' in event["traceback"]
-        assert "a line before" in event["output"]
-        assert event["host"] == os.uname().nodename
-        assert event["peak_memory"] > 1_000_000
+        assert (rank, event.type, event.message) == (1, "ValueError", "wrong number 7")
+        assert 'raise ValueError("wrong number 7")' in event.traceback
+        assert "a line before" in event.output
+        assert event.host == os.uname().nodename
+        assert event.peak_memory > 1_000_000
         error = pool.failure(rank, event, weights=[1])
         assert isinstance(error, WorkerFailedError)
         assert str(error).startswith("worker 1 of 2 (counted from 0) on host")
@@ -130,9 +130,9 @@ def test_other_failures_of_a_call(calls, name, kind, words):
     with Pool(1) as pool:
         pool.send(0, calls(name))
         rank, event, _ = pool.receive(30)
-        assert (event["event"], event["type"]) == ("failed", kind)
+        assert event.type == kind
         assert words in str(pool.failure(rank, event))
-        assert event.get("missing") == ([1] if name == "peer_gone" else None)
+        assert event.missing == ([1] if name == "peer_gone" else [])
         assert pool.alive(0)
 
 
@@ -140,7 +140,7 @@ def test_a_module_that_is_not_there(calls):
     with Pool(1) as pool:
         pool.send(0, {"call": "no_such_module:f"})
         rank, event, _ = pool.receive(30)
-        assert event["type"] == "ModuleNotFoundError"
+        assert event.type == "ModuleNotFoundError"
         assert "sys.path" in str(pool.failure(rank, event))
 
 
@@ -153,8 +153,8 @@ def test_a_killed_worker_is_noticed_at_once(calls):
         os.kill(pool.pids[1], signal.SIGKILL)
         rank, event, _ = pool.receive(10)
         assert time.monotonic() - began < 5
-        assert (rank, event["event"], event["signal"], event["exit"]) == (1, "died", "SIGKILL", -1)
-        assert 150_000_000 < event["peak_memory"] < 300_000_000
+        assert (rank, event.died, event.signal, event.exit) == (1, True, "SIGKILL", -1)
+        assert 150_000_000 < event.peak_memory < 300_000_000
         error = pool.failure(rank, event)
         assert "was ended by SIGKILL (peak memory 1" in str(error)
         assert "out-of-memory killer" in str(error)
@@ -175,7 +175,7 @@ def test_a_worker_that_dies_of_sigill_is_told_so_with_the_remedy(calls):
         error = pool.failure(rank, event)
         assert error.signal == "SIGILL"
         cause, remedy = signalled("SIGILL")
-        assert f"was ended by SIGILL (peak memory {amount(event['peak_memory'])}; {cause})" in str(error)
+        assert f"was ended by SIGILL (peak memory {amount(event.peak_memory)}; {cause})" in str(error)
         assert str(error).endswith(remedy)
 
 
@@ -185,7 +185,7 @@ def test_a_send_to_a_worker_whose_death_is_not_noticed_yet(calls):
         for _ in range(20):
             pool.send(0, calls("echo"))
             time.sleep(0.01)
-        assert pool.receive(10)[1]["signal"] == "SIGKILL"
+        assert pool.receive(10)[1].signal == "SIGKILL"
     with pytest.raises(PeerLostError, match="has ended"):
         pool.send(0, calls("echo"))
 
@@ -199,7 +199,7 @@ def test_without_the_newer_calls_of_the_kernel(calls, monkeypatch, names):
         assert pool.receive(30)[1]["event"] == "echo"
         began = time.monotonic()
         os.kill(pool.pids[1], signal.SIGKILL)
-        assert pool.receive(10)[1]["signal"] == "SIGKILL"
+        assert pool.receive(10)[1].signal == "SIGKILL"
         assert time.monotonic() - began < 5
 
 
@@ -207,7 +207,7 @@ def test_a_worker_that_somebody_else_has_reaped(calls):
     with Pool(1) as pool:
         os.kill(pool.pids[0], signal.SIGKILL)
         os.waitpid(pool.pids[0], 0)
-        assert pool.receive(10)[1]["event"] == "died"
+        assert pool.receive(10)[1].died
 
 
 def test_windows_is_refused():
@@ -220,8 +220,8 @@ def test_a_worker_that_exits(calls):
     with Pool(1) as pool:
         pool.send(0, calls("die", code=9))
         rank, event, _ = pool.receive(30)
-        assert (event["event"], event["signal"], event["exit"]) == ("died", "", 9)
-        assert "last words" in event["output"]
+        assert (event.died, event.signal, event.exit) == (True, "", 9)
+        assert "last words" in event.output
         assert "exit code 9" in str(pool.failure(rank, event))
         with pytest.raises(PeerLostError, match="no worker is left"):
             pool.receive(5)
@@ -230,7 +230,7 @@ def test_a_worker_that_exits(calls):
 def test_a_worker_that_hangs_up_is_ended(calls):
     with Pool(1) as pool:
         pool.send(0, calls("hang_up"))
-        assert pool.receive(30)[1]["event"] == "died"
+        assert pool.receive(30)[1].died
 
 
 def test_the_first_cause_is_found_behind_its_echo(calls):
@@ -239,7 +239,7 @@ def test_the_first_cause_is_found_behind_its_echo(calls):
         rank, event, _ = pool.receive(30)
         pool.send(1, calls("die", code=4))
         cause, found = pool.cause(rank, event, grace=10)
-        assert (cause, found["event"], found["exit"]) == (1, "died", 4)
+        assert (cause, found.died, found.exit) == (1, True, 4)
         assert pool.cause(cause, found) == (cause, found)
         assert pool.cause(rank, event, grace=0.1) == (rank, event)
 
@@ -257,6 +257,6 @@ def test_lines_are_handed_on_and_the_last_are_kept(calls):
         pool.send(0, calls("flood", count=500))
         assert pool.receive(30)[1] == {"event": "flooded"}
         pool.send(0, calls("die", code=1))
-        output = pool.receive(30)[1]["output"].splitlines()
+        output = pool.receive(30)[1].output.splitlines()
     assert lines == [*((0, f"line {number}") for number in range(500)), (0, "last words")]
     assert output == [f"line {number}" for number in range(461, 500)] + ["last words"]

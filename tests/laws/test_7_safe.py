@@ -79,13 +79,14 @@ def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
     """What a rank is told over the socket is JSON: where the pickles lie, and their digests."""
     from choros.training.executors.remote import RemoteRun
     from choros.training.spec import FitConfig
+    from choros.training.worker.messages import GetJob
 
     home = RemoteRun.__new__(RemoteRun)
     code = pickle.dumps(Bomb())
     home.job, home.entries, home.nbytes = FitConfig({"name": "Single"}, "sync", 2, 4, 1), [], 0
     home.payload, home.conductor = types.SimpleNamespace(model=PackedModel(code)), types.SimpleNamespace(steps=1)
     with SharedCodeFolder([code]) as home.folder:
-        told, arrays = home.answer("job", 0)
+        told, arrays = home.answer(GetJob(), 0)
         assert arrays == []
         assert json.loads(json.dumps(told)) == told
         assert read_code(told["code"]) == [code]

@@ -131,22 +131,23 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
     """Nobody is left then to wait for: what the last one met is told, not that the pool is empty."""
     from choros.training.executors import local
 
-    done, following = local.WorkerStats, local.LocalRun.next
+    handle, following = local.LocalRun.handle, local.LocalRun.next
     trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
     pids = {}
 
-    def told(**tally):
-        pids.update(enumerate(trainer._local.pool.start().pids))
-        os.kill(pids.pop(tally["rank"]), signal.SIGKILL)
-        return done(**tally)
+    def told(self, rank, message, blobs):
+        if isinstance(message, local.messages.WorkerDone):
+            pids.update(enumerate(trainer._local.pool.start().pids))
+            os.kill(pids.pop(rank), signal.SIGKILL)
+        handle(self, rank, message, blobs)
 
     def seen(self, timeout):
         found = following(self, timeout)
-        while found is not None and found[1]["event"] == "died" and pids:
+        while found is not None and isinstance(found[1], local.RankFailure) and pids:
             os.kill(pids.popitem()[1], signal.SIGKILL)
         return found
 
-    monkeypatch.setattr(local, "WorkerStats", told)
+    monkeypatch.setattr(local.LocalRun, "handle", told)
     monkeypatch.setattr(local.LocalRun, "next", seen)
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
@@ -220,16 +221,16 @@ def test_a_worker_that_is_killed_while_its_interpreter_starts(
 def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatch):
     from choros.training.executors import local
 
-    done, killed = local.WorkerStats, []
+    handle, killed = local.LocalRun.handle, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
-    def told(**tally):
-        if not killed:
-            killed.append(tally["rank"])
-            os.kill(trainer._local.pool.start().pids[tally["rank"]], signal.SIGKILL)
-        return done(**tally)
+    def told(self, rank, message, blobs):
+        if isinstance(message, local.messages.WorkerDone) and not killed:
+            killed.append(rank)
+            os.kill(trainer._local.pool.start().pids[rank], signal.SIGKILL)
+        handle(self, rank, message, blobs)
 
-    monkeypatch.setattr(local, "WorkerStats", told)
+    monkeypatch.setattr(local.LocalRun, "handle", told)
     trainer.fit(Slow(), epochs=1, verbose=0)
     assert killed == [0]
     assert len(trainer.models) == 2
@@ -238,15 +239,16 @@ def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatc
 def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at_once(monkeypatch):
     from choros.training.executors import local
 
-    done, killed = local.WorkerStats, []
+    handle, killed = local.LocalRun.handle, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
-    def told(**tally):
-        killed.append(time.monotonic())
-        os.kill(trainer._local.pool.start().pids[1 - tally["rank"]], signal.SIGKILL)
-        return done(**tally)
+    def told(self, rank, message, blobs):
+        if isinstance(message, local.messages.WorkerDone):
+            killed.append(time.monotonic())
+            os.kill(trainer._local.pool.start().pids[1 - rank], signal.SIGKILL)
+        handle(self, rank, message, blobs)
 
-    monkeypatch.setattr(local, "WorkerStats", told)
+    monkeypatch.setattr(local.LocalRun, "handle", told)
     monkeypatch.setattr(trainer._local.pool, "kill", lambda: ended.append(time.monotonic()))
     ended = []
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):

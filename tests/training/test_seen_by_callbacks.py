@@ -18,6 +18,7 @@ from choros.training.async_control.center_snapshots import has_room
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.callback_runner import CallbackRunner
 from choros.training.executors.local import LocalRun
+from choros.training.worker.messages import EpochEnded
 
 K = keras.callbacks
 
@@ -484,7 +485,7 @@ def test_an_epoch_that_is_reported_before_an_earlier_one_frees_no_slot_of_it(mak
     )
 
     def report(epoch):
-        LocalRun.handle_epoch_end(run, {"epoch": epoch, "logs": {}, "held": []})
+        LocalRun.handle_epoch_end(run, EpochEnded(epoch, {}, []))
 
     report(0)
     assert has_room(control_block, 0, 2)

@@ -32,7 +32,7 @@ def data():
 
 @pytest.fixture
 def before_each(monkeypatch):
-    """Return a function that installs a call before each array that this process writes to a segment: two of data, then weights."""
+    """Return a function that installs a call before each array written to a segment: two of data, then weights."""
 
     def install(call):
         write = Segment.write

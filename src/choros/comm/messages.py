@@ -62,7 +62,7 @@ class Messages:
         kind = header.get(KIND)
         return isinstance(kind, str) and kind in self._kinds
 
-    def decode(self, header: dict[str, Any], arrays: Sequence[Array]) -> Any:
+    def decode(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> Any:
         """Return the message of a header and its arrays.
 
         Raises:
@@ -86,7 +86,12 @@ def encode(message: Any) -> tuple[dict[str, Any], list[Array]]:
     return header, arrays
 
 
-def decode(kind: type[_T], header: dict[str, Any], arrays: Sequence[Array]) -> _T:
+def header_of(message: Any) -> dict[str, Any]:
+    """Return the header of a message without arrays."""
+    return encode(message)[0]
+
+
+def decode(kind: type[_T], header: dict[str, Any], arrays: Sequence[Array] = ()) -> _T:
     """Return the message of one kind from its header and arrays.
 
     Raises:

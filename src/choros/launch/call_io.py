@@ -12,9 +12,22 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from choros.comm.messages import Messages, header_of
 from choros.errors import NotSerializableError, brief
+from choros.launch.process.failure_report import RankFailure
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Answer of a rank that returned a value. ``type``: the name of the value's type."""
+
+    type: str
+
+
+_ANSWERS = Messages(Returned, RankFailure)
 
 
 def create(name: str) -> int:
@@ -84,7 +97,7 @@ def write_value(fd: int, rank: int, value: object) -> None:
     from choros.pickling import dump
 
     with open(fd, "r+b", closefd=False) as file:
-        file.write(json.dumps({"event": "returned", "type": _type(value)}).encode() + b"\n")
+        file.write(json.dumps(header_of(Returned(_type(value)))).encode() + b"\n")
         try:
             dump(value, file)
         except Exception as error:
@@ -95,30 +108,29 @@ def write_value(fd: int, rank: int, value: object) -> None:
             ) from None
 
 
-def write_failure(fd: int, event: Mapping[str, Any]) -> None:
-    """Write the event of a rank that raised, as ``choros.launch.process.failure_report.raised`` makes it."""
+def write_failure(fd: int, report: RankFailure) -> None:
+    """Write the report of a rank that raised."""
     with open(fd, "wb", closefd=False) as file:
-        file.write(json.dumps(event).encode() + b"\n")
+        file.write(json.dumps(header_of(report)).encode() + b"\n")
 
 
-def read_answer(fd: int) -> tuple[dict[str, Any], int]:
-    """Return a rank's event and the offset of its value; an empty dict and 0 if the rank wrote nothing."""
+def read_answer(fd: int) -> tuple[Returned | RankFailure | None, int]:
+    """Return a rank's answer and the offset of its value; None and 0 if the rank wrote nothing."""
     size = os.fstat(fd).st_size
     if not size:
-        return {}, 0
+        return None, 0
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory:
         end = memory.find(b"\n") + 1
-        header: dict[str, Any] = json.loads(memory[:end]) if end else {}
-        return header, end
+        return (_ANSWERS.decode(json.loads(memory[:end])) if end else None), end
 
 
-def read_value(fd: int, rank: int, header: Mapping[str, Any], begin: int) -> Any:
+def read_value(fd: int, rank: int, answer: Returned, begin: int) -> Any:
     """Return the value that a rank returned.
 
     Args:
         fd: descriptor of the rank's memory.
         rank: the rank.
-        header: the event from ``read_answer``.
+        answer: the answer from ``read_answer``.
         begin: the offset of the value from ``read_answer``.
 
     Raises:
@@ -132,7 +144,7 @@ def read_value(fd: int, rank: int, header: Mapping[str, Any], begin: int) -> Any
             return loads(memory)
     except Exception as error:
         raise NotSerializableError(
-            f"what rank {rank} returned, a {header.get('type')}, cannot be built in this process: {brief(error)}"
+            f"what rank {rank} returned, a {answer.type}, cannot be built in this process: {brief(error)}"
         ) from error
 
 

@@ -8,16 +8,17 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from choros.cluster.hardware import physical_cores
 from choros.console import LAUNCHER
 from choros.errors import InvalidInputError, WorkerFailedError
-from choros.launch.call_io import create, read_answer, read_value, write_call
+from choros.launch.call_io import Returned, create, read_answer, read_value, write_call
 from choros.launch.horovod_options import answers
 from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, start
 from choros.launch.process.child_process import python_variables
-from choros.launch.process.failure_report import failure, is_echo
+from choros.launch.process.failure_report import RankFailure, failure
 from choros.launch.process.rank_supervisor import JobResult
 
 logger = logging.getLogger(LAUNCHER)
@@ -144,26 +145,26 @@ def _results(outcome: JobResult, memories: Sequence[int]) -> list[Any]:
         signal.raise_signal(outcome.signal)  # the ranks have ended; now let the signal act on this process
         raise KeyboardInterrupt
     answers = [read_answer(fd) for fd in memories]
-    if outcome.code == 0 and all(answer.get("event") == "returned" for answer, _ in answers):
-        return [read_value(fd, rank, *answers[rank]) for rank, fd in enumerate(memories)]
+    returned = [(answer, begin) for answer, begin in answers if isinstance(answer, Returned)]
+    if outcome.code == 0 and len(returned) == len(answers):
+        return [read_value(fd, rank, *returned[rank]) for rank, fd in enumerate(memories)]
     if outcome.code != 0 and not outcome.failed:
         raise BrokenPipeError("the output of the ranks is not read any more, so the ranks were ended")
     raise _failure(outcome, [answer for answer, _ in answers])
 
 
-def _failure(outcome: JobResult, answers: Sequence[dict[str, Any]]) -> WorkerFailedError:
+def _failure(outcome: JobResult, answers: Sequence[Returned | RankFailure | None]) -> WorkerFailedError:
     """Return the error of the rank that failed first, rather than of one that only lost its peer."""
-    events = []
+    reports = {}
     for rank, ended, output in outcome.failed:
-        event = dict(answers[rank]) if answers[rank].get("event") == "failed" else {"event": "died"}
-        event |= {"signal": ended.signal, "exit": ended.exit, "peak_memory": ended.peak_memory}
-        events.append((rank, event | {"host": platform.node(), "output": output}))
-    seen = [rank for rank, _ in events]
-    events += [
-        (rank, answer) for rank, answer in enumerate(answers) if answer.get("event") == "failed" and rank not in seen
-    ]
+        answer = answers[rank]
+        report = answer if isinstance(answer, RankFailure) else None
+        reports[rank] = replace(RankFailure.of_process(ended, report), output=output)
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, RankFailure) and rank not in reports:
+            reports[rank] = answer
     if not outcome.failed:  # all ranks exited with 0, but some without a result
-        silent = next(rank for rank, answer in enumerate(answers) if answer.get("event") != "returned")
-        events = [(silent, {"event": "died", "exit": 0, "host": platform.node()})]
-    rank, event = next((candidate for candidate in events if not is_echo(candidate[1])), events[0])
-    return failure(rank, len(answers), event, what="rank")
+        silent = next(rank for rank, answer in enumerate(answers) if not isinstance(answer, Returned))
+        reports = {silent: RankFailure(exit=0, host=platform.node())}
+    rank = next((rank for rank, report in reports.items() if not report.is_echo), next(iter(reports)))
+    return failure(rank, len(answers), reports[rank], what="rank")

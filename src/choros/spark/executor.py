@@ -21,7 +21,7 @@ from choros.spark.task_slots import is_connect
 from choros.spark.train_task import TrainTask, results
 from choros.training.async_control.best_member import best_of
 from choros.training.callback_runner import CallbackRunner
-from choros.training.executors.callback_server import CallbackServer, Reply
+from choros.training.executors.callback_server import CONTROLLED, CallbackServer, Reply
 from choros.training.executors.executor import FitResult
 from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.payload import put, shown, unpack_members
@@ -46,13 +46,13 @@ class _Spoken(CallbackServer):
     def __init__(self, plan: FitRequest) -> None:
         super().__init__(plan.model, plan.job, plan.conductor)
 
-    def answer(self, what: str, rank: int) -> Reply:
+    def answer(self, request: object, rank: int) -> Reply:
         """Refuse every request of a task: the stage's closure contains all data.
 
         Raises:
             InvalidInputError: always.
         """
-        raise InvalidInputError(f"Task {rank} asked the driver for {what}.")
+        raise InvalidInputError(f"Task {rank} sent the driver a {type(request).__name__}.")
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class SparkRun:
         try:
             while thread.is_alive():
                 received = line.next(0.05)
-                if received is not None and received[1]["event"] in ("begin", "batch", "epoch_end"):
-                    line.apply_control(*received[1:])
+                if received is not None and isinstance(received.message, CONTROLLED):
+                    line.apply_control(received)
         except BaseException:
             _cancel(self.session, tag)
             raise

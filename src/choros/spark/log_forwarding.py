@@ -9,9 +9,11 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from choros.comm.messages import header_of
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError
+from choros.training.worker.messages import OutputLine
 
 _DIAL = 5.0  # seconds to connect to the driver
 _ENDS = 5.0  # seconds to send the last lines
@@ -64,5 +66,5 @@ class LogForwarder:
             end = dial(self.home["place"], bytes.fromhex(self.home["secret"]), hello, _DIAL)
             line = RpcConnection(end, "The driver", self.home["timeout"])
             while (text := self._lines.get()) is not None:
-                line.request({"said": text})
+                line.request(header_of(OutputLine(text)))
             line.close()

@@ -8,11 +8,12 @@ import re
 import textwrap
 import time
 import zlib
-from typing import Any
+from dataclasses import dataclass, replace
 
 import choros.errors
+from choros.comm.messages import decode, header_of
 from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
-from choros.launch.process.failure_report import failure, is_echo, raised
+from choros.launch.process.failure_report import RankFailure, failure, raised
 
 _SAID = re.compile(r"<choros:([A-Za-z0-9+/=]+)>")
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b|\[OPERATION_CANCELED\b")
@@ -26,6 +27,15 @@ _ELSEWHERE = (
 
 class Cancelled(WorkerFailedError):
     """The job was cancelled in Spark, so it must not be restarted."""
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """Report of a failed task."""
+
+    rank: int
+    size: int
+    failure: RankFailure
 
 
 class TaskFailedError(RuntimeError):
@@ -45,12 +55,12 @@ def report(error: BaseException, rank: int, size: int) -> TaskFailedError:
         >>> str(translate(failed, 2)).partition(" on host")[0]
         'worker 1 of 2 (counted from 0)'
     """
-    event = raised(error)
-    event["traceback"] = str(event["traceback"])[-_MOST:]
-    if is_echo(event):
+    failed = raised(error)
+    failed = replace(failed, traceback=failed.traceback[-_MOST:])
+    if failed.is_echo:
         time.sleep(_WAIT)  # meanwhile Spark ends this process because of the other failure
-    text = json.dumps({"rank": rank, "size": size, "event": event})
-    summary = _short(f"worker {rank} of {size}: {event['type']}: {event['message']}")  # readable text for Spark's logs
+    text = json.dumps(header_of(TaskReport(rank, size, failed)))
+    summary = _short(f"worker {rank} of {size}: {failed.type}: {failed.message}")  # readable text for Spark's logs
     return TaskFailedError(f"{summary} <choros:{base64.b64encode(zlib.compress(text.encode())).decode()}>")
 
 
@@ -64,9 +74,10 @@ def translate(error: BaseException, size: int) -> BaseException:
     if isinstance(error, ChorosError) or type(error).__name__ in ("AnalysisException", "ParseException"):
         return error
     text = str(error)
-    reports = [json.loads(zlib.decompress(base64.b64decode(text))) for text in dict.fromkeys(_SAID.findall(text))]
-    for report in sorted(reports, key=lambda each: is_echo(each["event"])):
-        return _told(report)
+    texts = [zlib.decompress(base64.b64decode(text)) for text in dict.fromkeys(_SAID.findall(text))]
+    reports = [decode(TaskReport, json.loads(text)) for text in texts]
+    for report in sorted(reports, key=lambda each: each.failure.is_echo):
+        return _reported(report)
     if _CANCELLED.search(text):
         return Cancelled(
             "The training was cancelled in Spark (on its page, by cancelAllJobs, cancelJobGroup or interruptAll), "
@@ -96,13 +107,11 @@ def translate(error: BaseException, size: int) -> BaseException:
     return _lost(text, size)
 
 
-def _told(report: dict[str, Any]) -> BaseException:
-    event = report["event"]
-    name = str(event["type"]).removeprefix("choros.errors.")
-    kind = getattr(choros.errors, name, None)
+def _reported(report: TaskReport) -> BaseException:
+    kind = getattr(choros.errors, report.failure.type.removeprefix("choros.errors."), None)
     if isinstance(kind, type) and issubclass(kind, InvalidInputError):
-        return kind(str(event["message"]))
-    return failure(report["rank"], report["size"], event)
+        return kind(report.failure.message)
+    return failure(report.rank, report.size, report.failure)
 
 
 def _lost(text: str, size: int) -> WorkerFailedError:

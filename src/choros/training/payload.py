@@ -29,6 +29,7 @@ from choros.training.async_control.best_member import best_of
 from choros.training.checkpoint.snapshot import raw
 from choros.training.model_io.serialization import PackedModel, copy_model
 from choros.training.spec import FitConfig, FitRequest
+from choros.training.worker.messages import DataLayout
 from choros.types import Array
 
 if TYPE_CHECKING:
@@ -120,19 +121,19 @@ def unpack_sources(job: FitConfig, arrays: Sequence[Array], blobs: Sequence[byte
 
 
 def unpack_payload(
-    job: FitConfig, message: dict[str, Any], code: Sequence[bytes], data: Segment
+    job: FitConfig, layout: DataLayout, code: Sequence[bytes], data: Segment
 ) -> tuple[Any, Any, PackedModel]:
     """Return the two sources of ``unpack_sources``, and the packed model.
 
     Args:
         job: describes the sources.
-        message: the layout of all "arrays", and "model_arrays", the number of arrays of the model, which come first.
+        layout: the layout of all arrays.
         code: the model's pickle, then the sources' pickles.
         data: the shared memory of the arrays.
     """
-    arrays = serialization.views(message["arrays"], data.array(np.uint8, data.nbytes, 0))
+    arrays = serialization.views(layout.entries, data.array(np.uint8, data.nbytes, 0))
     model, *blobs = code
-    return *unpack_sources(job, arrays, blobs), PackedModel(model, arrays[: message["model_arrays"]])
+    return *unpack_sources(job, arrays, blobs), PackedModel(model, arrays[: layout.model_arrays])
 
 
 class SharedCodeFolder:

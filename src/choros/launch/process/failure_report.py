@@ -6,11 +6,12 @@ import contextlib
 import platform
 import sys
 import traceback
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choros.cluster.hardware.peak_memory import peak_memory
 from choros.errors import WorkerFailedError
-from choros.launch.process.frame import Message
+from choros.launch.process.child_process import ExitStatus
 
 _MOST_TEXT = 1 << 17
 _SIGNALS = {
@@ -35,6 +36,52 @@ _REMEDIES = {
 _DEFAULT = "The traceback names the line; the same code with {alone} is easier to debug."
 _DEFAULT_DIED = "The last lines that it printed may say why; the same code with {alone} is easier to debug."
 _ALONE = {"worker": "workers=1", "rank": "num_proc=1"}
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Report of a rank that raised an exception, or of which the process ended.
+
+    Attributes:
+        type, message, traceback: str. Of the exception; "" if the process ended without one.
+        host: str. The name of the rank's host.
+        peak_memory: int. Bytes; 0 if unknown.
+        signal: str. The name of the signal that ended the process, or "".
+        exit: int. The exit code; -1 after a signal, or if it is unknown.
+        output: str. The last lines that the rank printed.
+        missing: list of int. The ranks in ``error.missing``, for which the rank waited in vain.
+    """
+
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    host: str = ""
+    peak_memory: int = 0
+    signal: str = ""
+    exit: int = -1
+    output: str = ""
+    missing: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of_process(cls, ended: ExitStatus, report: RankFailure | None = None) -> RankFailure:
+        """Return the report of a process of this host that has ended; ``report``: its own report of an exception."""
+        return replace(
+            report or cls(),
+            host=platform.node(),
+            signal=ended.signal,
+            exit=ended.exit,
+            peak_memory=ended.peak_memory,
+        )
+
+    @property
+    def died(self) -> bool:
+        """True if the process ended without a report of an exception."""
+        return not self.type
+
+    @property
+    def is_echo(self) -> bool:
+        """True if the rank failed only because another rank had ended or did not connect."""
+        return self.type in ("choros.errors.PeerLostError", "choros.errors.CommTimeoutError")
 
 
 def amount(size: int) -> str:
@@ -73,19 +120,16 @@ def signalled(name: str) -> tuple[str, str]:
     return _SIGNALS.get(name, ""), _REMEDIES.get(name, "") if name in _SIGNALS else ""
 
 
-def raised(error: BaseException) -> Message:
-    """Return the ``failed`` event of an exception, small enough to be made when memory is short.
+def raised(error: BaseException) -> RankFailure:
+    """Return the report of an exception in this process, small enough to be made when memory is short.
 
     Args:
         error: the exception; the frames of its traceback are cleared.
 
-    Returns:
-        Dict of JSON types: type, message, traceback, host, peak memory in bytes, and the ranks in ``error.missing``.
-
     Example:
-        >>> event = raised(ValueError("wrong"))
-        >>> event["event"], event["type"], event["message"]
-        ('failed', 'ValueError', 'wrong')
+        >>> report = raised(ValueError("wrong"))
+        >>> report.type, report.message
+        ('ValueError', 'wrong')
     """
     peak = peak_memory()
     name = type(error).__qualname__
@@ -100,35 +144,20 @@ def raised(error: BaseException) -> Message:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    event: Message = {"event": "failed", "type": name, "message": text, "traceback": lines}
-    event |= {"host": platform.node(), "peak_memory": peak}
     missing = getattr(error, "missing", None)
-    if isinstance(missing, tuple) and all(isinstance(rank, int) for rank in missing):
-        event["missing"] = list(missing)
-    return event
-
-
-def is_echo(event: Message) -> bool:
-    """Return whether an event reports only that another worker ended or did not connect.
-
-    Args:
-        event: an event from ``Pool.receive``.
-    """
-    return event.get("event") == "failed" and str(event.get("type")) in (
-        "choros.errors.PeerLostError",
-        "choros.errors.CommTimeoutError",
-    )
+    known = isinstance(missing, tuple) and all(isinstance(rank, int) for rank in missing)
+    return RankFailure(name, text, lines, platform.node(), peak, missing=list(missing or ()) if known else [])
 
 
 def failure(
-    rank: int, size: int, event: Message, weights: list[Any] | None = None, what: str = "worker"
+    rank: int, size: int, report: RankFailure, weights: list[Any] | None = None, what: str = "worker"
 ) -> WorkerFailedError:
-    """Return the exception for a ``failed`` or ``died`` event.
+    """Return the exception for the report of a rank.
 
     Args:
-        rank: the rank of the event.
+        rank: the rank.
         size: the number of workers.
-        event: an event from ``Pool.receive``.
+        report: RankFailure.
         weights: the last center variable, kept as ``error.weights``. Defaults to None.
         what: ``"worker"`` (default), or ``"rank"`` for ranks of ``choros.run``.
 
@@ -136,39 +165,36 @@ def failure(
         The exception, which the caller raises.
 
     Example:
-        >>> event = {"event": "died", "signal": "SIGKILL", "exit": -1, "peak_memory": 1_200_000_000, "host": "n1"}
-        >>> str(failure(1, 2, event)).partition(" (peak")[0]
+        >>> report = RankFailure(signal="SIGKILL", peak_memory=1_200_000_000, host="n1")
+        >>> str(failure(1, 2, report)).partition(" (peak")[0]
         'worker 1 of 2 (counted from 0) on host n1 was ended by SIGKILL'
     """
-    host, peak = str(event.get("host", "")), int(event.get("peak_memory", 0))
-    name, lines, output = str(event.get("signal", "")), str(event.get("traceback", "")), str(event.get("output", ""))
-    rank_name = f"{what} {rank} of {size} (counted from 0) on host {host}"
-    memory = f"peak memory {amount(peak)}" if peak else "peak memory unknown"
-    if event.get("event") == "failed":
-        kind, text = str(event.get("type", "an exception")), str(event.get("message", ""))
-        fate = f"raised {kind}" + (f": {text}" if text else "")
-        fate += f" ({memory})" if kind.endswith("MemoryError") else ""
-        remedy = _REMEDIES.get(kind, _DEFAULT)
-    elif name:
-        cause, known = signalled(name)
-        fate = f"was ended by {name} ({memory}" + (f"; {cause})" if cause else ")")
+    rank_name = f"{what} {rank} of {size} (counted from 0) on host {report.host}"
+    memory = f"peak memory {amount(report.peak_memory)}" if report.peak_memory else "peak memory unknown"
+    if not report.died:
+        fate = f"raised {report.type}" + (f": {report.message}" if report.message else "")
+        fate += f" ({memory})" if report.type.endswith("MemoryError") else ""
+        remedy = _REMEDIES.get(report.type, _DEFAULT)
+    elif report.signal:
+        cause, known = signalled(report.signal)
+        fate = f"was ended by {report.signal} ({memory}" + (f"; {cause})" if cause else ")")
         remedy = known or _DEFAULT_DIED
     else:
-        fate = f"ended with exit code {event.get('exit', -1)} before its work was done ({memory})"
+        fate = f"ended with exit code {report.exit} before its work was done ({memory})"
         remedy = _DEFAULT_DIED
     message = f"{rank_name} {fate}"
-    if lines:
-        message += f"\n\nIts traceback:\n{lines.rstrip()}"
-    if output.strip():
-        message += f"\n\nThe last lines that it printed:\n{output.rstrip()}"
+    if report.traceback:
+        message += f"\n\nIts traceback:\n{report.traceback.rstrip()}"
+    if report.output.strip():
+        message += f"\n\nThe last lines that it printed:\n{report.output.rstrip()}"
     message += f"\n\n{remedy.format(alone=_ALONE[what])}"
     return WorkerFailedError(
         message,
         rank=rank,
-        host=host,
-        traceback=lines,
-        signal=name,
-        peak_memory=peak,
-        output=output,
+        host=report.host,
+        traceback=report.traceback,
+        signal=report.signal,
+        peak_memory=report.peak_memory,
+        output=report.output,
         weights=weights,
     )

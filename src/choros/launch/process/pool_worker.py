@@ -2,7 +2,7 @@
 
 ``choros.launch.process.worker_pool.Pool`` starts it. It sends a hello event, then serves the messages ``{"call":
 "package.module:function", ...}``: it imports the function and calls ``function(link, message, blobs, fds)``. The
-function sends events through ``link``. If it raises, the worker sends ``{"event": "failed", ...}`` and continues. The
+function sends events through ``link``. If it raises, the worker sends a ``RankFailure`` and continues. The
 worker ends at ``{"call": "exit"}``, or when the caller closes the connection.
 """
 
@@ -79,7 +79,7 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def _call(link: WorkerConnection, frame: Frame) -> Message | None:
-    """Run one call; return the ``failed`` event if it raised, else None."""
+    """Run one call; return the report of the exception if it raised, else None."""
     message, blobs, fds = frame
     set_module_path(message.pop("module_path"))
     try:
@@ -87,7 +87,10 @@ def _call(link: WorkerConnection, frame: Frame) -> Message | None:
     except ShutdownRequested:
         raise
     except BaseException as error:
-        return raised(error)
+        report = raised(error)
+        from choros.comm.messages import header_of  # late: it imports numpy, and a worker imports nothing before a call
+
+        return header_of(report)
     return None
 
 

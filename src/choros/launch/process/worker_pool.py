@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import select
 import signal
 import socket
@@ -13,17 +12,20 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from choros.comm.messages import Messages
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
 from choros.launch.process.child_process import Child, ExitStatus, module_path, python_variables
-from choros.launch.process.failure_report import failure, is_echo
+from choros.launch.process.failure_report import RankFailure, failure
 from choros.launch.process.frame import Message
 from choros.launch.process.output_pump import OutputPump
 from choros.launch.process.unix_socket import UnixConnection
 
-Event = tuple[int, Message, list[bytearray]]
+Event = tuple[int, Message | RankFailure, list[bytearray]]
+_FAILURES = Messages(RankFailure)
 
 _LINGER = 2.0  # seconds that a worker may live after it has closed its connection
 _EXIT = 5.0
@@ -61,8 +63,8 @@ class Pool:
         >>> with Pool(1) as pool:
         ...     pool.send(0, {"call": "builtins:nothing"})
         ...     rank, event, blobs = pool.receive(timeout=30)
-        >>> rank, event["event"], event["message"]
-        (0, 'failed', 'the module builtins has no function nothing')
+        >>> rank, event.type, event.message
+        (0, 'choros.errors.InvalidInputError', 'the module builtins has no function nothing')
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Pool:
     def send(self, rank: int, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
         """Send a worker a call, or a message that its running function receives through its link.
 
-        If the worker has ended but its ``died`` event is still to come, this sends nothing and raises nothing.
+        If the worker has ended but the event of its end is still to come, this sends nothing and raises nothing.
 
         Args:
             rank: the worker.
@@ -136,9 +138,8 @@ class Pool:
     def receive(self, timeout: float) -> Event:
         """Return the next event of any worker.
 
-        Workers send events through their links. When a call raised, the event is ``{"event": "failed", "type",
-        "message", "traceback", "host", "peak_memory", "output"}``. When a worker has ended, for any reason, there is
-        one event ``{"event": "died", "signal", "exit", "peak_memory", "host", "output"}``.
+        Workers send events through their links, which are dicts. When a call raised, and when a worker has ended, for
+        any reason, the event is a ``RankFailure``.
 
         Args:
             timeout: seconds to wait.
@@ -191,43 +192,43 @@ class Pool:
         self._watched.pop(fd, None)
         self._poll = None
 
-    def cause(self, rank: int, event: Message, grace: float = 1.0) -> tuple[int, Message]:
-        """Return the event of the worker that caused a failure, rather than of one that only lost its peer.
+    def cause(self, rank: int, report: RankFailure, grace: float = 1.0) -> tuple[int, RankFailure]:
+        """Return the report of the worker that caused a failure, rather than of one that only lost its peer.
 
-        If ``event`` is a ``failed`` one of type PeerLostError or CommTimeoutError, this waits for the ``failed`` or
-        ``died`` event of another worker and returns that. Other events that come meanwhile are dropped.
+        If ``report`` is of a PeerLostError or CommTimeoutError, this waits for the report of another worker and returns
+        that. Other events that come meanwhile are dropped.
 
         Args:
-            rank: the rank of the event.
-            event: an event from ``receive``.
+            rank: the rank of the report.
+            report: an event from ``receive``.
             grace: seconds to wait. Defaults to 1.
 
         Returns:
-            The rank and the event to give to ``failure``.
+            The rank and the report to give to ``failure``.
         """
         limit = time.monotonic() + grace
         with contextlib.suppress(ChorosError):
-            while is_echo(event):
-                other, found, _ = self.receive(limit - time.monotonic())
-                if found.get("event") in ("failed", "died") and not is_echo(found):
-                    return other, found
-        return rank, event
+            while report.is_echo:
+                other, event, _ = self.receive(limit - time.monotonic())
+                if isinstance(event, RankFailure) and not event.is_echo:
+                    return other, event
+        return rank, report
 
-    def failure(self, rank: int, event: Message, weights: list[Any] | None = None) -> WorkerFailedError:
-        """Return the exception for a ``failed`` or ``died`` event, which the caller raises.
+    def failure(self, rank: int, report: RankFailure, weights: list[Any] | None = None) -> WorkerFailedError:
+        """Return the exception for the report of a worker, which the caller raises.
 
         Args:
             rank: the worker.
-            event: an event from ``receive``.
+            report: an event from ``receive``.
             weights: the last center variable, kept as ``error.weights``. Defaults to None.
 
         Returns:
             The exception.
         """
-        return failure(rank, self.size, event, weights)
+        return failure(rank, self.size, report, weights)
 
     def end(self, rank: int) -> None:
-        """Kill one worker; ``receive`` returns its ``died`` event."""
+        """Kill one worker; ``receive`` returns its ``RankFailure``."""
         self._crew.children[rank].send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
@@ -287,7 +288,7 @@ class Pool:
                     + (f"; they printed:\n{printed}" if printed.strip() else " and printed nothing"),
                     missing,
                 ) from None
-            if event.get("event") != "hello":
+            if isinstance(event, RankFailure):
                 raise self.failure(rank, event)
             waiting.discard(rank)
 
@@ -312,9 +313,7 @@ class Pool:
             if (ended := child.check()) is not None:
                 self._read(rank)
                 self._ended[rank], self._poll = ended, None
-                event: Message = {"event": "died", "signal": ended.signal, "exit": ended.exit}
-                event |= {"peak_memory": ended.peak_memory, "host": platform.node()}
-                self._note(rank, event, [])
+                self._note(rank, RankFailure.of_process(ended), [])
             elif time.monotonic() > self._hung_up.get(rank, float("inf")) + _LINGER:
                 child.send_signal(signal.SIGKILL)
 
@@ -344,12 +343,12 @@ class Pool:
                 return
             for fd in fds:
                 os.close(fd)
-            self._note(rank, message, blobs)
+            self._note(rank, _FAILURES.decode(message) if _FAILURES.has(message) else message, blobs)
 
-    def _note(self, rank: int, event: Message, blobs: list[bytearray]) -> None:
-        if event.get("event") in ("failed", "died"):
+    def _note(self, rank: int, event: Message | RankFailure, blobs: list[bytearray]) -> None:
+        if isinstance(event, RankFailure):
             self._crew.keeper.pull(rank)
-            event["output"] = self._crew.keeper.tail(rank)
+            event = replace(event, output=self._crew.keeper.tail(rank))
         self._events.append((rank, event, blobs))
 
 

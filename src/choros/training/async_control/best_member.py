@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from choros.backends.optimizers import model_variables
 from choros.comm.shm.segment import Segment, align
 from choros.data import serialization
 from choros.training.async_control.center_snapshots import SLOTS
 from choros.training.async_control.control_block import ControlBlock
 from choros.types import Array
+
+if TYPE_CHECKING:
+    import keras
 
 _HEAD = 16  # words: bytes of a slot; then for each slot its epoch + 1, the member's rank and its score
 _WORDS = 3
@@ -88,6 +92,14 @@ class BestMemberSlots:
             if epoch < 0 or int(self._place(epoch)[0]) != epoch + 1:
                 return None
             return [np.array(view) for view in serialization.views(self.entries, self._slots[epoch % SLOTS])]
+
+    def show(self, model: keras.Model, epoch: int | None) -> None:
+        """Load the state saved for an epoch, else the latest one, into a model; its learning rate stays."""
+        state = self.read(epoch) or self.read(None)
+        rate = model.optimizer.learning_rate
+        for variable, value in zip(model_variables(model), state or [], strict=state is not None):
+            if variable is not rate:
+                variable.assign(value)
 
     def _place(self, epoch: int) -> Array:
         first = 1 + _WORDS * (epoch % SLOTS)

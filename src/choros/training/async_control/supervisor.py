@@ -5,16 +5,18 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from choros.errors import WorkerFailedError
+from choros.launch.process.failure_report import RankFailure
 from choros.param_server import snapshot
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.recovery import state_of
 from choros.training.checkpoint.manager import kept_rate
-from choros.training.checkpoint.snapshot import Part, Snapshot, to_blobs
+from choros.training.checkpoint.snapshot import Part, Snapshot
 from choros.training.spec import TrainerControl
 
 if TYPE_CHECKING:
@@ -125,23 +127,21 @@ class AsyncSupervisor(AsyncCheckpointer):
         self.hangs = engine.hangs
         self.hung: dict[int, str] = {}  # ranks that this supervisor has ended, with the reason
 
-    def revive(self, rank: int, event: dict[str, Any]) -> bool:
+    def revive(self, rank: int, report: RankFailure) -> bool:
         """Replace a failed worker by a new process. Return False if the run must end because of the failure."""
-        self.restart_policy.judge(event)
+        self.restart_policy.judge(report)
         if not self.restart_policy.retry:
             return False
         engine = self.engine
         place = snapshot.position_of(self.near, rank)
-        failure = engine.pool.failure(rank, event)
+        failure = engine.pool.failure(rank, report)
         if rank in self.hung:
             failure = WorkerFailedError(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
         self.restart_policy.count(failure, place, whole=False)
         engine.pool.replace(rank)
         engine.ready.discard(rank)
-        message, blobs, fds = engine.work
-        job, (head, state) = {**message["job"], "counts_on": True}, to_blobs(engine.slots_of(rank))
-        restart = {**message, "job": job, "again": True, "state": head, "line": False}
-        engine.pool.send(rank, restart, [*blobs, *state], fds)
+        restart = replace(engine.task, job=replace(engine.task.job, counts_on=True), again=True)
+        engine.send_task(rank, restart, engine.slots_of(rank))
         self.hangs.process_restarted(rank)
         return True
 

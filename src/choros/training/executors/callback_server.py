@@ -10,24 +10,56 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from choros.backends.host_values import to_host
 from choros.cluster.hardware.network_address import head_address
+from choros.comm.messages import Messages, header_of
 from choros.comm.tcp.auth_socket import AuthListener
 from choros.comm.tcp.rpc import RpcConnection
 from choros.console import write_line
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
+from choros.launch.process.failure_report import RankFailure
 from choros.training.callback_runner import CallbackRunner
 from choros.training.payload import put, shown
 from choros.training.spec import FitConfig
+from choros.training.worker.messages import (
+    RANK_EVENTS,
+    RANK_REQUESTS,
+    BatchEnded,
+    ConnectionClosed,
+    Control,
+    EpochEnded,
+    OutputLine,
+    ShowWeights,
+    TrainingBegins,
+    WeightsShown,
+)
 
 if TYPE_CHECKING:
     import keras
 
 Reply = tuple[dict[str, Any], list[Any]]
+CONTROLLED = (TrainingBegins, BatchEnded, EpochEnded)  # messages to which the reply is a control message
+_OUTPUT = Messages(OutputLine)
+
+
+class RankEvent(NamedTuple):
+    """An event of a rank.
+
+    Attributes:
+        rank: the rank.
+        message: a message of ``RANK_EVENTS``, or ``ConnectionClosed``.
+        arrays: the arrays of the message.
+        reply: the queue on which the thread that serves the rank waits for the reply.
+    """
+
+    rank: int
+    message: Any
+    arrays: list[Any]
+    reply: queue.Queue[Reply | None]
 
 
 class CallbackServer(ABC):
@@ -50,9 +82,9 @@ class CallbackServer(ABC):
         self.model, self.job, self.conductor = model, job, conductor
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}
-        self._came: queue.Queue[tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]]] = queue.Queue()
+        self._came: queue.Queue[RankEvent] = queue.Queue()
         self.begun = False
-        self._later: deque[tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]]] = deque()
+        self._later: deque[RankEvent] = deque()
         # The reply queue of rank 0, while it waits and can send its weights.
         self._asking: queue.Queue[Reply | None] | None = None
         conductor.fetch = self.fetch
@@ -65,17 +97,21 @@ class CallbackServer(ABC):
             CommTimeoutError: rank 0 does not reply.
         """
         if epoch is None and self._asking is not None:
-            self._asking.put(({"show": True}, []))
+            self._asking.put((header_of(ShowWeights()), []))
             limit = time.monotonic() + self.job.timeout
             while True:
                 received = self._receive(0.5)
-                if received is not None and received[0] == 0 and received[1]["event"] == "weights":
-                    _, event, self.latest, self._asking = received
-                    self.conductor.show_metrics(event["held"])
+                if received is not None and received.rank == 0 and isinstance(received.message, WeightsShown):
+                    self.latest, self._asking = received.arrays, received.reply
+                    self.conductor.show_metrics(received.message.metrics)
                     break
                 if received is not None:
                     self._later.append(received)
-                if received is not None and received[0] == 0 and received[1]["event"] in ("failed", "gone"):
+                if (
+                    received is not None
+                    and received.rank == 0
+                    and isinstance(received.message, (ConnectionClosed, RankFailure))
+                ):
                     raise PeerLostError("rank 0 has ended while a callback read its weights: see what it printed.")
                 if time.monotonic() > limit:
                     raise CommTimeoutError(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
@@ -107,49 +143,50 @@ class CallbackServer(ABC):
             guest = (rank, channel, self._came, bool(hello.get("aside")))
             threading.Thread(target=self._guest, args=guest, name="choros-rank", daemon=True).start()
 
-    def _guest(self, rank: int, channel: RpcConnection, came: queue.Queue[Any], aside: bool) -> None:
+    def _guest(self, rank: int, channel: RpcConnection, came: queue.Queue[RankEvent], aside: bool) -> None:
         def reply(head: dict[str, Any], arrays: list[Any]) -> Reply:
-            if "said" in head:
-                self.show_output(rank, str(head["said"]))
+            if _OUTPUT.has(head):
+                self.show_output(rank, _OUTPUT.decode(head).text)
                 return {}, []
-            if "ask" in head:
-                return self.answer(head["ask"], rank)
+            if RANK_REQUESTS.has(head):
+                return self.answer(RANK_REQUESTS.decode(head), rank)
             back: queue.Queue[Reply | None] = queue.Queue()
-            came.put((rank, head, [np.array(array) for array in arrays], back))
+            message = RANK_EVENTS.decode(head)
+            came.put(RankEvent(rank, message, [np.array(array) for array in arrays], back))
             if came is not self._came:  # no code reads this queue any more
                 self._dismiss(came)
             try:
-                message = back.get(timeout=threading.TIMEOUT_MAX)
+                answer = back.get(timeout=threading.TIMEOUT_MAX)
             except queue.Empty:
                 raise CommTimeoutError("The callbacks did not end.") from None
-            if message is None:
+            if answer is None:
                 raise PeerLostError("It has ended the run.")
-            return message
+            return answer
 
         channel.serve(reply)
         if not aside:
-            came.put((rank, {"event": "gone"}, [], queue.Queue()))
+            came.put(RankEvent(rank, ConnectionClosed(), [], queue.Queue()))
 
     def dismiss(self) -> None:
         """Stop replying to ranks: waiting and later requests fail with the error that the run has ended."""
         came, self._came = self._came, queue.Queue()
         while self._later:
-            self._later.popleft()[3].put(None)
+            self._later.popleft().reply.put(None)
         self._asking = None
         self._dismiss(came)
 
     @staticmethod
-    def _dismiss(came: queue.Queue[Any]) -> None:
+    def _dismiss(came: queue.Queue[RankEvent]) -> None:
         with suppress(queue.Empty):
             while True:
-                came.get_nowait()[3].put(None)
+                came.get_nowait().reply.put(None)
 
     @abstractmethod
-    def answer(self, request: str, rank: int) -> Reply:
+    def answer(self, request: object, rank: int) -> Reply:
         """Return the reply to a request of a rank outside of callbacks, such as for its job.
 
         Args:
-            request: the name of the request.
+            request: a message of ``RANK_REQUESTS``.
             rank: the rank that sent it.
         """
 
@@ -157,36 +194,35 @@ class CallbackServer(ABC):
         """Print a line of a rank's output, with its rank."""
         write_line(f"[{rank}] {text}")
 
-    def next(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]] | None:
-        """Return the next event: rank, metadata, arrays, queue for the reply. Return None after ``timeout`` seconds."""
+    def next(self, timeout: float) -> RankEvent | None:
+        """Return the next event, or None after ``timeout`` seconds."""
         return self._later.popleft() if self._later else self._receive(timeout)
 
-    def _receive(self, timeout: float) -> tuple[int, dict[str, Any], list[Any], queue.Queue[Reply | None]] | None:
+    def _receive(self, timeout: float) -> RankEvent | None:
         try:
             return self._came.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def apply_control(self, head: dict[str, Any], arrays: list[Any], back: queue.Queue[Reply | None]) -> None:
+    def apply_control(self, event: RankEvent) -> None:
         """Run the callbacks of an event, and reply with the control message.
 
         Args:
-            head: the event.
-            arrays: the weights, if the event includes them.
-            back: the queue on which rank 0's thread waits for the reply.
+            event: of rank 0, whose ``message`` is one of ``CONTROLLED``. Its arrays are the weights, if it has any.
         """
+        _, message, arrays, back = event
         self.latest = arrays or self.latest
-        if head["event"] == "begin":
-            control = self.conductor.begin(head["epoch"])
+        if isinstance(message, TrainingBegins):
+            control = self.conductor.begin(message.epoch)
             self.begun = True
-        elif head["event"] == "batch":
+        elif isinstance(message, BatchEnded):
             self._asking = back
-            control = self.conductor.batch(head["epoch"], head["step"], head["logs"])
+            control = self.conductor.batch(message.epoch, message.step, message.logs)
             back, self._asking = self._asking, None
         else:
-            control = self.conductor.epoch_end(head["epoch"], head["logs"], head["held"])
-        message = {"control": vars(control), "epoch": self.conductor.epoch}
-        back.put((message, shown(self.model) if control.variables else []))
+            control = self.conductor.epoch_end(message.epoch, message.logs, message.metrics)
+        answer = header_of(Control(control, self.conductor.epoch))
+        back.put((answer, shown(self.model) if control.variables else []))
 
     def last(self) -> list[Any]:
         """Return the values of ``model.trainable_variables`` in the last received weights, else in the given ones."""

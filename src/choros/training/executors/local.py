@@ -26,10 +26,12 @@ from choros.backends.driver_model import (
 )
 from choros.backends.optimizers import model_variables, optimizer_variables
 from choros.backends.replica_state import Groups
+from choros.comm.messages import header_of
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
 from choros.data import StreamSource, serialization
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
+from choros.launch.process.failure_report import RankFailure
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Snapshots
@@ -47,11 +49,11 @@ from choros.training.executors.worker_pool import WorkerPool
 from choros.training.payload import FitPayload, unpack_members
 from choros.training.run_record import RunRecord
 from choros.training.spec import NO_CHANGE, FitRequest, TrainerControl, WorkerStats
+from choros.training.worker import messages
 from choros.training.worker.setup import create_exchange_segment
 from choros.types import Array
 
-# Errors that only report another rank's failure.
-_SECOND_HAND = ("choros.errors.PeerLostError", "choros.errors.CommTimeoutError")
+Event = tuple[int, Any, Any]  # rank; a message of ``WORKER_EVENTS``, or a RankFailure; blobs
 _LOOK = 0.25  # seconds between two polls of the heartbeats while records of batches arrive
 
 
@@ -87,8 +89,8 @@ class LocalRun:
         self.tallies: dict[int, WorkerStats] = {}  # of ranks that have finished
         self.receiving = 0.0  # CPU time of this thread when it began to receive the last event
         self.asking: int | None = None  # the rank that waits for the control message after a batch
-        self.later: deque[tuple[int, dict[str, Any], Any]] = deque()  # events received while weights were fetched
-        self.departed: list[tuple[int, dict[str, Any], Any]] = []  # deaths of workers that had finished
+        self.later: deque[Event] = deque()  # events received while weights were fetched
+        self.departed: list[Event] = []  # deaths of workers that had finished
 
     # -- the segments
     def open(self) -> None:
@@ -216,39 +218,39 @@ class LocalRun:
 
     def send(self) -> None:
         """Send the job to its ranks."""
-        message = {
-            "call": "choros.training.worker.main:serve",
-            "job": self.job.json(),
-            "weights": self.weights.layout,
-            "arrays": self.entries,
-            "model_arrays": len(self.payload.model.arrays),
-            "depth": 0 if self.stream is None else self.stream.depth,
-            "ahead": 0 if self.stream is None else self.stream.ahead,
-            "again": self.job.asynchronous and self.saver.latest is not None,
-            "state": {},
-            "snapshots": self.snapshots is not None,
-            "best": self.best is not None,
-        }
+        task = messages.WorkerTask(
+            self.job,
+            self.weights.layout,
+            messages.DataLayout(self.entries, len(self.payload.model.arrays)),
+            depth=0 if self.stream is None else self.stream.depth,
+            ahead=0 if self.stream is None else self.stream.ahead,
+            again=self.job.asynchronous and self.saver.latest is not None,
+            snapshots=self.snapshots is not None,
+            best=self.best is not None,
+        )
         ring = self.feeder and self.feeder.ring.segment
         shared = (self.snapshots and self.snapshots.segment) or (self.best and self.best.segment)
         weights = (self.weights.common, self.weights.frozen)
         segments = (self.control_block.segment, *weights, self.data, ring, self.exchange_segment, shared)
-        blobs = [self.payload.model.code, *self.payload.blobs]
-        fds = [segment.fd for segment in segments if segment]
+        self.fds = [segment.fd for segment in segments if segment]
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
-            head, state = dict[str, Any](), list[Any]()
+            part = None
             if self.saver.latest is not None:
                 part = self.slots_of(rank) if self.job.asynchronous else self.saver.latest.of_rank(rank)
-                head, state = to_blobs(part)
-            line = [] if self.line is None or rank else self.line.fds
-            self.pool.send(rank, {**message, "state": head, "line": bool(line)}, [*blobs, *state], [*fds, *line])
+            self.send_task(rank, task, part, [] if self.line is None or rank else self.line.fds)
         self.weights.fill()
-        self.work = (message, blobs, fds)
+        self.task = task
         if self.line is not None:
-            self.pool.watch(self.line.records, 0, {"event": "record"})
+            self.pool.watch(self.line.records, 0, header_of(messages.BatchRecorded()))
         if self.feeder is not None:
             self.feeder.start()
+
+    def send_task(self, rank: int, task: messages.WorkerTask, part: Part | None, line: Sequence[int] = ()) -> None:
+        """Send a rank its task, the state from which it resumes, and its descriptors of the batch channel."""
+        head, state = to_blobs(part) if part else ({}, [])
+        message = {**header_of(replace(task, state=head, line=bool(line))), "call": "choros.training.worker.main:serve"}
+        self.pool.send(rank, message, [self.payload.model.code, *self.payload.blobs, *state], [*self.fds, *line])
 
     def follow(self) -> list[WorkerStats]:
         """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
@@ -259,7 +261,7 @@ class LocalRun:
                 moved = self.record()
             self.receiving = time.thread_time()
             event = self.next(0.5)
-            if event is not None and event[1]["event"] == "record":
+            if event is not None and isinstance(event[1], messages.BatchRecorded):
                 moved = self.record()
             self.look()
             looked = time.monotonic()
@@ -267,7 +269,7 @@ class LocalRun:
                 beats, moved = latest, looked
             if event is None:
                 self.check_progress(beats, moved)
-            elif event[1]["event"] != "record":
+            elif not isinstance(event[1], messages.BatchRecorded):
                 self.handle(*event)
                 moved = time.monotonic()
         if self.supervisor is not None:
@@ -293,36 +295,35 @@ class LocalRun:
         if time.monotonic() - moved > 1.1 * limit + 2.0:  # later than the ranks' limit: they know which rank hangs
             self.hung(beats, limit)
 
-    def handle(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
-        """Process an event of a worker."""
-        event = message["event"]
-        if event in ("failed", "died"):
-            self.handle_failure(rank, message, blobs)
-        elif event == "ready":
+    def handle(self, rank: int, message: Any, blobs: Any) -> None:
+        """Process an event of a worker: a message of ``WORKER_EVENTS``, or a RankFailure."""
+        if isinstance(message, RankFailure):
+            self.handle_failure(rank, message)
+        elif isinstance(message, messages.Ready):
             self.handle_ready(rank)
-        elif event == "batch":
+        elif isinstance(message, messages.BatchEnded):
             self.handle_batch(rank, message)
-        elif event == "epoch_end":
+        elif isinstance(message, messages.EpochEnded):
             self.handle_epoch_end(message)
-        elif event == "state":
-            complete = self.saver.take(rank, from_blobs(message["part"], blobs), message["asked"], self.job.workers)
+        elif isinstance(message, messages.StateSaved):
+            complete = self.saver.take(rank, from_blobs(message.part, blobs), message.asked, self.job.workers)
             self.saver.busy += time.thread_time() - self.receiving
             if complete and self.saver.asked:
                 raise self.saver.flush_for_exit()
-        elif event == "optimizer":
-            self.take_optimizer(rank, *from_blobs(message["part"], blobs))
-        elif event == "done":
-            self.tallies[rank] = WorkerStats(**message["tally"])
-            self.lanes[rank] = [bytes(blobs.pop(0)) for _ in range(message["lanes"])]
+        elif isinstance(message, messages.OptimizerSent):
+            self.take_optimizer(rank, *from_blobs(message.part, blobs))
+        elif isinstance(message, messages.WorkerDone):
+            self.tallies[rank] = message.stats
+            self.lanes[rank] = [bytes(blobs.pop(0)) for _ in range(message.lanes)]
             if blobs:
-                self.members[rank] = (message["score"], [np.frombuffer(bytes(blob), np.uint8) for blob in blobs])
+                self.members[rank] = (message.score, [np.frombuffer(bytes(blob), np.uint8) for blob in blobs])
 
-    def handle_failure(self, rank: int, message: dict[str, Any], blobs: Any) -> None:
+    def handle_failure(self, rank: int, report: RankFailure) -> None:
         """End the run, unless the worker had finished or is replaced."""
-        if message["event"] == "died" and rank in self.tallies:  # recorded: it may be the cause of a later failure
-            self.departed.append((rank, message, blobs))
-        elif rank in self.tallies or self.supervisor is None or not self.supervisor.revive(rank, message):
-            self.fail(rank, message, self.tallies)
+        if report.died and rank in self.tallies:  # recorded: it may be the cause of a later failure
+            self.departed.append((rank, report, []))
+        elif rank in self.tallies or self.supervisor is None or not self.supervisor.revive(rank, report):
+            self.fail(rank, report, self.tallies)
 
     def handle_ready(self, rank: int) -> None:
         """Start training when all ranks are ready. A rank that is restarted later starts at once."""
@@ -333,26 +334,27 @@ class LocalRun:
             self.begun_training = True
             self.publish(self.conductor.begin(self.job.initial_epoch), everyone=True)
 
-    def handle_batch(self, rank: int, message: dict[str, Any]) -> None:
+    def handle_batch(self, rank: int, message: messages.BatchEnded) -> None:
         """Run the callbacks of a batch."""
         if self.line is not None:
-            self.line.learn(message["logs"])
+            self.line.learn(message.logs)
         if self.job.per_batch:
-            self.batch(rank, message["epoch"], message["step"], message["logs"])
+            self.batch(rank, message.epoch, message.step, message.logs)
         else:
-            self.conductor.batch(message["epoch"], message["step"], message["logs"])
+            self.conductor.batch(message.epoch, message.step, message.logs)
 
-    def handle_epoch_end(self, message: dict[str, Any]) -> None:
+    def handle_epoch_end(self, message: messages.EpochEnded) -> None:
         """Run the callbacks of an epoch's end, and open the next epoch for asynchronous ranks."""
-        epoch, logs = message["epoch"], message["logs"]
+        epoch, logs = message.epoch, message.logs
         if self.job.asynchronous and self.job.per_batch:
             self.receive_states(epoch)  # rank 0 has sent its batches already, but on another connection than this event
-            for event in [item for item in self.later if item[1]["event"] == "batch" and item[1]["epoch"] <= epoch]:
+            batches = [item for item in self.later if isinstance(item[1], messages.BatchEnded)]
+            for event in [item for item in batches if item[1].epoch <= epoch]:
                 self.later.remove(event)
                 self.handle(*event)
         if "loss" in logs:
-            self.losses[epoch] = (message["seconds"], epoch, logs["loss"])
-        self.publish(self.conductor.epoch_end(epoch, logs, message["held"]))
+            self.losses[epoch] = (message.seconds, epoch, logs["loss"])
+        self.publish(self.conductor.epoch_end(epoch, logs, message.metrics))
         reached = self.conductor.epoch  # the callbacks of an epoch that was reported too early have not run yet
         self.control_block.allow_epoch(epoch + 1 if reached is None else reached)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
@@ -383,7 +385,7 @@ class LocalRun:
         else:
             self.publish(control, ranks=[rank])
 
-    def next(self, timeout: float) -> tuple[int, dict[str, Any], Any] | None:
+    def next(self, timeout: float) -> Event | None:
         """Return the next event of any worker, or None.
 
         Raises:
@@ -392,9 +394,16 @@ class LocalRun:
         if self.later:
             return self.later.popleft()
         try:
-            return self.pool.receive(timeout)
+            return self.receive(timeout)
         except CommTimeoutError:
             return None
+
+    def receive(self, timeout: float) -> Event:
+        """Return the next event that arrives; raise as ``Pool.receive`` does."""
+        rank, event, blobs = self.pool.receive(timeout)
+        if isinstance(event, dict) and messages.WORKER_EVENTS.has(event):  # unlike the hello of a new process
+            return rank, messages.WORKER_EVENTS.decode(event), blobs
+        return rank, event, blobs
 
     def publish(self, control: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Send a control message to waiting ranks; for asynchronous ranks publish it in the control block."""
@@ -411,12 +420,12 @@ class LocalRun:
             self.control_block.publish(control, self.conductor.epoch)
         waiting = self.ranks if self.job.synchronous or everyone else []
         for rank in waiting if ranks is None else ranks:
-            self.send_to(rank, {"control": vars(control)})
+            self.send_to(rank, messages.Control(control))
 
-    def send_to(self, rank: int, message: dict[str, Any]) -> None:
-        """Send a worker a message. If it has ended, raise nothing, because its ``died`` event follows."""
+    def send_to(self, rank: int, message: object) -> None:
+        """Send a worker a message. If it has ended, raise nothing, because the report of its end follows."""
         with suppress(PeerLostError):
-            self.pool.send(rank, message)
+            self.pool.send(rank, header_of(message))
 
     # -- weights
     def fetch(self, epoch: int | None = None) -> None:
@@ -442,7 +451,7 @@ class LocalRun:
         if self.asking is not None:
             self.have_written(self.asking)
         elif self.best is not None:
-            self.show_best(self.best, epoch)
+            self.best.show(self.model, max(self.losses, default=None) if epoch is None else epoch)
             return
         places, views = self.weights.changed(), self.weights.views()
         assign_views([self.variables[index] for index in places], [views[index] for index in places])
@@ -458,14 +467,6 @@ class LocalRun:
         self.given = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
         self.kept = True
 
-    def show_best(self, best: BestMemberSlots, epoch: int | None) -> None:
-        """Load the saved state of an Ensemble's best member into the given model, except the learning rate."""
-        best_state = best.read(max(self.losses, default=None) if epoch is None else epoch) or best.read(None)
-        rate = self.model.optimizer.learning_rate
-        for variable, value in zip(self.variables, best_state or [], strict=best_state is not None):
-            if variable is not rate:
-                variable.assign(value)
-
     def have_written(self, rank: int) -> None:
         """Request the weights for callbacks from a rank that waits for a control message, and wait for them.
 
@@ -474,17 +475,17 @@ class LocalRun:
             CommTimeoutError: the rank does not reply in time.
         """
         for number, event, _ in self.later:
-            if number == rank and event["event"] in ("failed", "died"):
+            if number == rank and isinstance(event, RankFailure):
                 self.fail(number, event)
-        self.send_to(rank, {"show": True})
+        self.send_to(rank, messages.ShowWeights())
         limit = time.monotonic() + self.job.timeout
         while time.monotonic() < limit:
             with suppress(CommTimeoutError):
-                number, event, blobs = self.pool.receive(0.5)
-                if number == rank and event["event"] == "weights":
-                    self.conductor.show_metrics(event["held"])
+                number, event, blobs = self.receive(0.5)
+                if number == rank and isinstance(event, messages.WeightsShown):
+                    self.conductor.show_metrics(event.metrics)
                     return
-                if number == rank and event["event"] in ("failed", "died"):
+                if number == rank and isinstance(event, RankFailure):
                     self.fail(number, event)
                 self.later.append((number, event, blobs))
         raise CommTimeoutError(f"rank {rank} has not sent the weights for a callback in {self.job.timeout:g} s.")
@@ -503,18 +504,18 @@ class LocalRun:
 
         while any(map(missing, wanted)):
             try:
-                rank, event, blobs = self.pool.receive(0.5)
+                rank, event, blobs = self.receive(0.5)
             except CommTimeoutError:
                 if time.monotonic() > limit:
                     return
                 continue
             except PeerLostError:  # all workers have ended
                 return
-            if event["event"] == "optimizer":
-                self.take_optimizer(rank, *from_blobs(event["part"], blobs))
+            if isinstance(event, messages.OptimizerSent):
+                self.take_optimizer(rank, *from_blobs(event.part, blobs))
                 continue
             self.later.append((rank, event, blobs))
-            if event["event"] in ("failed", "died") and rank in wanted:
+            if isinstance(event, RankFailure) and rank in wanted:
                 return
 
     def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
@@ -533,16 +534,12 @@ class LocalRun:
         rows, average = self.averages.get(rank, (0, None))
         return {"rows": rows}, {"optimizer": self.slots[rank], "average": [] if average is None else [average]}
 
-    def read(self, center: SharedMemoryParameterServer) -> tuple[Array, Array]:
-        """Return the current center: the trainable vector and the moving statistics."""
-        trainable, others = flat_vectors(self.model)
-        center.read(trainable, others)
-        return trainable, others
-
     def last(self) -> list[Array]:
         """Return the last center as a list of arrays in the order of ``model.trainable_variables``."""
         if self.center is not None:
-            return split_vector(self.model, self.read(self.center)[0])
+            trainable, others = flat_vectors(self.model)
+            self.center.read(trainable, others)
+            return split_vector(self.model, trainable)
         views = self.weights.views()
         place = {id(variable): index for index, variable in enumerate(self.variables)}
         return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
@@ -555,7 +552,7 @@ class LocalRun:
         return unpack_members(self.model, scores, weights)
 
     # -- failure
-    def fail(self, rank: int, message: dict[str, Any], done: Iterable[int] = ()) -> None:
+    def fail(self, rank: int, report: RankFailure, done: Iterable[int] = ()) -> None:
         """End the run: wait at most 5 seconds for unfinished ranks to write the last center, then raise the failure."""
         reason = f"rank {rank} failed"
         if self.line is not None:  # records are no longer read
@@ -564,9 +561,9 @@ class LocalRun:
             SharedGroup.abort(self.exchange_segment, reason)
         self.control_block.publish(TrainerControl(stop=True))
         self.later.extend(self.departed)
-        first, gone, deadline = (rank, message), {rank, *done}, time.monotonic() + 5.0
+        first, gone, deadline = (rank, report), {rank, *done}, time.monotonic() + 5.0
         gone -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause
-        died = {rank} if message["event"] == "died" else set()
+        died = {rank} if report.died else set()
         while len(gone) < self.job.workers and time.monotonic() < deadline:
             try:
                 item = self.next(0.2)
@@ -575,13 +572,13 @@ class LocalRun:
             if item is None:
                 continue
             other, event, _ = item
-            if event["event"] in ("failed", "died", "done"):
+            if isinstance(event, (RankFailure, messages.WorkerDone)):
                 gone.add(other)
-            if event["event"] == "died":
+            if isinstance(event, RankFailure) and event.died:
                 died.add(other)
-            if event["event"] in ("failed", "died") and first[1].get("type") in _SECOND_HAND:
+            if isinstance(event, RankFailure) and first[1].is_echo:
                 first = (other, event)
-            if event["event"] in ("ready", "epoch_end"):
+            if isinstance(event, (messages.Ready, messages.EpochEnded)):
                 self.publish(TrainerControl(stop=True), everyone=True)
         self.restart_policy.unfit = died | (set(self.ranks) - gone)
         self.restart_policy.judge(first[1])
@@ -591,7 +588,7 @@ class LocalRun:
         """Raise for a hung rank, by default the one for which the others wait."""
         rank = hung_rank(beats, self.exchange_segment if self.center is None else None) if rank is None else rank
         self.restart_policy.unfit = set(self.ranks)
-        self.restart_policy.judge({})
+        self.restart_policy.judge(None)
         raise WorkerFailedError(
             f"Worker {rank} of {self.job.workers} made no step for {limit:.0f} s (after {int(beats[rank])} steps); "
             "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",

@@ -13,18 +13,33 @@ from typing import Any
 
 import numpy as np
 
+from choros.comm.messages import header_of
 from choros.console import write_line
 from choros.data import serialization
 from choros.errors import WorkerFailedError
-from choros.launch.process.failure_report import failure, is_echo
+from choros.launch.process.failure_report import RankFailure, failure
 from choros.launch.specs import LaunchedJob, Launcher, LaunchPreferences
 from choros.training.checkpoint.manager import CheckpointManager
 from choros.training.checkpoint.snapshot import Snapshot, read_raw, to_blobs
-from choros.training.executors.callback_server import CallbackServer, Reply
+from choros.training.executors.callback_server import CONTROLLED, CallbackServer, Reply
 from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.payload import HOME, FitPayload, SharedCodeFolder, put, shown
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitRequest, WorkerStats
+from choros.training.worker.messages import (
+    AwaitEnd,
+    ConnectionClosed,
+    DataLayout,
+    EndedOnRequest,
+    EndReply,
+    GetData,
+    GetState,
+    GetWeights,
+    JobReply,
+    RanksDone,
+    RunStateSaved,
+    StateReply,
+)
 
 _CAUSE = 5.0  # seconds to wait for the first failure after a report of a rank that only lost its peer
 _ENDS = 10.0  # seconds that finished ranks may take to end
@@ -114,42 +129,35 @@ class RemoteRun(CallbackServer):
         if self.how.echo:
             write_line(text)
 
-    def answer(self, request: str, rank: int) -> Reply:
+    def answer(self, request: object, rank: int) -> Reply:
         """Return the job, the data, the weights or the state of a rank; or whether the end is requested."""
-        if request == "weights":
+        if isinstance(request, GetWeights):
             return {}, self.given
-        if request == "end":
-            return {"asked": self.asked.wait(_POLL)}, []
-        if request == "state":
+        if isinstance(request, AwaitEnd):
+            return header_of(EndReply(self.asked.wait(_POLL))), []
+        if isinstance(request, GetState):
             return self.state_of(rank)
-        if request == "data":
+        if isinstance(request, GetData):
             data = np.empty(self.nbytes, np.uint8)
             serialization.write(self.entries, self.payload.arrays, data)
             return {}, [data]
-        message = {
-            "job": self.job.json(),
-            "arrays": self.entries,
-            "model_arrays": len(self.payload.model.arrays),
-            "bytes": self.nbytes,
-            "code": self.folder.files,
-            "steps": self.conductor.steps,
-        }
-        return message, []
+        layout = DataLayout(self.entries, len(self.payload.model.arrays))
+        return header_of(JobReply(self.job, layout, self.nbytes, self.folder.files, self.conductor.steps)), []
 
     def state_of(self, rank: int) -> Reply:
         """Return the state from which a rank resumes. Of asynchronous ranks only rank 0 gets arrays."""
         latest = self.saver.latest
         if latest is None:
-            return {"facts": None, "part": None}, []
+            return header_of(StateReply(None, None)), []
         if self.job.asynchronous and rank:
-            return {"facts": latest.facts, "part": None}, []
+            return header_of(StateReply(latest.facts, None)), []
         head, blobs = to_blobs(latest.of_rank(rank))
-        return {"facts": latest.facts, "part": head}, blobs
+        return header_of(StateReply(latest.facts, head)), blobs
 
     # -- the run
     def follow(self, process: LaunchedJob) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
         """Process the ranks' events until all have finished; return counts, losses and the means of exchange."""
-        done: dict[int, dict[str, Any]] = {}
+        done: dict[int, RanksDone] = {}
         begun = time.monotonic()
         while len(done) < self.job.workers:
             item = self.next(0.5)
@@ -164,60 +172,59 @@ class RemoteRun(CallbackServer):
                         f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s.", rank=0
                     )
                 continue
-            rank, head, arrays, back = item
-            event = head["event"]
-            if event == "failed":
-                self.fail(process, rank, head)
-            elif event == "state":
-                self.saver.store_state(Snapshot.of(head["facts"], read_raw(arrays, head["kinds"])))
+            rank, message, arrays, back = item
+            if isinstance(message, RankFailure):
+                self.fail(process, rank, message)
+            elif isinstance(message, RunStateSaved):
+                self.saver.store_state(Snapshot.of(message.facts, read_raw(arrays, message.kinds)))
                 back.put(({}, []))
-            elif event == "left":
+            elif isinstance(message, EndedOnRequest):
                 back.put(({}, []))
                 self.patience = _ENDS
                 raise self.saver.flush_for_exit()
-            elif event == "gone" and rank not in done:
+            elif isinstance(message, ConnectionClosed) and rank not in done:
                 self.gone(process, rank)
-            elif event == "done":
-                done[rank] = head
+            elif isinstance(message, RanksDone):
+                done[rank] = message
                 if rank == 0:
-                    self.lanes = [lane.tobytes() for lane in arrays[: head["lanes"]]]
-                    self.latest = arrays[head["lanes"] :]
+                    self.lanes = [lane.tobytes() for lane in arrays[: message.lanes]]
+                    self.latest = arrays[message.lanes :]
                 back.put(({}, []))
-            elif event in ("begin", "batch", "epoch_end"):
-                self.apply_control(head, arrays, back)
+            elif isinstance(message, CONTROLLED):
+                self.apply_control(item)
         self.patience = _ENDS
-        losses = [(seconds, epoch, loss) for seconds, epoch, loss in done[0]["losses"]]
-        return [WorkerStats(**tally) for tally in done[0]["tallies"]], losses, done[0]["met"]
+        return done[0].stats, done[0].losses, done[0].transport
 
     # -- failure
-    def fail(self, process: LaunchedJob, rank: int, event: dict[str, Any]) -> None:
+    def fail(self, process: LaunchedJob, rank: int, report: RankFailure) -> None:
         """Raise for the rank that failed first, and not for a rank that only lost its peer."""
         until = time.monotonic() + _CAUSE
-        while is_echo(event) and time.monotonic() < until:
+        while report.is_echo and time.monotonic() < until:
             item = self.next(0.2)
-            if item is not None and item[1]["event"] == "failed" and not is_echo(item[1]):
-                rank, event = item[0], item[1]
-            elif item is not None and item[1]["event"] == "gone" and item[0] != rank:
-                self.gone(process, item[0])
-        self.restart_policy.judge(event)
-        raise failure(rank, self.job.workers, event, self.last(), what="worker")
+            if item is not None and isinstance(item.message, RankFailure) and not item.message.is_echo:
+                rank, report = item.rank, item.message
+            elif item is not None and isinstance(item.message, ConnectionClosed) and item.rank != rank:
+                self.gone(process, item.rank)
+        self.restart_policy.judge(report)
+        raise failure(rank, self.job.workers, report, self.last(), what="worker")
 
     def gone(self, process: LaunchedJob, rank: int) -> None:
         """Raise for a rank whose connection closed without a report."""
         self.dismiss()
         code = process.wait(_CAUSE)
-        event: dict[str, Any] = {"event": "died", "host": self.hosts.get(rank, ""), "output": "\n".join(self.output)}
+        name = ""
         if code is not None and code > 128:
             with suppress(ValueError):
-                event["signal"] = signal.Signals(code - 128).name
-        event["exit"] = code if code is not None else -1
-        self.restart_policy.judge(event)
-        raise failure(rank, self.job.workers, event, self.last(), what="worker")
+                name = signal.Signals(code - 128).name
+        exit_code, output = -1 if code is None else code, "\n".join(self.output)
+        report = RankFailure(host=self.hosts.get(rank, ""), signal=name, exit=exit_code, output=output)
+        self.restart_policy.judge(report)
+        raise failure(rank, self.job.workers, report, self.last(), what="worker")
 
     def ended(self, process: LaunchedJob, done: dict[int, Any]) -> None:
         """Raise for a launcher that ended before the ranks had finished."""
         output = "\n".join(self.output)
-        self.restart_policy.judge({})
+        self.restart_policy.judge(None)
         raise WorkerFailedError(
             f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had "
             f"connected and {len(done)} had finished. The last lines that it printed:\n{output}",

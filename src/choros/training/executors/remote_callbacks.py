@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from choros.comm.messages import ask, decode, header_of
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import AGAIN, ChorosError
 from choros.training.checkpoint import Checkpoint
@@ -14,6 +15,19 @@ from choros.training.checkpoint.manager import CheckpointManager
 from choros.training.checkpoint.snapshot import Part, Snapshot, from_blobs, kinds_of, raw
 from choros.training.payload import put, shown
 from choros.training.spec import FitConfig, TrainerControl
+from choros.training.worker.messages import (
+    REPLIES,
+    AwaitEnd,
+    BatchEnded,
+    EndReply,
+    EpochEnded,
+    GetState,
+    RunStateSaved,
+    ShowWeights,
+    StateReply,
+    TrainingBegins,
+    WeightsShown,
+)
 from choros.types import Array
 
 if TYPE_CHECKING:
@@ -29,35 +43,35 @@ class RemoteCallbackRunner:
         self.line, self.model, self.job = line, model, job
         self.epoch: int | None = job.initial_epoch
         self.fetch: Callable[[int | None], None] = lambda epoch: None
-        self.held: list[float] = []
+        self.metrics: list[float] = []
 
     def begin(self, epoch: int) -> TrainerControl:
         """Request the callbacks for the beginning of training."""
-        return self._ask({"event": "begin", "epoch": epoch})
+        return self._ask(TrainingBegins(epoch))
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
         """Request the callbacks of a step."""
-        return self._ask({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+        return self._ask(BatchEnded(epoch, step, logs))
 
-    def epoch_end(self, epoch: int, logs: dict[str, float], held: list[float]) -> TrainerControl:
+    def epoch_end(self, epoch: int, logs: dict[str, float], metrics: list[float]) -> TrainerControl:
         """Request the callbacks of an epoch's end. The weights are sent too, so the caller has them after a failure."""
         self.fetch(epoch)
-        return self._ask({"event": "epoch_end", "epoch": epoch, "logs": logs, "held": held}, True)
+        return self._ask(EpochEnded(epoch, logs, metrics), True)
 
-    def show_metrics(self, held: list[float]) -> None:
+    def show_metrics(self, metrics: list[float]) -> None:
         """Store the values of the metrics' variables, which are sent to the callbacks with the weights."""
-        self.held = held
+        self.metrics = metrics
 
     def end(self) -> None:
         """Do nothing: the caller runs the last callbacks when it has the final weights."""
 
-    def _ask(self, head: dict[str, Any], weights: bool = False) -> TrainerControl:
-        reply, arrays = self.line.request(head, shown(self.model) if weights else ())
-        while reply.get("show"):  # a callback touches weights
+    def _ask(self, event: object, weights: bool = False) -> TrainerControl:
+        header, arrays = self.line.request(header_of(event), shown(self.model) if weights else ())
+        while isinstance(reply := REPLIES.decode(header), ShowWeights):  # a callback touches weights
             self.fetch(None)
-            reply, arrays = self.line.request({"event": "weights", "held": self.held}, shown(self.model))
-        self.epoch = reply["epoch"]
-        control = TrainerControl(**reply["control"])
+            header, arrays = self.line.request(header_of(WeightsShown(self.metrics)), shown(self.model))
+        self.epoch = reply.epoch
+        control: TrainerControl = reply.control
         if control.variables:
             put(self.model, arrays)
         return control
@@ -76,7 +90,7 @@ class _RemoteStore:
         """Send a state over a separate connection, because callbacks may use the first one at the same time."""
         if self._line is None:
             self._line = self._dial()
-        self._line.request({"event": "state", "facts": facts, "kinds": kinds_of(arrays)}, raw(arrays))
+        self._line.request(header_of(RunStateSaved(facts, kinds_of(arrays))), raw(arrays))
 
 
 class _RemoteCheckpoint(Checkpoint):
@@ -99,7 +113,7 @@ class _RemoteCheckpoint(Checkpoint):
     def _poll_end_request(self, then: Callable[[], None]) -> None:
         with suppress(ChorosError, OSError):
             line = self._dial()
-            while not line.request({"ask": "end"})[0]["asked"]:  # the caller replies late (long polling)
+            while not ask(line, AwaitEnd(), EndReply).requested:  # the caller replies late (long polling)
                 pass
             self._requested = True
             then()
@@ -127,11 +141,12 @@ class RemoteCheckpointManager(CheckpointManager):
 
 def take_state(line: RpcConnection, rank: int) -> Snapshot | None:
     """Return the state to resume from, with the parts that a rank needs; None if training does not resume."""
-    header, arrays = line.request({"ask": "state"})
-    if header["facts"] is None:
+    header, arrays = line.request(header_of(GetState()))
+    reply = decode(StateReply, header)
+    if reply.facts is None:
         return None
-    state = Snapshot(header["facts"])
-    if header["part"] is not None:
-        part: Part = from_blobs(header["part"], [array.tobytes() for array in arrays])
+    state = Snapshot(reply.facts)
+    if reply.part is not None:
+        part: Part = from_blobs(reply.part, [array.tobytes() for array in arrays])
         state.parts = {0: part, rank: part}
     return state

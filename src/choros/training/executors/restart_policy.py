@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from choros.errors import WorkerFailedError
+from choros.launch.process.failure_report import RankFailure
 from choros.launch.process.worker_pool import Pool
 from choros.training.executors.worker_pool import WorkerPool
 from choros.training.run_record import Restart
@@ -46,10 +46,11 @@ class RestartPolicy:
         self.missing: list[int] = []
         self._begun = time.monotonic()
 
-    def judge(self, event: dict[str, Any]) -> None:
+    def judge(self, report: RankFailure | None) -> None:
         """Set ``retry``: True if restarts are left, and the error is not one that a restart would repeat."""
-        self.missing = list(event.get("missing", ()))
-        self.retry = self.left > 0 and str(event.get("type", "")).rpartition(".")[2] not in _OWN_FAULT
+        report = report or RankFailure()
+        self.missing = report.missing
+        self.retry = self.left > 0 and report.type.rpartition(".")[2] not in _OWN_FAULT
 
     def count(self, error: WorkerFailedError, place: tuple[int, int] | None, whole: bool) -> None:
         """Count a restart, and report it on stderr.
@@ -81,7 +82,7 @@ class RestartPolicy:
         try:
             pool = workers.start(self.unfit)
         except WorkerFailedError:
-            self.judge({})  # no input of the user is read during start-up, so a restart does not repeat such an error
+            self.judge(None)  # no input of the user is read during start-up, so a restart does not repeat such an error
             raise
         self.unfit = set()
         return pool

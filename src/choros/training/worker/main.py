@@ -18,6 +18,7 @@ from choros.backends.devices.weight_layout import laid_out
 from choros.backends.hide_tensorflow import lean
 from choros.cluster.hardware.gpus import GIVEN
 from choros.comm.group import Group
+from choros.comm.messages import decode, header_of
 from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
 from choros.consistency.versions import check_versions
@@ -31,10 +32,22 @@ from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
 from choros.training.payload import unpack_algorithm, unpack_payload
-from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl
+from choros.training.spec import FitRequest, Show, TrainerControl
 from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.loop.train import train
+from choros.training.worker.messages import (
+    REPLIES,
+    BatchEnded,
+    Control,
+    EpochEnded,
+    OptimizerSent,
+    Ready,
+    StateSaved,
+    WeightsShown,
+    WorkerDone,
+    WorkerTask,
+)
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import join_exchange, rank_devices
 
@@ -57,7 +70,7 @@ class PipeCallbackChannel:
 
     def begin(self) -> TrainerControl:
         """Report that this rank is ready, and wait for the control message that starts training."""
-        self.link.send({"event": "ready"})
+        self._send(Ready())
         return self._control()
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
@@ -71,7 +84,7 @@ class PipeCallbackChannel:
     def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
         """Send the logs of a step."""
         if self.line is None or not self.line.report(epoch, step, logs):
-            self.link.send({"event": "batch", "epoch": epoch, "step": step, "logs": logs})
+            self._send(BatchEnded(epoch, step, logs))
 
     def decided(self, show: Show | None) -> TrainerControl:
         """Wait for the control message; serve requests for weights until it arrives."""
@@ -85,22 +98,23 @@ class PipeCallbackChannel:
         """Return rank 0's control message. Collective."""
         return TrainerControl(**json.loads(self.group.gather(json.dumps(vars(control)).encode())[0]))
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
+    def epoch_end(
+        self, epoch: int, logs: dict[str, float] | None, seconds: float, metrics: list[float]
+    ) -> TrainerControl:
         """Report the end of an epoch. If synchronous, wait for the control message."""
         if logs is not None:
-            ended = {"event": "epoch_end", "epoch": epoch, "logs": logs, "seconds": seconds, "held": held}
-            self.link.send(ended)
+            self._send(EpochEnded(epoch, logs, metrics, seconds))
         return self._control() if self.synchronous else TrainerControl()
 
     def save_state(self, part: Part, asked: bool) -> None:
         """Send this rank's state to the caller, which writes it."""
         head, blobs = to_blobs(part)
-        self.link.send({"event": "state", "part": head, "asked": asked}, blobs)
+        self._send(StateSaved(head, asked), blobs)
 
     def optimizer(self, part: Part) -> None:
         """Send this rank's optimizer state to the caller."""
         head, blobs = to_blobs(part)
-        self.link.send({"event": "optimizer", "part": head}, blobs)
+        self._send(OptimizerSent(head), blobs)
 
     def look(self) -> None:
         """Do nothing: the callbacks run in the caller."""
@@ -112,11 +126,14 @@ class PipeCallbackChannel:
 
     def _message(self, show: Show | None) -> TrainerControl | None:
         """Receive one message: return a control message, or reply to a request for weights and return None."""
-        message, _, _ = self.link.receive(None)
-        if "control" in message:
-            return TrainerControl(**message["control"])
-        self.link.send({"event": "weights", "held": [] if show is None else show()})
+        message = REPLIES.decode(self.link.receive(None)[0])
+        if isinstance(message, Control):
+            return message.control
+        self._send(WeightsShown([] if show is None else show()))
         return None
+
+    def _send(self, message: object, blobs: Sequence[Any] = ()) -> None:
+        self.link.send(header_of(message), blobs)
 
 
 def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
@@ -124,27 +141,28 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
 
     Args:
         link: the connection with the caller.
-        message: dict. "job": the fields of ``FitConfig``. "weights": the layout of ``SharedWeights``. "arrays",
-            "model_arrays": the layout of the data, and the number of its arrays that belong to the model. "depth",
-            "ahead": the slots of the ring of a stream (0: no stream), and the batches to prepare. "state": the layout
-            of the state to resume from, or {}. "again": whether this rank has exchanged before. "snapshots", "best",
-            "line": whether there are snapshots of the center, slots of the best member, and a ``BatchLine``.
+        message: the header of a ``WorkerTask``. "weights": the layout of ``SharedWeights``. "data": the layout of the
+            data. "depth", "ahead": the slots of the ring of a stream (0: no stream), and the batches to prepare.
+            "state": the layout of the state to resume from, or {}. "again": whether this rank has exchanged before.
+            "snapshots", "best", "line": whether there are snapshots of the center, slots of the best member, and a
+            ``BatchLine``.
         blobs: the model's pickle, the sources' pickles, then the arrays of the state to resume from.
         fds: descriptors of the segments: control block, weights, frozen weights, data; then, as far as they exist, of
             the stream, of the group or the center, of the snapshots or the best member; then the two of ``BatchLine``.
     """
     arrived = time.perf_counter()
-    job, rank, state = FitConfig(**message["job"]), link.rank, None
-    if message["state"]:
-        first = len(blobs) - len(message["state"]["kinds"])
-        state, blobs = from_blobs(message["state"], blobs[first:]), blobs[:first]
+    task = decode(WorkerTask, {name: value for name, value in message.items() if name != "call"})
+    job, rank, state = task.job, link.rank, None
+    if task.state:
+        first = len(blobs) - len(task.state["kinds"])
+        state, blobs = from_blobs(task.state, blobs[first:]), blobs[:first]
     configure_keras(job.keras)
     check_gpus()
-    line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)]) if message["line"] else None
+    line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)]) if task.line else None
     with ExitStack() as stack:
         if line is not None:
             stack.callback(line.close)
-        weights = stack.enter_context(closing(SharedWeights.attach(message["weights"], fds[1], fds[2])))
+        weights = stack.enter_context(closing(SharedWeights.attach(task.weights, fds[1], fds[2])))
         data = stack.enter_context(closing(Segment.attach(fds[3])))
         epochs = job.epochs - job.initial_epoch
         control_block = stack.enter_context(
@@ -154,25 +172,23 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         devices = rank_devices(job, rank)
         layout = stack.enter_context(laid_out(job.layout))
         code = [bytes(blob) for blob in blobs]
-        source, validation, written = unpack_payload(job, message, code, data)
+        source, validation, written = unpack_payload(job, task.data, code, data)
         algorithm = unpack_algorithm(job, code[1:])
         model = written.unpack(*weights.lend(), weights.wait)
         weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
         if job.ensemble and rank > 0:  # the first member starts from the given weights
             redraw_member(model, job.seed, rank)
-        if message["depth"]:
-            ring = Ring(Segment.attach(fds.pop(4)), job.workers, message["depth"])
-            reader = StreamReader(source, ring, rank, job.timeout, message["ahead"])
+        if task.depth:
+            ring = Ring(Segment.attach(fds.pop(4)), job.workers, task.depth)
+            reader = StreamReader(source, ring, rank, job.timeout, task.ahead)
             source = stack.enter_context(closing(reader))
         if job.ensemble:
             source = source.part(rank, job.workers, job.seed)
 
         def connect(replica: Replica) -> CommHandles:
             """Connect to the other ranks through the driver's shared memory."""
-            snapshots = Snapshots(Segment.attach(fds.pop())) if message["snapshots"] else None
-            best = (
-                BestMemberSlots(Segment.attach(fds.pop()), weights.entries, control_block) if message["best"] else None
-            )
+            snapshots = Snapshots(Segment.attach(fds.pop())) if task.snapshots else None
+            best = BestMemberSlots(Segment.attach(fds.pop()), weights.entries, control_block) if task.best else None
             group, center = join_exchange(job, algorithm, fds[4] if fds[4:] else None, rank)
             return CommHandles(group, center, control_block, None, weights, snapshots, best, held=[best, snapshots])
 
@@ -184,12 +200,10 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             train(context)
             trained = raw(context.replica.snapshot()) if job.ensemble else []
             lanes = context.lane()
-            done = {"event": "done", "tally": context.tally.json(), "score": context.score, "lanes": len(lanes)}
-            link.send(done, [*lanes, *trained])
+            link.send(header_of(WorkerDone(context.tally, context.score, len(lanes))), [*lanes, *trained])
 
         request = FitRequest(model, algorithm, job, source, validation, None, written, arrived)
-        is_restart = message["again"]
-        run_rank(request, rank, connect, train_rank, devices=devices, layout=layout, state=state, again=is_restart)
+        run_rank(request, rank, connect, train_rank, devices=devices, layout=layout, state=state, again=task.again)
 
 
 def serve(link: object, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:

@@ -26,6 +26,7 @@ from choros.cluster.hardware import raise_descriptors
 from choros.comm.bootstrap.init import join, part
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
+from choros.comm.messages import ask, encode, header_of
 from choros.comm.shm.group import share
 from choros.comm.shm.segment import Segment
 from choros.comm.single_rank_group import SingleRankGroup
@@ -37,8 +38,9 @@ from choros.training.callback_runner import CallbackRunner
 from choros.training.executors import in_job
 from choros.training.executors.remote_callbacks import RemoteCallbackRunner, RemoteCheckpointManager, take_state
 from choros.training.payload import HOME, put, read_code, shown, unpack_algorithm, unpack_payload
-from choros.training.spec import FitConfig, FitRequest
+from choros.training.spec import FitRequest
 from choros.training.worker.main import configure_keras
+from choros.training.worker.messages import EndedOnRequest, GetData, GetJob, GetWeights, JobReply, RanksDone
 from choros.training.worker.setup import rank_devices
 
 _DIAL = 60.0  # seconds to try to connect to the caller
@@ -64,46 +66,40 @@ def main() -> int:
         _work(line, place, dial_home)
     except in_job.RequestedExit:
         with suppress(PeerLostError):
-            line.request({"event": "left"})
+            line.request(*encode(EndedOnRequest()))
         raise
     except BaseException as error:
         with suppress(ChorosError):
-            (dial_home() if line.broken else line).request(raised(error))
+            (dial_home() if line.broken else line).request(header_of(raised(error)))
         raise
     return 0
 
 
 def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnection]) -> None:
-    header, _ = line.request({"ask": "job"})
-    job = FitConfig(**header["job"])
+    reply = ask(line, GetJob(), JobReply)
+    job = reply.job
     configure_keras(job.keras)
     rank_devices(job, place.rank)  # before the model starts the backend: a CPU cannot be divided later
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
-    data = _data(line, group, header["bytes"])
-    code = read_code(header["code"])
-    source, validation, written = unpack_payload(job, header, code, data)
+    data = _data(line, group, reply.nbytes)
+    code = read_code(reply.code)
+    source, validation, written = unpack_payload(job, reply.data, code, data)
     saver = None
     if job.keep is not None:
         saver = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
     begun, model = time.perf_counter(), written.unpack()
     conductor: CallbackRunner | RemoteCallbackRunner
     if place.rank == 0:
-        put(model, line.request({"ask": "weights"})[1])
+        put(model, line.request(*encode(GetWeights()))[1])
         conductor = RemoteCallbackRunner(line, model, job)
     else:  # the other ranks get the weights from rank 0
-        conductor = CallbackRunner(model, None, 0, job.epochs, header["steps"])
+        conductor = CallbackRunner(model, None, 0, job.epochs, reply.steps)
     algorithm = unpack_algorithm(job, code[1:])
     request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
     result = in_job.run(request, place.rank)
-    done = {
-        "event": "done",
-        "tallies": [tally.json() for tally in result.tallies],
-        "losses": result.losses,
-        "met": result.transport,
-        "lanes": len(result.lanes),
-    }
+    done = RanksDone(result.tallies, result.losses, result.transport, len(result.lanes))
     lanes = [np.frombuffer(lane, np.uint8) for lane in result.lanes]
-    line.request(done, () if place.rank else [*lanes, *shown(model)])
+    line.request(header_of(done), () if place.rank else [*lanes, *shown(model)])
 
 
 def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
@@ -115,7 +111,7 @@ def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
     if near.rank == 0:
         made = Segment.create(max(nbytes, 64), "choros-data")
         if nbytes:
-            _, (data,) = line.request({"ask": "data"})
+            _, (data,) = line.request(*encode(GetData()))
             made.array(np.uint8, nbytes, 0)[:] = data
     segment = share(near, made)
     if near is not group:
