@@ -5,9 +5,11 @@ import time
 
 import pytest
 
+from choros.comm.messages import header_of
 from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.launch.elastic.control_server import ControlServer
+from choros.launch.elastic.messages import Connected, GenerationBroken, Ping
 
 SECRET = b"of this test"
 
@@ -22,7 +24,7 @@ def control_server():
 def come(control_server, number):
     """A process of the job, once the control server has let it in."""
     channel = RpcConnection(dial(control_server.place, SECRET, {"member": number}, 5.0), "the control server", 10.0)
-    assert control_server.heard.get(timeout=10.0) == (number, {"say": "here"})
+    assert control_server.received.get(timeout=10.0) == (number, Connected())
     return channel
 
 
@@ -31,26 +33,26 @@ def test_a_process_that_reads_nothing_keeps_no_other_waiting_and_is_dropped(cont
     told = []
 
     def drive():
-        told.extend(control_server.send(0, {"say": "x" * (1 << 20)}) for _ in range(100))
-        told.append(control_server.send(1, {"say": "good day"}))
+        told.extend(control_server.send(0, GenerationBroken(1, "x" * (1 << 20))) for _ in range(100))
+        told.append(control_server.send(1, Ping()))
 
     threading.Thread(target=drive, daemon=True).start()
-    assert other.receive()[0] == {"say": "good day"}
+    assert other.receive()[0] == header_of(Ping())
     assert told[0]
     assert not told[99]  # nothing more is kept for it
     assert told[100]
-    assert control_server.heard.empty()
+    assert control_server.received.empty()
     stuck.close()
     other.close()
 
 
 def test_what_was_told_last_arrives_before_the_desk_closes(control_server):
     other = come(control_server, 0)
-    text = "x" * (1 << 22)
-    assert control_server.send(0, {"say": text})
+    message = GenerationBroken(1, "x" * (1 << 22))
+    assert control_server.send(0, message)
     closing = threading.Thread(target=control_server.close)
     closing.start()
-    assert other.receive()[0] == {"say": text}
+    assert other.receive()[0] == header_of(message)
     closing.join(10.0)
     assert not closing.is_alive()
     other.close()
@@ -58,7 +60,7 @@ def test_what_was_told_last_arrives_before_the_desk_closes(control_server):
 
 def test_the_desk_closes_though_a_process_reads_nothing(control_server):
     stuck = come(control_server, 0)
-    control_server.send(0, {"say": "x" * (1 << 24)})
+    control_server.send(0, GenerationBroken(1, "x" * (1 << 24)))
     begun = time.monotonic()
     control_server.close()
     assert time.monotonic() - begun < 5

@@ -15,21 +15,35 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from choros.comm.bootstrap import init
 from choros.comm.bootstrap.exit_hooks import delay_secondary_failure
 from choros.comm.bootstrap.init import ELASTIC
 from choros.comm.group import Group
+from choros.comm.messages import header_of
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
+from choros.launch.elastic.messages import (
+    OF_DRIVER,
+    Alive,
+    AssignRank,
+    GenerationBroken,
+    Leave,
+    Ping,
+    RanksChange,
+    RequestRank,
+    SharedTexts,
+    ShareText,
+)
 
 logger = logging.getLogger(__name__)
 
 _COME = 30.0  # seconds for the first connection to the driver
 _LOOK = 1.0  # seconds between two checks of the connection to the driver
+_Message = TypeVar("_Message")
 _PLACE = ("rank", "size", "local_rank", "local_size")
 
 
@@ -37,7 +51,7 @@ class ElasticClient:
     """This process's connection to the driver.
 
     Args:
-        told: dict. The driver's address (``place``), this process's number (``member``) and the job's ``secret`` in
+        home: dict. The driver's address (``place``), this process's number (``member``) and the job's ``secret`` in
             hex.
 
     Attributes:
@@ -46,11 +60,11 @@ class ElasticClient:
         on_broken: functions of the reason (str), called in the receiving thread when this generation is over.
     """
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._secret, self._number = bytes.fromhex(told["secret"]), int(told["member"])
-        end = dial(told["place"], self._secret, {"member": self._number}, _COME)
+    def __init__(self, home: dict[str, Any]) -> None:
+        self._secret, self._number = bytes.fromhex(home["secret"]), int(home["member"])
+        end = dial(home["place"], self._secret, {"member": self._number}, _COME)
         self._line = RpcConnection(end, "the driver of this elastic job (choros run)", 1e9)
-        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._gone, self._lock = threading.Event(), threading.Lock()
         self.generation, self.broken, self._limit = 0, "", _COME
         self.sync, self.changed, self.coming = True, False, False
@@ -73,11 +87,11 @@ class ElasticClient:
         delay_secondary_failure()
         while True:
             init.leave()
-            self._tell({"say": "ask", "sync": sync, "lost": lost, "missing": list(missing)})
-            place = self._next("place")
+            self._send(RequestRank(sync, lost, list(missing)))
+            assigned = self._next(AssignRank)
             try:
                 self._limit = timeout
-                group = self._join(place, timeout)
+                group = self._join(assigned, timeout)
                 group.timeout = timeout
                 group.barrier()
                 if not self.broken:
@@ -89,20 +103,20 @@ class ElasticClient:
                 lost, missing = str(error), tuple(getattr(error, "missing", ()))
             sync = True
 
-    def _join(self, place: dict[str, Any], timeout: float) -> Group:
-        _settle(place)
-        if place["size"] == 1:
+    def _join(self, assigned: AssignRank, timeout: float) -> Group:
+        _set_environment(assigned)
+        if assigned.size == 1:
             return SingleRankGroup()
-        address = "127.0.0.1" if place["near"] else ""
+        address = "127.0.0.1" if assigned.local else ""
         secret = hmac.digest(self._secret, f"generation {self.generation}".encode(), "sha256")
-        return init.join_by_sockets(place["rank"], place["size"], self._swap, secret, address, timeout)
+        return init.join_by_sockets(assigned.rank, assigned.size, self._share, secret, address, timeout)
 
-    def _swap(self, text: bytes) -> list[bytes]:
-        self._tell({"say": "swap", "generation": self.generation, "text": text.decode()})
-        return [text.encode() for text in self._next("swap", self._limit)["all"]]
+    def _share(self, text: bytes) -> list[bytes]:
+        self._send(ShareText(self.generation, text.decode()))
+        return [text.encode() for text in self._next(SharedTexts, self._limit).texts]
 
-    def _next(self, what: str, limit: float = math.inf) -> dict[str, Any]:
-        """Return the driver's next message of the given kind.
+    def _next(self, kind: type[_Message], limit: float = math.inf) -> _Message:
+        """Return the driver's next message of the given kind; of ``SharedTexts``, that of this generation.
 
         Raises:
             PeerLostError: the driver or the generation is lost.
@@ -112,7 +126,7 @@ class ElasticClient:
         until = time.monotonic() + limit
         while True:
             try:
-                message = self._said.get(timeout=_LOOK)
+                message = self._received.get(timeout=_LOOK)
             except queue.Empty:
                 if self._gone.is_set():
                     raise PeerLostError(f"{self._line.peer} has gone: see what it printed last.") from None
@@ -121,48 +135,46 @@ class ElasticClient:
                         f"Not all ranks of generation {self.generation} came in {limit:g} s."
                     ) from None
                 continue
-            if message["say"] == "leave":
+            if isinstance(message, Leave):
                 logger.info(f"process {self._number} is no longer part of this job and exits")
                 raise SystemExit(0)
-            if message["say"] == what and (what == "place" or message["generation"] == self.generation):
+            outdated = isinstance(message, SharedTexts) and message.generation != self.generation
+            if isinstance(message, kind) and not outdated:
                 return message
-            if message["say"] == "broken" and what == "swap" and message["generation"] == self.generation:
-                raise PeerLostError(f"Generation {self.generation} is over before it began: {message['reason']}")
+            broken = isinstance(message, GenerationBroken) and message.generation == self.generation
+            if broken and kind is SharedTexts:
+                raise PeerLostError(f"Generation {self.generation} is over before it began: {self.broken}")
 
     def _listen(self) -> None:
         try:
             while True:
-                self._take(self._line.receive()[0])
+                self._handle(OF_DRIVER.decode(self._line.receive()[0]))
         except (ChorosError, ValueError):
             self._gone.set()
             self._give_up("the driver of this elastic job (choros run) has gone")
 
-    def _take(self, message: dict[str, Any]) -> None:
-        kind = message.get("say")
-        if kind == "ping":
-            self._tell({"say": "alive"})
-        elif kind == "changed":
-            self.coming = self.coming or bool(message.get("coming"))
+    def _handle(self, message: object) -> None:
+        if isinstance(message, Ping):
+            self._send(Alive())
+        elif isinstance(message, RanksChange):
+            self.coming = self.coming or message.joining
             self.changed = True
-        elif kind == "place":
-            self.generation, self.broken = int(message["generation"]), ""
-            self.sync, self.changed, self.coming = bool(message["sync"]), False, False
-            self._said.put(message)
-        elif kind == "broken":
-            if message["generation"] == self.generation:
-                self._give_up(str(message["reason"]))
-            self._said.put(message)
         else:
-            self._said.put(message)
+            if isinstance(message, AssignRank):
+                self.generation, self.broken = message.generation, ""
+                self.sync, self.changed, self.coming = message.sync, False, False
+            elif isinstance(message, GenerationBroken) and message.generation == self.generation:
+                self._give_up(message.reason)
+            self._received.put(message)
 
     def _give_up(self, reason: str) -> None:
         self.broken = reason
         for give_up in list(self.on_broken):
             give_up(reason)
 
-    def _tell(self, head: dict[str, Any]) -> None:
+    def _send(self, message: object) -> None:
         with self._lock:
-            self._line.send(head)
+            self._line.send(header_of(message))
 
 
 _now: list[ElasticClient] = []
@@ -180,10 +192,10 @@ def is_elastic() -> bool:
     return bool(os.environ.get(ELASTIC))
 
 
-def _settle(place: dict[str, Any]) -> None:
+def _set_environment(assigned: AssignRank) -> None:
     """Set the environment variables from which ``Place.here`` and scripts read the place."""
-    nodes, hosts = int(place["nodes"]), ",".join(place["hosts"])
+    node, nodes = str(assigned.node), str(assigned.nodes)
     for name in _PLACE:
-        os.environ[f"CHOROS_{name.upper()}"] = os.environ[f"HOROVOD_{name.upper()}"] = str(place[name])
-    os.environ |= {"HOROVOD_CROSS_RANK": str(place["node"]), "HOROVOD_CROSS_SIZE": str(nodes)}
-    os.environ |= {"CHOROS_NODE": str(place["node"]), "CHOROS_NODES": str(nodes), "CHOROS_HOSTS": hosts}
+        os.environ[f"CHOROS_{name.upper()}"] = os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(assigned, name))
+    os.environ |= {"HOROVOD_CROSS_RANK": node, "HOROVOD_CROSS_SIZE": nodes}
+    os.environ |= {"CHOROS_NODE": node, "CHOROS_NODES": nodes, "CHOROS_HOSTS": ",".join(assigned.hosts)}

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from choros.comm.messages import header_of
 from choros.comm.tcp.auth_socket import AuthListener
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError
+from choros.launch.elastic.messages import OF_PROCESSES, Connected
 
 _NEVER = 1e9  # seconds: a socket without a timeout, as long as the process at the other end lives
 _MOST = 1 << 23  # bytes that are queued for a process that does not read
@@ -25,32 +27,33 @@ class ControlServer:
 
     Args:
         door: AuthListener. Accepts the connections; closed by ``close``.
-        called: function called in a thread after each message is put into ``heard``.
+        called: function called in a thread after each message is put into ``received``.
 
     Attributes:
-        heard: queue of (number of the process, message). A new connection adds the message ``{"say": "here"}``.
+        received: queue of (number of the process, message). A new connection adds ``Connected``.
 
     Example:
         >>> from choros.comm.tcp.auth_socket import dial
+        >>> from choros.launch.elastic.messages import Ping
         >>> control_server = ControlServer(AuthListener("127.0.0.1", b"a secret"))
         >>> far = RpcConnection(dial(control_server.place, b"a secret", {"member": 3}, 5.0), "the control server", 5.0)
-        >>> control_server.heard.get(timeout=5.0), control_server.send(3, {"say": "good day"}), far.receive()[0]
-        ((3, {'say': 'here'}), True, {'say': 'good day'})
+        >>> control_server.received.get(timeout=5.0), control_server.send(3, Ping()), far.receive()[0]
+        ((3, Connected()), True, {'op': 'Ping'})
         >>> control_server.close(), far.close()
         (None, None)
     """
 
     def __init__(self, door: AuthListener, called: Callable[[], object] = lambda: None) -> None:
         self.place, self._door, self._called = door.place, door, called
-        self.heard: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
         self._lines: dict[int, _Line] = {}
         self._over = False
         threading.Thread(target=self._welcome, name="choros-control", daemon=True).start()
 
-    def send(self, number: int, head: dict[str, Any]) -> bool:
+    def send(self, number: int, message: object) -> bool:
         """Queue a message for a process. Return False if it is not connected, or does not read."""
         line = self._lines.get(number)
-        return line is not None and line.send(head)
+        return line is not None and line.send(header_of(message))
 
     def close(self) -> None:
         """Stop accepting, send queued messages for at most 2 s, then close all connections."""
@@ -73,16 +76,16 @@ class ControlServer:
                 end.close()
                 continue
             line = self._lines[number] = _Line(end, f"process {number} of the job")
-            self._receive(number, {"say": "here"})
+            self._receive(number, Connected())
             threading.Thread(target=self._listen, args=(number, line), name="choros-listen", daemon=True).start()
 
     def _listen(self, number: int, line: _Line) -> None:
         with suppress(ChorosError, ValueError):  # the process has ended; the driver sees its exit status
             while True:
-                self._receive(number, line.channel.receive()[0])
+                self._receive(number, OF_PROCESSES.decode(line.channel.receive()[0]))
 
-    def _receive(self, number: int, head: dict[str, Any]) -> None:
-        self.heard.put((number, head))
+    def _receive(self, number: int, message: object) -> None:
+        self.received.put((number, message))
         self._called()
 
 

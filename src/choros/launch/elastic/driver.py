@@ -11,8 +11,8 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from choros.errors import InvalidInputError
 from choros.launch.elastic.control_server import ControlServer
@@ -28,6 +28,16 @@ from choros.launch.elastic.members import (
     places,
     surplus,
     vacancies,
+)
+from choros.launch.elastic.messages import (
+    AssignRank,
+    GenerationBroken,
+    Leave,
+    Ping,
+    RanksChange,
+    RequestRank,
+    SharedTexts,
+    ShareText,
 )
 from choros.launch.elastic.process_starter import ProcessStarter
 from choros.launch.elastic.settings import ElasticSettings
@@ -71,8 +81,8 @@ class Driver(RankSupervisor):
         self.failures: list[ExitStatus] = []  # of this generation, or before the first one
         self.black = Blacklist(terms.cooldown)
         self._patience = float((wish.variables or {}).get("HOROVOD_START_TIMEOUT", 30.0))
-        self._swaps: dict[int, str] = {}
-        self._told = (0, False)  # number of "changed" messages to this generation; whether ranks join
+        self._texts: dict[int, str] = {}
+        self._announced = (0, False)  # number of RanksChange messages to this generation; whether ranks join
         self._short = self._reset = 0.0  # the times since which ranks are missing, and since which a reset waits
         self._pinged = 0.0
         self._code: int | None = None  # the exit code, once the job is ending
@@ -84,8 +94,8 @@ class Driver(RankSupervisor):
         while self._code is None or len(self.ended) < len(self.keeper.children):
             self._wait()
             self._reap()
-            while not self.control_server.heard.empty():
-                self._receive(*self.control_server.heard.get())
+            while not self.control_server.received.empty():
+                self._receive(*self.control_server.received.get())
             if (self._asked or self._broken) and not self._forwarded:
                 self._forwarded = True
                 self._stop(128 + (self._asked[0] if self._asked else signal.SIGPIPE), "")
@@ -149,28 +159,26 @@ class Driver(RankSupervisor):
         pid = self.keeper.children[member.number].pid
         return f"{name} (process {member.number}, pid {pid}, host {member.host})"
 
-    def _receive(self, number: int, head: dict[str, Any]) -> None:
+    def _receive(self, number: int, message: object) -> None:
         """Handle a message of a process."""
         member = self.members.get(number)
-        kind = head.get("say")
         if member is None:
             return
         member.answered = member.sent
-        if kind == "ask" and self._code is None and member.state != LEAVING:
-            member.state, member.sync = READY, bool(head.get("sync", True))
-            if member.rank >= 0 and head.get("lost"):
-                self._suspect(head.get("missing"))
-                self._break(f"{self._name(member)} has lost its connection to other ranks: {str(head['lost'])[:500]}")
-        elif kind == "swap" and head.get("generation") == self.generation and self.running:
-            self._swaps[number] = str(head.get("text"))
+        if isinstance(message, RequestRank) and self._code is None and member.state != LEAVING:
+            member.state, member.sync = READY, message.sync
+            if member.rank >= 0 and message.lost:
+                self._suspect(message.missing)
+                self._break(f"{self._name(member)} has lost its connection to other ranks: {message.lost[:500]}")
+        elif isinstance(message, ShareText) and message.generation == self.generation and self.running:
+            self._texts[number] = message.text
             among = ordered(m for m in self.members.values() if m.rank >= 0)
-            if all(other.number in self._swaps for other in among):
-                message = {"say": "swap", "generation": self.generation, "all": [self._swaps[m.number] for m in among]}
-                self._tell_all(message)
+            if all(other.number in self._texts for other in among):
+                self._send_all(SharedTexts(self.generation, [self._texts[m.number] for m in among]))
 
-    def _suspect(self, ranks: Any) -> None:
+    def _suspect(self, ranks: Collection[int]) -> None:
         for member in self.members.values():
-            if isinstance(ranks, list) and member.rank in ranks and member.state == IN:
+            if member.rank in ranks and member.state == IN:
                 member.suspect = True
 
     # -- actions
@@ -178,12 +186,12 @@ class Driver(RankSupervisor):
         """End this generation: send its ranks a message that aborts their waits for each other."""
         if self.running:
             self.running, self._reset = False, time.monotonic()
-            self._tell_all({"say": "broken", "generation": self.generation, "reason": reason})
+            self._send_all(GenerationBroken(self.generation, reason))
 
-    def _tell_all(self, head: dict[str, Any]) -> None:
+    def _send_all(self, message: object) -> None:
         for member in self.members.values():
             if member.rank >= 0:
-                self.control_server.send(member.number, head)
+                self.control_server.send(member.number, message)
 
     def _decide(self) -> None:
         now = time.monotonic()
@@ -232,7 +240,7 @@ class Driver(RankSupervisor):
 
     def _leave(self, member: Member, now: float, limit: float) -> None:
         member.state, member.rank, member.until = LEAVING, -1, now + limit
-        if not self.control_server.send(member.number, {"say": "leave"}):
+        if not self.control_server.send(member.number, Leave()):
             self.keeper.children[member.number].send_signal(signal.SIGTERM)
 
     def _kill_late(self) -> None:
@@ -251,7 +259,7 @@ class Driver(RankSupervisor):
                 silent = (member.sent - member.answered) * _PING
                 if silent >= self.terms.pulse:
                     self._give_up(member, f"sent no heartbeat for {silent:.0f} s")
-                elif self.control_server.send(member.number, {"say": "ping"}) or member.sent:
+                elif self.control_server.send(member.number, Ping()) or member.sent:
                     member.sent += 1  # count also if its socket is broken, as only this limit ends it then
                 elif member.state == STARTING and now - member.began > self.terms.timeout:
                     self._give_up(member, f"did not reach hvd.init within {self.terms.timeout:g} s")
@@ -317,12 +325,12 @@ class Driver(RankSupervisor):
             self._leave(member, now, _LEAVE)
         self._begin([*ordered(stay), *ordered(new)])
 
-    def _announce(self, coming: bool) -> None:
+    def _announce(self, joining: bool) -> None:
         """Send the ranks a message that makes them end this generation at their next commit."""
-        number, before = self._told
-        if not number or (coming and not before):
-            self._told = (number + 1, coming)
-            self._tell_all({"say": "changed", "generation": self.generation, "coming": coming})
+        number, before = self._announced
+        if not number or (joining and not before):
+            self._announced = (number + 1, joining)
+            self._send_all(RanksChange(self.generation, joining))
 
     def _begin(self, members: list[Member]) -> None:
         limit = self.terms.resets
@@ -333,13 +341,12 @@ class Driver(RankSupervisor):
                 return
         sync = any(member.rank < 0 or member.sync for member in members)
         self.generation += 1
-        self.running, self._told, self._short, self._reset = True, (0, False), 0.0, 0.0
-        self._swaps, self.failures = {}, []
+        self.running, self._announced, self._short, self._reset = True, (0, False), 0.0, 0.0
+        self._texts, self.failures = {}, []
+        hosts = list(dict.fromkeys(other.machine or "localhost" for other in members))
         for member, place in zip(members, places(members), strict=True):
             member.rank, member.state, member.suspect = place["rank"], IN, False
-            message = {"say": "place", "generation": self.generation, "sync": sync, "near": self.terms.here, **place}
-            message["hosts"] = list(dict.fromkeys(other.machine or "localhost" for other in members))
-            self.control_server.send(member.number, message)
+            self.control_server.send(member.number, AssignRank(self.generation, sync, self.terms.here, hosts, **place))
         if self.generation > 1:
             among = ", ".join(f"rank {place}: process {m.number}" for place, m in enumerate(members[:16]))
             more = f" and {len(members) - 16} more" if len(members) > 16 else ""
