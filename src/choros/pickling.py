@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.machinery
 import io
+import os
 import pickle
 import sys
 import threading
@@ -424,13 +425,16 @@ def _modules_by_value() -> Iterator[Callable[[Any], None]]:
     """
     registered: list[Any] = []
     seen = {"__main__", None}
+    folders = tuple(os.path.abspath(folder) for folder in sys.path)
 
     def check(name: Any) -> None:
         if name in seen:
             return
         seen.add(name)
         module = sys.modules.get(name)
-        if module is None or _is_importable(name) or name in cloudpickle.list_registry_pickle_by_value():
+        if module is None or name in cloudpickle.list_registry_pickle_by_value():
+            return
+        if _imports_file(name, getattr(module, "__file__", None), folders):
             return
         cloudpickle.register_pickle_by_value(module)
         registered.append(module)
@@ -443,9 +447,32 @@ def _modules_by_value() -> Iterator[Callable[[Any], None]]:
 
 
 @functools.cache
-def _is_importable(name: str) -> bool:
-    top = name.partition(".")[0]
-    return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top) is not None
+def _imports_file(name: str, file: str | None, folders: tuple[str, ...]) -> bool:
+    """Return whether a new process with these folders on ``sys.path`` imports a module from the same file as this one.
+
+    Args:
+        name: the module's name.
+        file: the module's file; None if it has none.
+        folders: absolute paths.
+    """
+    top, *parts = name.split(".")
+    if top in sys.stdlib_module_names:
+        return True
+    spec = importlib.machinery.PathFinder.find_spec(top, list(folders))
+    if spec is None:
+        return False
+    full = top
+    for part in parts:
+        full += f".{part}"
+        locations = spec.submodule_search_locations
+        inner = None if locations is None else importlib.machinery.PathFinder.find_spec(full, list(locations))
+        if inner is None:  # its package makes it at the import, as ``six.moves``
+            return True
+        spec = inner
+    if file is None or spec.origin is None or not spec.has_location:
+        return True
+    # A script may have loaded the module by its path, and another file has its name on ``sys.path``.
+    return os.path.realpath(spec.origin) == os.path.realpath(file)
 
 
 # -- what cannot be written

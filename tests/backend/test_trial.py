@@ -286,3 +286,48 @@ def test_random_numbers_that_hide_the_answer_are_warned_about():
     model = model_of(MeanOfRows, Foreign())
     with pytest.warns(UserWarning, match="draws random numbers"):
         check_exact(model, 2, batch())
+
+
+class HalfPrecisionWeight(layers.Layer):
+    def build(self, shape):
+        self.factors = self.add_weight(shape=(7,), dtype="bfloat16")
+
+    def call(self, inputs):
+        return inputs * ops.cast(self.factors, inputs.dtype)
+
+
+def test_the_rounding_of_a_weight_of_16_bits_among_others_passes():
+    check_exact(model_of(keras.Model, HalfPrecisionWeight()), 2, batch())
+
+
+class Annealed(layers.Layer):
+    """Its factor falls with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def call(self, inputs):
+        self.calls += 1
+        return inputs / (1 + 0.5 * self.calls)
+
+
+class AnnealedLoss:
+    __name__ = "annealed"
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, y, p):
+        self.calls += 1
+        return ops.mean(ops.square(y - p), -1) / (1 + 0.5 * self.calls)
+
+
+def test_a_number_that_each_call_changes_is_as_before_and_refuses_nothing():
+    layer, loss = Annealed(), AnnealedLoss()
+    model = model_of(keras.Model, layer)
+    model.compile("sgd", loss)
+    model._symbolic_build(data_batch=(X, Y))
+    before = layer.calls, loss.calls
+    check_exact(model, 2, batch())
+    assert (layer.calls, loss.calls) == before

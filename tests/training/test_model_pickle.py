@@ -4,6 +4,7 @@ This file is also the script of that process: ``python test_model_pickle.py NAME
 """
 
 import functools
+import importlib.util
 import os
 import pathlib
 import pickle
@@ -27,7 +28,7 @@ from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
 from choros.consistency.versions import check_versions, versions
 from choros.data.array_source import ArraySource
-from choros.errors import InvalidInputError, NotSerializableError
+from choros.errors import InvalidInputError, NotSerializableError, WorkerFailedError
 from choros.training.model_io.redraw import redraw
 from choros.training.model_io.serialization import copy_model, pack_model, pack_with_weights
 from choros.types import dtype_of
@@ -692,3 +693,81 @@ def test_kept_workers_import_what_the_caller_can_import_by_now(tmp_path, monkeyp
         model.compile("sgd", added_later.absolute)
         history = choros.Trainer(model, workers=1, pool=pool).fit(x, y, batch_size=8, verbose=0)
     assert np.isfinite(history.history["loss"][0])
+
+
+LAYER = """
+import keras
+
+class Scaled(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(1)
+
+    def call(self, x):
+        return {factor} * self.inner(x)
+"""
+
+
+def test_a_module_that_was_loaded_from_a_file_of_another_folder_is_sent_by_value(pools, tmp_path, monkeypatch):
+    """Another file with the module's name is on ``sys.path``, which workers would import."""
+    for folder, factor in (("importable", 1.0), ("other", 3.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "scaled_layer.py").write_text(LAYER.format(factor=factor))
+    monkeypatch.syspath_prepend(str(tmp_path / "importable"))
+    spec = importlib.util.spec_from_file_location("scaled_layer", tmp_path / "other" / "scaled_layer.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "scaled_layer", module)
+    spec.loader.exec_module(module)
+    assert_trains_as_plain_fit(module.Scaled, pools(1))
+
+
+def test_a_module_is_sent_by_value_once_its_folder_has_left_the_path(tmp_path, monkeypatch):
+    (tmp_path / "on_the_path_for_a_while.py").write_text(LAYER.format(factor=2.0))
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import on_the_path_for_a_while as module
+
+        with choros.WorkerPool(1) as pool:
+            assert_trains_as_plain_fit(module.Scaled, pool)
+    finally:
+        sys.path.remove(str(tmp_path))
+    with choros.WorkerPool(1) as pool:
+        assert_trains_as_plain_fit(module.Scaled, pool)
+    del sys.modules["on_the_path_for_a_while"]
+
+
+def assert_trains_as_plain_fit(layer, pool):
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    weights = []
+
+    def fit_by_worker(model, *args, **options):
+        choros.Trainer(model, workers=1, pool=pool).fit(*args, **options)
+
+    for train in (keras.Model.fit, fit_by_worker):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), layer()])
+        model.compile("sgd", "mse")
+        train(model, x, x[:, :1], batch_size=8, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    for value, expected in zip(*weights, strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-6)
+
+
+class Proxy:
+    """A class of a common mistake: ``__getattr__`` looks for an attribute that does not exist before ``__init__``."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def __getattr__(self, name):
+        return getattr(self.loss, name)
+
+    def __call__(self, y, p):
+        return self.loss(y, p)
+
+
+def test_an_object_that_a_worker_cannot_read_comes_with_its_class_and_the_remedy(pools):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", Proxy(keras.losses.MeanSquaredError()))
+    with pytest.raises(WorkerFailedError, match=r"cannot be read from its pickle: (.|\n)*__getattr__(.|\n)*__reduce__"):
+        choros.Trainer(model, workers=1, pool=pools(1)).fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)

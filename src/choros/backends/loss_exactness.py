@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from choros.backends.encoded_inputs import symbol
+from choros.backends.number_attributes import NumberAttributes
 from choros.backends.rowwise_parts import compiled_losses, flat, flat_outputs, known, model_divisor, name_of, title
 from choros.errors import InexactLossError
 from choros.types import Batch
@@ -184,7 +185,9 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> InexactLossError | None:
     def spread(leaf: Any) -> Any:
         return keras.ops.convert_to_tensor(leaf[np.arange(ROWS) * len(leaf) // ROWS])
 
+    numbers = NumberAttributes(model)
     outputs = model.compute_output_spec(keras.tree.map_structure(lambda leaf: symbol(leaf, ROWS), x))
+    numbers.restore()
     rows_only = flat(outputs)
     if ours and not rows_only:
         return None
@@ -193,7 +196,7 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> InexactLossError | None:
     weights = None if weight is None else keras.tree.map_structure(drawn, weight)
     mixed: list[tuple[Any, bool]] = []
     try:
-        entries[:] = [entry._replace(loss=_trial(entry.loss, mixed)) for entry in plain]
+        entries[:] = [entry._replace(loss=_trial(entry.loss, mixed, numbers)) for entry in plain]
         model._compile_loss(labels, predicted, weights)
     finally:
         entries[:] = plain
@@ -213,7 +216,7 @@ def mixed_rows(model: Any, data: tuple[Any, ...]) -> InexactLossError | None:
     )
 
 
-def _trial(loss: Any, mixed: list[tuple[Any, bool]]) -> Any:
+def _trial(loss: Any, mixed: list[tuple[Any, bool]], numbers: NumberAttributes) -> Any:
     divisor = declared(loss)
 
     def tried(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -221,6 +224,7 @@ def _trial(loss: Any, mixed: list[tuple[Any, bool]]) -> Any:
             one = [None if t is None else keras.tree.map_structure(_cut(where), t) for t in (y_true, y_pred)]
             weight = None if sample_weight is None else sample_weight[where]
             value = float(keras.ops.convert_to_numpy(loss(*one, weight)))
+            numbers.restore()
             if divisor is not None:
                 return value, float(keras.ops.convert_to_numpy(divisor(*one, weight)))
             if loss.reduction == WEIGHTED and weight is not None:

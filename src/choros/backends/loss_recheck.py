@@ -37,6 +37,7 @@ import keras
 import numpy as np
 
 from choros.backends.loss_trial import WAYS, cut, tolerance, try_parts
+from choros.backends.number_attributes import NumberAttributes
 from choros.backends.replica import Replica
 from choros.backends.rowwise_parts import plain
 from choros.data.encoded_rows import form
@@ -259,7 +260,7 @@ class Recheck:
         a, b = np.arange(half), np.arange(half, 2 * half)
         rest = np.arange(2 * half, batch.rows)
         held, before, generators = self._state()
-        logs, couples = replica._logs, replica.others
+        logs, couples, numbers = replica._logs, replica.others, NumberAttributes(replica.model)
         statistics: list[Array] = []
         apart, scale = np.zeros(replica.size), 0.0
         for rows, sign in (((a, b), 1), ((b, a), 1), ((a, a), -1), ((b, b), -1)):
@@ -270,6 +271,7 @@ class Recheck:
                 replica.get_others(statistics[-1])
             replica._assign(held, before)
             replica.set_generators(generators)
+            numbers.restore()
             for where, array in zip(replica.slices, arrays, strict=True):
                 if array is not None:
                     apart[where] += sign * n * np.asarray(array, np.float64).reshape(-1)

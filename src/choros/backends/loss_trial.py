@@ -24,6 +24,7 @@ import numpy as np
 from keras.src import backend as keras_backend
 
 from choros.backends import make_replica
+from choros.backends.number_attributes import NumberAttributes
 from choros.backends.rowwise_parts import compiled_losses, known, model_divisor, of_keras, plain, title
 from choros.errors import InexactLossError, brief, warn
 from choros.types import Array, Batch
@@ -185,8 +186,11 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
     random, trained = np.random.default_rng(0), len(replica.trainable)
     shifts = (SHIFT * random.uniform(0.5, 1, trained) * random.choice([-1, 1], trained)).tolist()
     unmoved = [0.0] * trained
+    numbers = NumberAttributes(replica.model)
     try:
-        (still_there, logs), (moved, other_logs) = (replica.left(data, rows, each) for each in (unmoved, shifts))
+        still_there, logs = replica.left(data, rows, unmoved)
+        numbers.restore()
+        moved, other_logs = replica.left(data, rows, shifts)
     except InexactLossError:
         raise
     except Exception:  # the workers' own step raises it again, with its traceback
@@ -307,6 +311,7 @@ class Attempt:
         functional = keras_backend.backend() == "jax"  # on JAX a step does not set the weights
         self._weights = [] if functional else [np.array(value) for value in replica._values(replica.trainable)]
         self._generators = [np.array(state) for state in replica.generators()]
+        self._numbers = NumberAttributes(model)
         self._begin = self._before if scale is None else [*self._before[:-1], np.ones(())]
         self.reset(self._begin)
 
@@ -333,6 +338,7 @@ class Attempt:
             if not np.array_equal(replica._values([variable])[0], weight, equal_nan=True):
                 replica._assign([variable], [weight])
         replica.set_generators(self._generators)
+        self._numbers.restore()
 
 
 @contextmanager
@@ -411,6 +417,7 @@ def distance(model: Any, one: Sent, other: Sent, scale: Sent | None = None) -> f
 def tolerance(model: Any) -> float:
     """Return the largest relative difference that rounding may cause."""
     kinds = {getattr(layer, "compute_dtype", "float32") for layer in model._flatten_layers()}
+    kinds |= {keras.backend.standardize_dtype(variable.dtype) for variable in model.trainable_variables}
     return NARROW if kinds & {"float16", "bfloat16"} else WIDE
 
 

@@ -31,6 +31,8 @@ _REMEDIES = {
     "MemoryError": "Use fewer workers, a smaller batch or a smaller model.",
     "ModuleNotFoundError": "Install the module, or put its folder on sys.path of the calling process.",
     "ImportError": "Install the module, or put its folder on sys.path of the calling process.",
+    "_pickle.UnpicklingError": "The traceback names the class. Let its __getattr__, __new__ or __setstate__ work "
+    "before __init__ has run, or give it a __reduce__; pickle.loads(pickle.dumps(object)) must work.",
     "choros.errors.NotSerializableError": "Let it return numbers, text, arrays, or what pickle takes.",
 }
 _DEFAULT = "The traceback names the line; the same code with {alone} is easier to debug."

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 
 from choros import pickling
-from choros.errors import NotSerializableError
+from choros.errors import ChorosError, NotSerializableError, brief
 from choros.types import Array
 
 _MOST = 64 << 20  # most bytes of a model without weights; a larger one holds data
@@ -45,8 +46,16 @@ class PackedModel:
             weights: values of the model's variables, in the order of ``model_variables``. None leaves them at zero.
             lent: indices of the weights whose memory the model may use. All others are copied.
             wait: called with an index before that weight is read; returns when the weight has its values.
+
+        Raises:
+            UnpicklingError: an object of the model cannot be read; the cause is the exception that its class raised.
         """
-        return pickling.loads(self.code, self.arrays, weights, lent, wait)
+        try:
+            return pickling.loads(self.code, self.arrays, weights, lent, wait)
+        except ChorosError:
+            raise
+        except Exception as error:  # a class of the user's may raise any exception
+            raise UnpicklingError(f"The model cannot be read from its pickle: {brief(error)}") from error
 
 
 def pack_model(model: Any) -> PackedModel:
