@@ -229,3 +229,36 @@ def test_the_only_variable_of_a_dropout_is_its_seeds():
     model = tagger()
     assert [v.name for v in model.non_trainable_variables] == ["seed_generator_state"]
     assert model.layers[1].seed_generator.state is model.non_trainable_variables[0]
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+def test_many_small_variables_are_updated_and_set_as_few_are(monkeypatch, momentum):
+    from choros.backends import jax as module
+
+    def trained():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), *(layers.Dense(4, "tanh") for _ in range(40)), layers.Dense(2)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        replica = make_replica(model, 2)
+        replica.build(part(0, 12))
+        if momentum:
+            replica.look_ahead(0.9)
+        vector, summed = np.empty(replica.size, replica.dtype), np.empty(replica.size + 2, replica.dtype)
+        for _ in range(2):
+            replica.gradients(part(0, 12), summed)
+            replica.apply(summed)
+            if momentum:
+                replica.look_ahead(0.9)
+        replica.get(vector)
+        replica.set(0.5 * vector)
+        views = len(replica._small)
+        replica.finish()
+        return views, model.get_weights()
+
+    count, weights = trained()
+    assert count == 82
+    monkeypatch.setattr(module, "_MANY", 1000)
+    few, expected = trained()
+    assert few == 0
+    for value, other in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(value, other)
