@@ -8,8 +8,8 @@ import pytest
 from choros import backend_choice
 from choros.cli import main
 from choros.errors import InvalidInputError, NoBackendError
-from choros.launch.local_job import LaunchOptions
-from choros.launch.ssh.launcher import told_agent
+from choros.launch.local_job import HostShare, LaunchOptions
+from choros.launch.ssh.agent_job import agent_job
 from choros.spark.doctor import findings
 
 SAID = "choros: KERAS_BACKEND is not set"
@@ -278,7 +278,7 @@ def test_sparks_doctor_names_a_backend_that_the_driver_lacks():
 
 def test_an_agent_on_another_host_has_the_choice_before_it_imports_choros(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    start = told_agent("elsewhere.invalid", "ssh -x", LaunchOptions(1), {}, ["true"])["start"]
+    start = agent_job("elsewhere.invalid", "ssh -x", LaunchOptions(1), HostShare(1), ["true"]).start
     assert start[:3] == ["ssh", "-x", "elsewhere.invalid"]
     assert start[3].startswith("env ")
     assert " KERAS_BACKEND=jax " in start[3].partition("choros.launch.ssh.agent")[0]

@@ -53,6 +53,9 @@ def test_callbacks(refused):
 def test_models(refused):
     layers = [keras.Input((8,)), keras.layers.Dense(3)]
     refused(InvalidInputError, "not compiled: call model.compile", keras.Sequential(layers))
+    without = keras.Sequential(layers)
+    without.compile(None, "mse")
+    refused(InvalidInputError, "without an optimizer, which workers need: give compile an optimizer", without)
     refused(InvalidInputError, "is of type int: give a compiled", 7)
 
     numbers = iter(number for number in range(3))

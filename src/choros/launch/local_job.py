@@ -29,7 +29,7 @@ class LaunchOptions:
         grace: float. Seconds between SIGTERM and SIGKILL. Defaults to 5.
         folder: str or None. Also write the output of each rank to ``folder/rank.N``. Defaults to None.
         timestamps: bool. Put the time before each line. Defaults to False.
-        variables: mapping. Environment variables of every rank.
+        variables: dict. Environment variables of every rank.
     """
 
     size: int
@@ -38,7 +38,7 @@ class LaunchOptions:
     grace: float = GRACE
     folder: str | None = None
     timestamps: bool = False
-    variables: Mapping[str, str] | None = None
+    variables: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class HostShare:
     Attributes:
         total: int. Ranks of the job. first: int. The first rank on this host. Defaults to 0.
         node, nodes: int. The number of this host, and of all hosts.
-        variables: mapping. Environment variables of every rank, instead of the shared memory of ranks of one host.
-        on_failure: function of the ExitStatus of the first rank that failed.
+        variables: dict. Environment variables of every rank, instead of the shared memory of ranks of one host.
         share: (int, int). The part of this host's cores, and the number of parts, if this share is one rank only.
     """
 
@@ -57,9 +56,8 @@ class HostShare:
     first: int = 0
     node: int = 0
     nodes: int = 1
-    variables: Mapping[str, str] | None = None
-    on_failure: Callable[[ExitStatus], None] | None = None
-    share: Sequence[int] = (0, 1)
+    variables: dict[str, str] | None = None
+    share: tuple[int, int] = (0, 1)
 
 
 def check_outside(advice: str) -> None:
@@ -136,6 +134,7 @@ def start(
     announce: bool = True,
     verbose: bool = False,
     part: HostShare | None = None,
+    on_failure: Callable[[ExitStatus], None] | None = None,
 ) -> JobResult:
     """Run a command as the ranks of a job, each with its rank, cores, threads and the shared memory of all.
 
@@ -147,6 +146,7 @@ def start(
         announce: print which rank failed. Defaults to True.
         verbose: print the cores, threads and command of each rank. Defaults to False.
         part: the ranks on this host, if the job has ranks on other hosts. Defaults to all ranks.
+        on_failure: function of the ExitStatus of the first rank that failed.
 
     Returns:
         The outcome of the run.
@@ -197,7 +197,7 @@ def start(
             output=output,
             announce=announce,
             on_end=ended,
-            on_failure=part.on_failure,
+            on_failure=on_failure,
             first=part.first,
             total=part.total,
         )

@@ -96,8 +96,13 @@ def check_model(model: keras.Model) -> None:
 
     if not isinstance(model, keras.Model):
         raise InvalidInputError(f"The model is of type {type(model).__name__}: give a compiled keras.Model.")
-    if not getattr(model, "compiled", False) or model.optimizer is None:
+    if not getattr(model, "compiled", False):
         raise InvalidInputError(f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first.")
+    if model.optimizer is None:
+        raise InvalidInputError(
+            f"The model {model.name!r} is compiled without an optimizer, which workers need: give compile "
+            "an optimizer, or train with model.fit."
+        )
     check_fit(model)
     if not hasattr(model.optimizer, "learning_rate"):  # as Keras' MultiOptimizer, which has several rates
         raise InvalidInputError(

@@ -8,13 +8,15 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from choros.cluster import Slots, is_this_machine
 from choros.cluster.hardware import kept_variables, plan, usable_cores, variables
+from choros.comm.messages import header_of
 from choros.launch.elastic.members import Member
 from choros.launch.local_job import HostShare, LaunchOptions, horovod_place
-from choros.launch.ssh.launcher import memory, told_agent
+from choros.launch.ssh.agent_job import agent_job
+from choros.launch.ssh.launcher import memory
 
 ELASTIC = "CHOROS_ELASTIC"  # JSON for a process: the driver's address, the process's number, the job's secret
 Prepared = tuple[list[str], dict[str, str], tuple[int, ...], tuple[int, ...]]
@@ -101,13 +103,8 @@ class ProcessStarter:
         part = HostShare(size, member.number, nodes=2, share=(member.slot, shares))
         agent_variables = {**variables, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
         self._say(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
-        instructions = told_agent(
-            member.host,
-            self._ssh,
-            replace(self._wish, size=1),
-            {**{k: v for k, v in asdict(part).items() if k != "on_failure"}, "variables": agent_variables},
-            self._command,
-        )
-        fds = memory(json.dumps({**instructions, "announce": False}).encode()), memory(b"")
+        part = replace(part, variables=agent_variables)
+        job = agent_job(member.host, self._ssh, replace(self._wish, size=1), part, self._command, announce=False)
+        fds = memory(json.dumps(header_of(job)).encode()), memory(b"")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CHOROS_AGENT": ",".join(map(str, fds))}
         return [sys.executable, "-m", "choros.launch.ssh.agent_client"], environment, (), fds

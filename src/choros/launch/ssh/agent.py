@@ -2,7 +2,7 @@
 
 ``choros run`` starts one agent per host, over SSH, or directly on this host.
 
-The first line on stdin is JSON with the command and its options. A later line holds the number of a signal, which the
+The first line on stdin is an ``AgentJob`` in JSON. A later line holds the number of a signal, which the
 agent sends to the ranks. When stdin closes, because the other end stops or has died, the agent ends the ranks. The
 output of the ranks goes to stdout and stderr, marked with their ranks.
 """
@@ -15,28 +15,16 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
 
 from choros.cluster.hardware import raise_descriptors
+from choros.comm.messages import decode
 from choros.console import LAUNCHER, write_line
 from choros.errors import ChorosError
-from choros.launch.local_job import HostShare, LaunchOptions, start
+from choros.launch.local_job import start
 from choros.launch.process.child_process import ExitStatus
+from choros.launch.ssh.agent_job import AgentJob
 
 logger = logging.getLogger(LAUNCHER)
-
-_AWAY = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL")
-_FAMILIES = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", "SLURM_", "PMI_", "PMIX_", "OMPI_", "CHOROS_RUN")
-
-
-def carried() -> dict[str, str]:
-    """Return the environment variables that ranks on other hosts get too: all except those of this login and host.
-
-    Example:
-        >>> "HOME" in carried()
-        False
-    """
-    return {k: v for k, v in os.environ.items() if k not in _AWAY and not k.startswith(_FAMILIES)}
 
 
 def main() -> int:
@@ -46,11 +34,11 @@ def main() -> int:
         The exit code that ``choros run`` would return.
     """
     raise_descriptors()
-    instructions: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    os.environ.update(instructions["environ"])
+    job = decode(AgentJob, json.loads(sys.stdin.buffer.readline()))
+    os.environ.update(job.environ)
 
     def failed(ended: ExitStatus) -> None:
-        write_line(f"{instructions['note']} {ended.code}", sys.stderr)
+        write_line(f"{job.note} {ended.code}", sys.stderr)
 
     def watch() -> None:
         for line in sys.stdin.buffer:  # a scheduler's warning, which the supervisor forwards
@@ -58,21 +46,17 @@ def main() -> int:
         os.kill(os.getpid(), signal.SIGTERM)  # stdin is closed: the supervisor forwards the signal to the ranks
 
     try:
-        os.chdir(instructions["cwd"])
+        os.chdir(job.directory)
     except OSError as error:
         where = os.uname().nodename
-        logger.warning(f"{where} has no directory {instructions['cwd']} ({error.strerror})")
+        logger.warning(f"{where} has no directory {job.directory} ({error.strerror})")
         return 1
     threading.Thread(target=watch, name="choros-watch", daemon=True).start()
     try:
-        wish, part = LaunchOptions(**instructions["wish"]), HostShare(**instructions["part"], on_failure=failed)
-        code = start(
-            instructions["command"],
-            wish,
-            verbose=instructions["verbose"],
-            part=part,
-            announce=instructions.get("announce", True),
-        ).code
+        outcome = start(
+            job.command, job.options, verbose=job.verbose, part=job.part, announce=job.announce, on_failure=failed
+        )
+        code = outcome.code
     except ChorosError as error:
         logger.warning(f"{os.uname().nodename}: {error}")
         code = 2

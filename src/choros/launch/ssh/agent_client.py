@@ -1,6 +1,6 @@
 """The local process for one host of a job: it starts the agent there, over SSH or locally, and connects to its pipes.
 
-``CHOROS_AGENT`` holds two file descriptors: of the message to the agent, and of the memory for the time and code of its
+``CHOROS_AGENT`` holds two file descriptors: of the ``AgentJob``, and of the memory for the time and code of its
 first failed rank. On SIGTERM this process closes the agent's stdin, and the agent then ends its ranks. It forwards
 SIGUSR1 and SIGUSR2 to the agent, for the ranks.
 """
@@ -18,8 +18,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from choros.comm.messages import decode, header_of
 from choros.console import LAUNCHER
 from choros.launch.process.rank_supervisor import WARNINGS
+from choros.launch.ssh.agent_job import AgentJob, FirstFailure
 
 logger = logging.getLogger(LAUNCHER)
 
@@ -32,12 +34,13 @@ def main() -> int:
     Returns:
         Its exit code.
     """
-    told_at, answer = (int(number) for number in os.environ.pop("CHOROS_AGENT").split(","))
-    with os.fdopen(told_at, "rb") as file:
+    job_fd, answer = (int(number) for number in os.environ.pop("CHOROS_AGENT").split(","))
+    with os.fdopen(job_fd, "rb") as file:
         file.seek(0)
-        instructions: dict[str, Any] = json.load(file)
-    note = instructions["note"].encode()
-    agent = subprocess.Popen(instructions.pop("start"), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        header = json.load(file)
+    job = decode(AgentJob, header)
+    note = job.note.encode()
+    agent = subprocess.Popen(job.start, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert agent.stdin is not None and agent.stderr is not None  # noqa: S101, PT018 - pipes, as asked
 
     def stop(*_: Any) -> None:
@@ -50,20 +53,20 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     with suppress(BrokenPipeError):  # the agent has ended, and has printed the reason
-        agent.stdin.write(json.dumps(instructions).encode() + b"\n")
+        agent.stdin.write(json.dumps(header).encode() + b"\n")
         agent.stdin.flush()
     for number in WARNINGS:
         signal.signal(number, warn)
     for line in agent.stderr:
         if line.startswith(note):
-            stamp = {"at": time.monotonic_ns(), "code": int(line[len(note) :])}
-            os.pwrite(answer, json.dumps(stamp).encode(), 0)
+            failed = FirstFailure(time.monotonic_ns(), int(line[len(note) :]))
+            os.pwrite(answer, json.dumps(header_of(failed)).encode(), 0)
             continue
         sys.stderr.buffer.write(line)
         sys.stderr.buffer.flush()
     code = agent.wait()
-    if code == _SSH and instructions["host"]:
-        logger.warning(f"{instructions['host']} could not be reached by ssh: see its output above")
+    if code == _SSH and job.host:
+        logger.warning(f"{job.host} could not be reached by ssh: see its output above")
     return code if code >= 0 else 128 - code
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from choros.cluster import Slots, is_this_machine
+from choros.comm.messages import decode, header_of
 from choros.errors import InvalidInputError
 from choros.launch.call_io import create
-from choros.launch.local_job import LaunchOptions
+from choros.launch.local_job import HostShare, LaunchOptions
 from choros.launch.process.rank_output import Output
 from choros.launch.process.rank_supervisor import JobResult
 from choros.launch.process.rank_supervisor import run as run_hosts
-from choros.launch.ssh.agent import carried
+from choros.launch.ssh.agent_job import FirstFailure, agent_job
 
 SSH = "ssh -o BatchMode=yes"
 _LONGER = 3.0  # seconds that an agent may take to end after its ranks
@@ -89,16 +88,15 @@ def start_on_hosts(
         try:
             first = 0
             for node, (host, count) in enumerate(hosts):
-                part: dict[str, Any] = {"total": wish.size, "first": first, "node": node, "nodes": len(hosts)}
-                part["variables"] = {**common, "CHOROS_NODE": str(node)}
-                instructions = told_agent(host, ssh, replace(wish, size=count), part, command, verbose)
-                memories += [memory(json.dumps(instructions).encode()), memory(b"")]
+                part = HostShare(wish.size, first, node, len(hosts), {**common, "CHOROS_NODE": str(node)})
+                job = agent_job(host, ssh, replace(wish, size=count), part, command, verbose=verbose)
+                memories += [memory(json.dumps(header_of(job)).encode()), memory(b"")]
                 first += count
             pairs = list(zip(memories[::2], memories[1::2], strict=True))
             outcome = run_hosts(
                 [sys.executable, "-m", "choros.launch.ssh.agent_client"],
                 len(hosts),
-                environment=[{"CHOROS_AGENT": f"{instructions_fd},{answer}"} for instructions_fd, answer in pairs],
+                environment=[{"CHOROS_AGENT": f"{job_fd},{answer}"} for job_fd, answer in pairs],
                 own_fds=pairs,
                 grace=wish.grace + _LONGER,
                 output=Output(len(hosts), marks=False),
@@ -110,29 +108,6 @@ def start_on_hosts(
                 os.close(fd)
 
 
-def told_agent(
-    host: str, ssh: str, wish: LaunchOptions, part: dict[str, Any], command: Sequence[str], verbose: bool = False
-) -> dict[str, Any]:
-    """Return the message to ``choros.launch.ssh.agent_client``: the agent's command line, and the job for the agent."""
-    local = is_this_machine(host)
-    return {
-        "start": _agent() if local else [*shlex.split(ssh), host, shlex.join(_agent())],
-        "host": "" if local else host,
-        "cwd": os.getcwd(),
-        "environ": {} if local else carried(),
-        "note": secrets.token_hex(16),
-        "wish": asdict(wish),
-        "part": part,
-        "command": list(command),
-        "verbose": verbose,
-    }
-
-
-def _agent() -> list[str]:
-    needed = [f"{name}={os.environ[name]}" for name in ("PYTHONPATH", "KERAS_BACKEND") if os.environ.get(name)]
-    return [*(["env", *needed] if needed else []), sys.executable, "-m", "choros.launch.ssh.agent"]
-
-
 def memory(data: bytes) -> int:
     """Write bytes to anonymous memory; return its file descriptor."""
     fd = create("choros-agent")
@@ -142,7 +117,8 @@ def memory(data: bytes) -> int:
 
 def _first(outcome: JobResult, answers: Sequence[int]) -> JobResult:
     """Return the outcome with the code of the earliest failed rank, as the other failures may follow from it."""
-    answers_read: list[dict[str, Any]] = [json.loads(text) for fd in answers if (text := os.pread(fd, 1 << 12, 0))]
-    if outcome.signal or not answers_read:
+    texts = [text for fd in answers if (text := os.pread(fd, 1 << 12, 0))]
+    failures = [decode(FirstFailure, json.loads(text)) for text in texts]
+    if outcome.signal or not failures:
         return outcome
-    return replace(outcome, code=min(answers_read, key=lambda one: one["at"])["code"])
+    return replace(outcome, code=min(failures, key=lambda failure: failure.at).code)
