@@ -31,6 +31,7 @@ from choros.errors import InvalidInputError
 from choros.launch.specs import LaunchPreferences, launcher_of
 from choros.training.callback_runner import CallbackRunner
 from choros.training.checkpoint.manager import CheckpointManager, facts_of
+from choros.training.data_advice import DataKind
 from choros.training.executors.executor import Executor
 from choros.training.executors.standard import InJobExecutor, LocalExecutor, make_executor
 from choros.training.executors.worker_pool import WorkerPool, check_workers, default_workers, each_devices
@@ -289,12 +290,14 @@ class Trainer:
             request.conductor.notice = StartupNotice(self._starting())
         result = self._executor.run(request)
         history: History = request.conductor.history
-        history.run, self.models = result.record, result.models
+        # Ranks of a job read a stream themselves; else this process reads it ahead of the workers.
+        data = DataKind.of(request.source, read_ahead=self._place.size == 1)
+        history.run, self.models = replace(result.record, data=data), result.models
         self._recording.write(result.lanes)
         if history.epoch:
             request.job.follow_datasets(history.epoch[-1] + 1, source=request.source, validation=request.validation)
         if request.verbose:
-            write_line(result.record.summary())
+            write_line(history.run.summary())
         return history
 
     def _starting(self) -> str:

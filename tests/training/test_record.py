@@ -2,12 +2,17 @@
 
 import json
 import sys
+import time
+from dataclasses import replace
 
 import keras
+import numpy as np
 import pytest
 
 import choros
+from choros.data import make_source
 from choros.errors import InvalidInputError
+from choros.training.data_advice import DataKind
 from choros.training.run_record import RunRecord
 from choros.training.spec import WorkerStats
 
@@ -20,6 +25,7 @@ from choros.training.spec import WorkerStats
         ({"seconds": 0.1}, 2, "with so little to train, one process (model.fit) is faster"),
         ({"seconds": 0.1}, 1, None),
         ({"waiting": 4.0}, 1, "40% of training for decode: choros.prefetch reads the next batches while a step runs"),
+        ({"waiting": 4.0}, 1, "which saves at most 40% of the time"),
     ],
 )
 def test_advice(facts, workers, said):
@@ -33,6 +39,84 @@ def test_advice(facts, workers, said):
 BUSY = {"steps": 100, "rows": 1000, "seconds": 10.0}
 
 
+class Slow(keras.utils.PyDataset):
+    """Batches that take much longer to read than a step."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+
+
+def slow_batches():
+    for index in range(10):
+        yield Slow()[index]
+
+
+WAITS = {"waiting": 9.5, "reading": 9.5}  # 95 % of the time
+
+
+@pytest.mark.parametrize(
+    ("data", "facts", "advised", "not_advised"),
+    [
+        (Slow, WAITS, ["give Slow workers=19 and as large a max_queue_size"], ["prefetch", "files"]),
+        (lambda: Slow(workers=4), WAITS, ["give Slow workers=32 (it has 4)"], ["prefetch", "files"]),
+        (lambda: Slow(workers=4), {"waiting": 5.0}, ["give Slow workers=8 (it has 4)"], ["prefetch"]),
+        (lambda: choros.prefetch(Slow()), WAITS | {"ahead": 2}, ["give Slow workers=20"], ["prefetch", "files"]),
+        (slow_batches, WAITS, ["one thread reads the generator", "PyDataset with workers="], ["prefetch", "files"]),
+        (lambda: choros.prefetch(slow_batches()), WAITS | {"ahead": 2}, ["the generator"], ["prefetch", "files"]),
+        (lambda: np.ones((4, 2)), WAITS, ["in memory", "choros.prefetch", "saves at most 5% of the time"], ["files"]),
+        (lambda: np.ones((4, 2)), {"waiting": 9.8}, ["in memory"], ["prefetch", "files"]),
+        (lambda: choros.prefetch(np.ones((4, 2)), augment=abs), WAITS | {"ahead": 2}, ["augment"], ["files"]),
+    ],
+)
+def test_the_setting_fits_the_kind_of_the_data(data, facts, advised, not_advised):
+    kind = DataKind.of(make_source(data()), read_ahead=True)
+    counts = WorkerStats(0, **BUSY | facts)
+    (bottleneck,) = replace(RunRecord.of(None, None, [counts], 0.0, []), data=kind).bottlenecks()
+    assert bottleneck.cause == "decode"
+    assert all(text in bottleneck.remedy for text in advised), bottleneck.remedy
+    assert not [text for text in not_advised if f"choros.{text}" in bottleneck.remedy], bottleneck.remedy
+
+
+@pytest.mark.parametrize("library", ["torch", "tensorflow"])
+def test_streams_of_libraries_have_settings_for_readers(library):
+    module = pytest.importorskip(library, reason=f"{library} is not installed")
+    if library == "torch":
+        stream = module.utils.data.DataLoader([(1.0, 1.0)] * 4, batch_size=2, num_workers=1)
+        advised = "give the DataLoader num_workers=20 (it has 1)"
+    else:
+        stream = module.data.Dataset.from_tensor_slices(([1.0], [1.0])).batch(1)
+        advised = "num_parallel_calls=tf.data.AUTOTUNE"
+    kind = DataKind.of(make_source(stream), read_ahead=True)
+    record = replace(RunRecord.of(None, None, [WorkerStats(0, **BUSY | WAITS)], 0.0, []), data=kind)
+    assert advised in record.bottlenecks()[0].remedy
+
+
+def test_a_fit_names_the_workers_of_its_dataset():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    run = choros.Trainer(model, workers=1, echo=False).fit(Slow(), verbose=0).run
+    assert run.bottlenecks()[0].remedy.startswith("give Slow workers=")
+    assert run.to_dict()["data"]["kind"] == "PyDataset"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "data", "remedy"),
+    [
+        (choros.AllReduce(), "arrays", "a larger batch_size, or fewer workers"),
+        (choros.LocalSGD(), "arrays", "a larger batch_size or window, or fewer workers"),
+        (choros.Averaging(), "stream", "a larger global batch, or fewer workers"),
+    ],
+)
+def test_what_makes_exchanges_rare_fits_the_algorithm_and_the_data(algorithm, data, remedy):
+    tallies = [WorkerStats(rank, **BUSY, exchanging=6.0) for rank in range(2)]
+    record = replace(RunRecord.of(algorithm, "sync", tallies, 0.0, []), data=DataKind(data))
+    assert record.bottlenecks()[0].remedy.startswith(remedy)
+
+
 @pytest.mark.parametrize(
     ("mode", "facts", "expected"),
     [
@@ -42,7 +126,7 @@ BUSY = {"steps": 100, "rows": 1000, "seconds": 10.0}
         (
             "sync",
             [{"waiting": 8.0, "reading": 6.0, "copying": 2.0, "ahead": 2}] * 2,
-            [("decode", 0.6, None, "choros.files"), ("copy", 0.2, None, "32 bits")],
+            [("decode", 0.6, None, "faster disk"), ("copy", 0.2, None, "32 bits")],
         ),
         ("sync", [{"exchanging": 4.0}] * 2, [("exchange", 0.4, None, "larger batch_size or window")]),
         (

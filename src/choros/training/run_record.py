@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
 from choros.training import record_view
+from choros.training.data_advice import DataKind, copy_remedy, read_remedy
 from choros.training.spec import WorkerStats
 
 # A straggler takes more than 1.5 times the others' median per step, in at least 1 second and 10 steps of training.
@@ -149,6 +150,7 @@ class RunRecord:
             "torch (gloo) over shared memory", "a center in shared memory", "nothing" ...
         keeping: float. CPU seconds, summed over all processes, for collecting and writing the state.
         restarts: tuple of Restart. The failures after which training resumed.
+        data: the kind of the data, on which the advice of ``bottlenecks`` depends.
     """
 
     algorithm: Any
@@ -166,6 +168,7 @@ class RunRecord:
     group: str = "nothing"
     restarts: tuple[Restart, ...] = ()
     keeping: float = 0.0
+    data: DataKind = field(default_factory=DataKind)
 
     @classmethod
     def of(
@@ -276,16 +279,22 @@ class RunRecord:
             exchanging = [worker.exchanging for worker in workers]
         slowest = workers[work.index(max(work))]
         found = (
-            Bottleneck("decode", fmean(worker.decoding for worker in workers), _decode_remedy(slowest)),
-            Bottleneck("copy", fmean(worker.copying for worker in workers), _copy_remedy(slowest)),
-            Bottleneck("exchange", fmean(exchanging), "a larger batch_size or window, or fewer workers, is faster"),
+            Bottleneck("decode", fmean(worker.decoding for worker in workers), read_remedy(self.data, slowest)),
+            Bottleneck("copy", fmean(worker.copying for worker in workers), copy_remedy(slowest)),
+            Bottleneck("exchange", fmean(exchanging), self._exchange_remedy()),
             Bottleneck("slow rank", fmean(waits), self._slow_remedy(slowest), slowest.rank),
         )
         return tuple(sorted((b for b in found if b.share >= _NAMED), key=lambda b: -b.share))
 
+    def _exchange_remedy(self) -> str:
+        batches = "batch_size" if self.data.kind in ("arrays", "files") else "global batch"
+        fixed = getattr(self.algorithm, "level", "") == "gradients" or getattr(self.algorithm, "window", 1) == 0
+        window = "" if fixed else " or window"
+        return f"a larger {batches}{window}, or fewer workers, is faster"
+
     def _slow_remedy(self, worker: WorkerRecord) -> str:
         if worker.waiting > 0.5:
-            return f"most of its time it waits for data: {_decode_remedy(worker)}"
+            return f"most of its time it waits for data: {read_remedy(self.data, worker)}"
         where = f" on {worker.host}" if worker.host else " there"
         other = "an asynchronous algorithm such as 'aeasgd' does not wait for it" if self.mode == "sync" else ""
         return f"end other programs{where}, or train without this rank" + (f"; {other}" if other else "")
@@ -320,15 +329,3 @@ class RunRecord:
                     text += f"; {bottleneck.share:.0%} of training for {bottleneck.cause}: {bottleneck.remedy}"
                     break
         return text
-
-
-def _decode_remedy(worker: WorkerRecord) -> str:
-    if not worker.ahead:
-        return "choros.prefetch reads the next batches while a step runs"
-    return "choros.files(decode=...) decodes each row once for all workers; free cores (threads=) help the reader"
-
-
-def _copy_remedy(worker: WorkerRecord) -> str:
-    if not worker.ahead:
-        return "choros.prefetch copies the next batches while a step runs"
-    return "data of 32 bits or fewer are not converted; give prefetch a larger depth"
