@@ -191,12 +191,13 @@ def warn_without_effect(owner: str, reason: str, /, **given: object) -> None:
         ...     for _ in range(2):
         ...         warn_without_effect("train", "there is one device", device="gpu:1", depth=0)
         >>> [str(warning.message) for warning in caught]
-        ['device has no effect on train: there is one device.']
+        ['device has no effect on train: there is one device; remove it.']
     """
     names = [argument for argument, value in given.items() if value and (owner, argument) not in _warned_of]
     _warned_of.update((owner, argument) for argument in names)
     if names:
-        warn(f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect on {owner}: {reason}.")
+        verb, object_ = ("has", "it") if len(names) == 1 else ("have", "them")
+        warn(f"{', '.join(names)} {verb} no effect on {owner}: {reason}; remove {object_}.")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -41,6 +41,7 @@ from choros.training.model_io.serialization import PackedModel, pack_model
 from choros.training.recording import Recording
 from choros.training.spec import FitConfig, FitRequest
 from choros.training.startup_notice import StartupNotice
+from choros.training.unused_arguments import PROFILED, warn_of_unused_arguments
 from choros.training.validation import (
     check_average,
     check_batch_shape,
@@ -162,7 +163,7 @@ class Trainer:
         restarts: int = 0,
         timeline: str | os.PathLike[str] | None = None,
         profile: str | os.PathLike[str] | None = None,
-        profile_batches: tuple[int, int] = (10, 14),
+        profile_batches: tuple[int, int] = PROFILED,
         strict: bool = True,
         executor: Executor | None = None,
     ) -> None:
@@ -172,6 +173,11 @@ class Trainer:
             raise InvalidInputError("executor= decides where ranks run: leave launcher and pool out.")
         self._place = check_place(workers, self.algorithm, pool) if executor is None else Place()
         self._launcher = launcher_of(launcher)
+        if not self._place.rank:  # one rank of a job warns
+            given: dict[str, Any] = {"threads": threads, "bind": bind, "devices": devices, "echo": echo}
+            given |= {"profile": profile, "profile_batches": profile_batches}
+            job = self._place.launcher if self._place.size > 1 else ""
+            warn_of_unused_arguments(self.algorithm, workers, given, pool, self._launcher, job)
         if network and self._launcher is None:
             own_address(network)  # workers on one machine need no network, but an unknown name is a mistake
         if self._place.size > 1:

@@ -105,7 +105,7 @@ def test_single_has_one_worker(make_model, data, pools, same, same_history):
     x, y = data()
     plain, given = make_model(), make_model()
     how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-    trainer = choros.Trainer(given, "single", workers=2, pool=pools(2))
+    trainer = choros.Trainer(given, "single", pool=pools(2))
     assert trainer.workers == 1
     same_history(trainer.fit(x, y, **how), plain.fit(x, y, **how))
     same(given, plain)

@@ -103,6 +103,12 @@ class Algorithm:
             raise UnstableAlgorithmError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
+    def unused(self) -> dict[str, str]:
+        """Return the arguments that were given and have no effect, each with the reason; ``Trainer`` warns of them."""
+        if self.mode is None and self.window != type(self).window:
+            return {"window": "its workers never exchange"}
+        return {}
+
     @property
     def uses_seen(self) -> bool:
         """True if ``propose`` may read ``seen``; if False, ``seen`` need not be kept."""

@@ -39,6 +39,12 @@ class DOWNPOUR(Algorithm):
     adagrad: bool = False
     gamma: float = 0.01
 
+    def unused(self) -> dict[str, str]:
+        """Return ``gamma`` if it was given without ``adagrad``."""
+        if self.adagrad or self.gamma == type(self).gamma:
+            return super().unused()
+        return {**super().unused(), "gamma": "it is the rate of Adagrad, which adagrad=True selects"}
+
     def start(self, center: Vector, workers: int = 1) -> Memory:
         """Return the accumulated squares, zero; nothing without ``adagrad``."""
         return (0 * center,) if self.adagrad else ()

@@ -1,0 +1,47 @@
+"""The warning about arguments of a ``Trainer`` that have no effect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from choros.errors import warn_without_effect
+
+if TYPE_CHECKING:
+    from choros.algorithms import Algorithm
+
+PROFILED = (10, 14)  # the default of ``profile_batches``
+
+
+def warn_of_unused_arguments(
+    algorithm: Algorithm, workers: int | None, given: dict[str, Any], pool: object, launcher: object, job: str
+) -> None:
+    """Warn once of each argument of a ``Trainer`` and of its algorithm that was given and has no effect.
+
+    Args:
+        algorithm: the algorithm.
+        workers: the argument of ``Trainer``.
+        given: the arguments ``threads``, ``bind``, ``devices``, ``echo``, ``profile`` and ``profile_batches``.
+        pool: the argument of ``Trainer``.
+        launcher: the launcher, or None.
+        job: str. The launcher of the job that this process is a rank of; "" for none.
+    """
+    for argument, reason in algorithm.unused().items():
+        warn_without_effect(type(algorithm).__name__, reason, **{argument: True})
+    if type(algorithm).__name__ == "Single":
+        warn_without_effect("Trainer", "Single has one worker", workers=workers not in (None, 1))
+    windowed = given["profile"] is None and given["profile_batches"] not in (PROFILED, [*PROFILED])
+    warn_without_effect("Trainer", "no directory is given by profile=", profile_batches=windowed)
+    settings = {
+        "threads": given["threads"] is not None,
+        "bind": not given["bind"],
+        "echo": not given["echo"],
+        "devices": given["devices"] != "auto",
+    }
+    if pool is not None:
+        warn_without_effect("Trainer", "the workers of pool= have the settings of the pool", **settings)
+    elif job:
+        settings["devices"] = given["devices"] in ("cpu", "gpu")  # "shared" has an effect
+        warn_without_effect("Trainer", f"this process is a rank of a job that {job} started", **settings)
+    elif launcher is not None:
+        devices = settings["devices"]
+        warn_without_effect("Trainer", "the ranks of launcher= choose their devices themselves", devices=devices)
