@@ -177,7 +177,7 @@ class Trainer:
             given: dict[str, Any] = {"threads": threads, "bind": bind, "devices": devices, "echo": echo}
             given |= {"profile": profile, "profile_batches": profile_batches}
             job = self._place.launcher if self._place.size > 1 else ""
-            warn_of_unused_arguments(self.algorithm, workers, given, pool, self._launcher, job)
+            warn_of_unused_arguments(self.algorithm, workers, given, pool, self._launcher or executor, job)
         if network and self._launcher is None:
             own_address(network)  # workers on one machine need no network, but an unknown name is a mistake
         if self._place.size > 1:

@@ -1,10 +1,12 @@
 """Arguments that have no effect give one warning, which says why and what to do."""
 
 import keras
+import numpy as np
 import pytest
 
 import choros
 from choros.algorithms import Algorithm
+from choros.errors import InvalidInputError
 
 
 @pytest.fixture
@@ -52,6 +54,21 @@ def test_settings_of_workers_in_a_job_are_warned_of_by_one_rank(rank, model, mon
         return
     with pytest.warns(UserWarning, match="^threads has no effect on Trainer: this process is a rank of a job that"):
         choros.Trainer(model, threads=1)
+
+
+def test_a_transport_that_does_not_exist_is_refused_outside_of_a_job_too(model, monkeypatch):
+    monkeypatch.setenv("CHOROS_COMM", "mip")
+    with pytest.raises(InvalidInputError, match=r"CHOROS_COMM='mip' is none of: shared, mpi, tcp, torch, jax.* Unset"):
+        choros.Trainer(model, workers=2)
+    with pytest.raises(InvalidInputError, match="CHOROS_COMM='mip' is none of"):
+        choros.shard(np.zeros((4, 2)), global_batch_size=2)
+
+
+@pytest.mark.parametrize("name", ["tcp", "torch", "jax"])
+def test_a_transport_that_local_workers_do_not_use_is_warned_of(name, model, monkeypatch):
+    monkeypatch.setenv("CHOROS_COMM", name)
+    with pytest.warns(UserWarning, match=r"^CHOROS_COMM has no effect on Trainer: workers on this machine exchange by"):
+        choros.Trainer(model, workers=2)
 
 
 @pytest.mark.usefixtures("model")

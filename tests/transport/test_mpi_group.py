@@ -203,7 +203,8 @@ def test_mpi_that_was_asked_for_a_place_and_says_one_of_one_is_refused_where_a_l
         "models" in told
     )
     told = alone("import choros.hvd as hvd; hvd.init(); raise ValueError(hvd.size())", CHOROS_COMM="mpi")
-    assert "choros: CHOROS_COMM=mpi is set, and MPI reports a single process" in told
+    assert "choros: CHOROS_COMM=mpi is set, and MPI reports a single process: there are no ranks" in told
+    assert "the workers of a Trainer on this machine exchange by shared memory. Start this script with mpiexec" in told
     assert "ValueError: 1" in told
     told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", ALPS_APP_PE="1")
     assert "as alps reports it, is inconsistent: PMI_SIZE is not set" in told

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from choros.comm.bootstrap.select import MPI, SHARED
 from choros.errors import warn_without_effect
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ def warn_of_unused_arguments(
         workers: the argument of ``Trainer``.
         given: the arguments ``threads``, ``bind``, ``devices``, ``echo``, ``profile`` and ``profile_batches``.
         pool: the argument of ``Trainer``.
-        launcher: the launcher, or None.
+        launcher: the launcher or executor, or None for workers of this machine.
         job: str. The launcher of the job that this process is a rank of; "" for none.
     """
     for argument, reason in algorithm.unused().items():
@@ -44,4 +46,7 @@ def warn_of_unused_arguments(
         warn_without_effect("Trainer", f"this process is a rank of a job that {job} started", **settings)
     elif launcher is not None:
         devices = settings["devices"]
-        warn_without_effect("Trainer", "the ranks of launcher= choose their devices themselves", devices=devices)
+        warn_without_effect("Trainer", "the ranks choose their devices themselves", devices=devices)
+    if not job and launcher is None and os.environ.get("CHOROS_COMM", "") not in ("", SHARED, MPI):  # MPI: find_place
+        reason = "workers on this machine exchange by shared memory, and the variable is for the ranks of a job"
+        warn_without_effect("Trainer", reason, CHOROS_COMM=True)

@@ -12,7 +12,7 @@ import logging
 import os
 
 from choros.cluster import Place, strange
-from choros.comm.bootstrap.select import MPI
+from choros.comm.bootstrap.select import MPI, check_name
 from choros.errors import InvalidInputError
 
 logger = logging.getLogger(__name__)
@@ -38,13 +38,14 @@ def find_place(timeout: float = 300.0) -> Place:
         timeout: float. Seconds that the start of MPI may last, if it is needed. Defaults to 300.
 
     Raises:
-        InvalidInputError: the launcher's variables contradict each other; or an MPI launcher started this process and
-            its rank is unknown, so each rank would train alone.
+        InvalidInputError: ``CHOROS_COMM`` names nothing; the launcher's variables contradict each other; or an MPI
+            launcher started this process and its rank is unknown, so each rank would train alone.
 
     Example:
         >>> find_place().rank
         0
     """
+    check_name()
     contradiction: InvalidInputError | None = None
     try:
         place = Place.here()
@@ -76,7 +77,11 @@ def _place_from_mpi(timeout: float, signs: str, contradiction: InvalidInputError
                 f"CHOROS_COMM=mpi is set, and MPI reports rank 0 of 1 for this process, though {signs} shows a "
                 f"launcher: the ranks would train separate models. {mpi_runtime.remedy()}"
             )
-        logger.warning("CHOROS_COMM=mpi is set, and MPI reports a single process")
+        logger.warning(
+            "CHOROS_COMM=mpi is set, and MPI reports a single process: there are no ranks that MPI could connect, and "
+            "the workers of a Trainer on this machine exchange by shared memory. Start this script with mpiexec for "
+            "ranks that exchange by MPI, or unset CHOROS_COMM."
+        )
         return Place()
     mpi_runtime.abort_on_exception(mpi_runtime.load_mpi())
     os.environ.update({f"CHOROS_MPI_{name.upper()}": str(value) for name, value in numbers.items()})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from choros.cluster import Place, meets_by_mpi
 from choros.cluster.launcher_env import points_of
@@ -70,6 +70,32 @@ def choose(place: Place, environ: Mapping[str, str] | None = None) -> Choice:
     )
 
 
+def check_name(environ: Mapping[str, str] | None = None) -> None:
+    """Refuse a ``CHOROS_COMM`` that names nothing, also in a process without other ranks.
+
+    Args:
+        environ: mapping to read instead of ``os.environ``. Defaults to None.
+
+    Raises:
+        InvalidInputError: no group and no library has the name.
+
+    Example:
+        >>> check_name({"CHOROS_COMM": "tcp"})
+    """
+    requested = (os.environ if environ is None else environ).get("CHOROS_COMM", "")
+    if requested not in ("", *BUILT_IN, *OFFLOAD_LIBRARIES):
+        installed = points_of(ENTRY_POINT_GROUP)
+        if requested not in [point.name for point in installed]:
+            _refuse(requested, installed)
+
+
+def _refuse(requested: str, installed: tuple[EntryPoint, ...]) -> NoReturn:
+    known = ", ".join([*BUILT_IN, *OFFLOAD_LIBRARIES, *(point.name for point in installed)])
+    raise InvalidInputError(
+        f"CHOROS_COMM={requested!r} is none of: {known}. Unset it, or install the package that brings it."
+    )
+
+
 def _choose(place: Place, requested: str, environ: Mapping[str, str], installed: tuple[EntryPoint, ...]) -> Choice:
     shared_fd, by_mpi = environ.get("CHOROS_COMM_FD"), meets_by_mpi(place.launcher)
     if requested in ("", SHARED) and shared_fd:
@@ -87,10 +113,7 @@ def _choose(place: Place, requested: str, environ: Mapping[str, str], installed:
     if requested and requested != SHARED:
         if matching := tuple(point for point in installed if point.name == requested):
             return Choice(ENTRY_POINT, f"{requested} (CHOROS_COMM), by {matching[0].value}", matching)
-        known = ", ".join([*BUILT_IN, *OFFLOAD_LIBRARIES, *(point.name for point in installed)])
-        raise InvalidInputError(
-            f"CHOROS_COMM={requested!r} is none of: {known}. Unset it, or install the package that brings it."
-        )
+        _refuse(requested, installed)
     if installed and not requested:
         return Choice(ENTRY_POINT, "the first that takes the job of " + ", ".join(p.name for p in installed), installed)
     raise InvalidInputError(
