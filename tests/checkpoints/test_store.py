@@ -285,6 +285,11 @@ def test_settings_without_a_meaning_are_refused(how, words, tmp_path):
         Checkpoint(tmp_path, **how)
 
 
+def test_numbers_may_be_of_numpy(tmp_path):
+    assert Checkpoint(tmp_path, every=np.int64(5), keep=np.int64(2)).rule == {"batches": 5}
+    assert type(Checkpoint(tmp_path, every=np.int64(5)).rule["batches"]) is int  # JSON takes no other
+
+
 def test_a_time_that_is_no_number_is_refused_with_its_variable(tmp_path, monkeypatch):
     for value in ("abc", "nan"):
         monkeypatch.setenv("CHOROS_STOP_AT", value)

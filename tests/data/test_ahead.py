@@ -86,7 +86,7 @@ def test_the_times_of_reading_and_copying_are_counted_apart():
 
 def test_prefetch_changes_x_alone_and_travels():
     x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
-    source = make_source(prefetch((x, y), depth=3, augment=lambda x: -x))
+    source = make_source(prefetch((x, y), depth=np.int64(3), augment=lambda x: -x))
     assert isinstance(source, PrefetchSource)
     assert (source.rows, source.steps(2), source.depth) == (5, 3, 3)
     source = serialization.unpack(*serialization.pack(source))

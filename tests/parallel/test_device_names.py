@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from choros.backends import devices
@@ -23,6 +24,7 @@ NAMES = {
     "/job:worker/task:1/device:GPU:0": "gpu:0",
     "/job:worker/replica:0/task:1/gpu:2": "gpu:2",
     "/job:chief/device:TPU:7": "tpu:7",
+    "cpu:00": "cpu:0",
 }
 
 
@@ -48,11 +50,38 @@ def test_an_object(device, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpu:x", "gpu:-1", "/job:worker/task:1/", "/gpu:0/cpu:0", "/replica:1/gpu:0", "0"]
+    "name", ["", "gpu:x", "gpu:-1", "/gpu:0/cpu:0", "0", "job:", "/device:*:0", "/task:1/job:a", "/device", "cpu0"]
 )
 def test_what_is_no_name_is_refused(name):
     with pytest.raises(InvalidInputError, match="is no name of a device of this process: give one such as 'gpu:0'"):
         device_names([name])
+
+
+@pytest.mark.parametrize(
+    "name", ["/job:worker", "/job:worker/task:1", "/job:worker/replica:0/task:1/", "task:1", "/replica:0"]
+)
+@pytest.mark.parametrize("make", [str, lambda name: SimpleNamespace(to_string=lambda: name)])
+def test_the_name_of_a_process_is_refused_with_a_device_of_it(name, make):
+    whole = f"'{name.rstrip('/')}/device:GPU:0'"
+    with pytest.raises(InvalidInputError, match=f"^'{name}' names a process, and no device of it: .* {whole}, or"):
+        device_names([make(name)])
+
+
+def test_a_device_of_another_replica_is_of_another_process():
+    with pytest.raises(InvalidInputError, match=r"device /replica:1/gpu:0 is of another process; this one is rank 0"):
+        device_names("/replica:1/gpu:0")
+    with pytest.raises(InvalidInputError, match=r"cpu:0, /job:a/replica:1/task:0/cpu:1 are of several processes"):
+        device_names(["/job:a/task:0/cpu:0", "/job:a/replica:1/task:0/cpu:1"])
+
+
+def test_a_number_may_be_of_numpy_and_not_text(monkeypatch):
+    monkeypatch.setattr(devices, "list_devices", lambda kind=None: ["cpu:0", "cpu:1", "cpu:2"])
+    assert devices.choose_devices(np.int64(2)) == ["cpu:0", "cpu:1"]
+    assert devices.choose_devices(np.array(["cpu:2", "cpu:1"])) == ["cpu:2", "cpu:1"]
+    with pytest.raises(InvalidInputError, match="devices=True: there are 3"):
+        devices.choose_devices(True)
+    with pytest.raises(InvalidInputError, match="'2' is no name of a device .*: give 2 without quotes for so many"):
+        devices.choose_devices("2")
 
 
 def test_what_is_no_device_is_refused():

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from choros.data.conversion import as_arrays, brings_targets
 from choros.data.tree import leaves
 from choros.errors import InvalidDataError
@@ -60,7 +62,7 @@ def prefetch(source: object, depth: int = 2, augment: Augment | None = None) -> 
         >>> prefetch((np.zeros((4, 2)), np.zeros(4)), depth=3).depth
         3
     """
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+    if not isinstance(depth, int | np.integer) or isinstance(depth, bool) or depth < 1:
         raise InvalidDataError(f"depth={depth!r}: give a whole number of batches, 1 or more.")
     if augment is not None and not callable(augment):
         raise InvalidDataError(f"augment is of type {type(augment).__name__}: give a function or a Keras layer.")
@@ -69,7 +71,7 @@ def prefetch(source: object, depth: int = 2, augment: Augment | None = None) -> 
     if not 1 <= len(source) <= 3:
         raise InvalidDataError(f"{len(source)} parts were given: give x, (x, y) or (x, y, sample_weight).")
     x, y, weight = (*source, None, None)[:3]
-    return Prefetch((x, y, weight), depth, augment)
+    return Prefetch((x, y, weight), int(depth), augment)
 
 
 class PrefetchSource:

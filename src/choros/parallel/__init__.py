@@ -10,7 +10,7 @@ parallel.save("model.keras")  # saves the serial model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from choros.backends.devices import Devices, device_of, list_devices, logical_devices
@@ -99,7 +99,7 @@ def multi_gpu_model(  # noqa: D417 - two arguments share one entry
         cpu_merge=not cpu_merge,
         cpu_relocation=cpu_relocation,
     )
-    if gpus is None or isinstance(gpus, int):
+    if gpus is None or not isinstance(gpus, Iterable):
         return make_parallel(model, gpus)
     kind = list_devices()[0].partition(":")[0]
     return make_parallel(model, [f"{kind}:{number}" for number in gpus])

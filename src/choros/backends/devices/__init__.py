@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import operator
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,9 @@ def logical_devices(count: int) -> list[str]:
     Raises:
         InvalidInputError: the backend is already in use and has fewer CPU devices, or the count is invalid.
     """
+    given, count = count, _number(count)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidInputError(f"{count!r} devices: give a whole number, 1 or more.")
+        raise InvalidInputError(f"{given!r} devices: give a whole number, 1 or more.")
     if not _backend().logical(count) and (available := len(list_devices("cpu"))) < count:
         raise InvalidInputError(
             f"The backend runs already, with {available} CPU devices: call logical_devices({count}) before the first "
@@ -81,6 +83,7 @@ def choose_devices(devices: Devices | None) -> list[str]:
     Raises:
         InvalidInputError: a device does not exist, is named twice, or is of another process.
     """
+    devices = _number(devices)
     if devices is None or isinstance(devices, int):
         if devices is not None and devices > 1:
             with contextlib.suppress(InvalidInputError):  # the error below lists the existing devices
@@ -107,6 +110,16 @@ def choose_devices(devices: Devices | None) -> list[str]:
     if len(set(names)) < len(names):
         raise InvalidInputError(f"devices={names}: one is named twice.")
     return names
+
+
+def _number(value: Any) -> Any:
+    """Return a whole number of any library, such as ``np.int64(2)``, as an int; anything else unchanged."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def _listed(names: Sequence[str]) -> str:

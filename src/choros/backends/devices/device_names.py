@@ -85,10 +85,12 @@ Device: TypeAlias = str | SpecWithText | SpecWithIndex | LogicalDevice | JaxDevi
 Devices: TypeAlias = int | Device | Sequence[Device]
 
 _NAME = re.compile(
-    r"/?(?:job:(?P<job>\w+)/?)?(?:replica:0/?)?(?:task:(?P<task>\d+)/?)?(?:(?:physical_)?device:)?"
-    r"(?P<kind>[a-z]\w*)(?::(?P<number>\d+|\*))?",
+    r"/?(?:job:(?P<job>\w+)/)?(?:replica:(?P<replica>\d+)/)?(?:task:(?P<task>\d+)/)?(?:(?:physical_)?device:)?"
+    r"(?P<kind>(?!(?:job|replica|task|device|physical_device)\b)[a-z]\w*(?<!\d))(?::(?P<number>\d+|\*))?",
     re.ASCII,
 )
+# A name that ends before the device.
+_PROCESS = re.compile(r"/?(?=[jrt])(?:job:\w+(?:/|$))?(?:replica:\d+(?:/|$))?(?:task:\d+(?:/|$))?", re.ASCII)
 _KINDS = {"cuda": "gpu", "rocm": "gpu"}  # as PyTorch and JAX name them
 
 
@@ -108,25 +110,31 @@ def device_names(devices: Device | Iterable[Device]) -> list[str]:
         >>> device_names(["/job:localhost/replica:0/task:0/device:CPU:1", "/gpu:0", "cuda:1", "cpu"])
         ['cpu:1', 'gpu:0', 'gpu:1', 'cpu:0']
     """
+    if isinstance(devices, str) and devices.strip().isdecimal():
+        raise InvalidInputError(
+            f"{devices!r} is no name of a device of this process: give {int(devices)} without quotes for so many "
+            "devices, or a name such as 'gpu:0'."
+        )
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         texts = [_text(devices)]
     else:
         texts = [_text(device) for device in devices]
     matches = [_match(text) for text in texts]
     tasks = {
-        (match["job"] or "worker", match["task"]): text
+        (match["job"] or "worker", int(match["replica"] or 0), int(match["task"] or 0)): text
         for match, text in zip(matches, texts, strict=True)
-        if match["task"] is not None and match["job"] != "localhost"
+        if int(match["replica"] or 0) or (match["task"] is not None and match["job"] != "localhost")
     }
     if len(tasks) > 1:
         raise InvalidInputError(
             f"The devices {', '.join(tasks.values())} are of several processes: give the devices of this process. "
             "choros.Trainer trains with several processes."
         )
-    for (job, task), text in tasks.items():
-        _check_task(job, int(task), text)
+    for (job, replica, task), text in tasks.items():
+        _check_task(job, replica, task, text)
     return [
-        f"{_KINDS.get(match['kind'], match['kind'])}:{(match['number'] or '0').replace('*', '0')}" for match in matches
+        f"{_KINDS.get(match['kind'], match['kind'])}:{int((match['number'] or '0').replace('*', '0'))}"
+        for match in matches
     ]
 
 
@@ -151,7 +159,13 @@ def _text(device: Device) -> str:
 
 
 def _match(text: str) -> re.Match[str]:
-    match = _NAME.fullmatch(text.strip().lower())
+    name = text.strip().lower()
+    match = _NAME.fullmatch(name)
+    if match is None and _PROCESS.fullmatch(name):
+        raise InvalidInputError(
+            f"{text!r} names a process, and no device of it: give a device too, as in "
+            f"'{text.strip().rstrip('/')}/device:GPU:0', or 'gpu:0' for one of this process."
+        )
     if match is None:
         raise InvalidInputError(
             f"{text!r} is no name of a device of this process: give one such as 'gpu:0', '/device:GPU:0' or "
@@ -160,7 +174,7 @@ def _match(text: str) -> re.Match[str]:
     return match
 
 
-def _check_task(job: str, task: int, text: str) -> None:
+def _check_task(job: str, replica: int, task: int, text: str) -> None:
     """Refuse the name of a device of another process. A process without a launcher may have any task."""
     place = Place.here()
     if place.launcher == "tf_config":
@@ -171,7 +185,7 @@ def _check_task(job: str, task: int, text: str) -> None:
         )
     else:
         this_task, matches = f"rank {place.rank}", job != "ps" and (place.size == 1 or task == place.rank)
-    if not matches:
+    if replica or not matches:
         raise InvalidInputError(
             f"The device {text} is of another process; this one is {this_task}. Give the devices of this process, "
             "such as '/device:GPU:0'."

@@ -80,7 +80,7 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        if isinstance(keep, bool) or not isinstance(keep, int | np.integer) or keep < 1:
             raise InvalidInputError(f"keep={keep!r}: give the number of checkpoints to keep, 1 or more.")
         self.directory, self.keep = Path(directory), keep
 
