@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from choros.cli import main
 from choros.tools.tune import Outcome, Trial, grid, search
 
 HEAD = """
@@ -87,12 +88,38 @@ def test_a_script_that_fails_says_why(tmp_path):
 def test_a_script_that_trains_too_few_steps_is_named_once_and_what_to_do(tmp_path):
     """Binding and spin time are not tried where no number of ranks and threads worked."""
     path = tmp_path / "script.py"
-    path.write_text("print('no fit here')")
+    path.write_text(HEAD + "model.compile('sgd', 'mse')\nmodel.fit(x, x[:, :3], batch_size=32, verbose=0)")
     done = tune(path, "--ranks", 1, "--threads", 1, "--steps", 4, "--warmup", 2, [])
     assert done.returncode == 1
-    advice = "the script ended before step 6 of a fit: train longer, or give fewer --steps or --warmup"
+    advice = (
+        "the script ended after 2 steps of fit, and 6 are needed (--warmup 2 + --steps 4): train longer, or give "
+        "smaller numbers"
+    )
     assert done.stdout.splitlines()[1:] == [f"    1       1   yes         0  failed: {advice}"]
-    assert done.stderr.splitlines()[-2:] == ["[0] no fit here", advice]
+    assert done.stderr.splitlines()[-1] == advice
+
+
+def test_a_script_without_a_fit_is_tried_once(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("print('no fit here')")
+    done = tune(path, "--ranks", "1,2", "--threads", 1, [])
+    assert done.returncode == 1
+    (row,) = done.stdout.splitlines()[1:]
+    assert row.startswith("    1       1   yes         0  failed: the script ended, and no fit was seen: tune measures")
+    assert "The first trial failed, and no other was made. It printed last:\n[0] no fit here\n" in done.stderr
+
+
+@pytest.mark.parametrize(("step", "similar"), [(1.04, True), (1.2, False)])
+def test_settings_that_differ_by_less_than_their_steps_are_told(step, similar, monkeypatch, capsys, tmp_path):
+    def run_trial(trial, *_):
+        return Outcome(trial, step if trial.ranks == 2 else 1.0, spread=0.05)
+
+    monkeypatch.setattr("choros.tools.tune.run_trial", run_trial)
+    (tmp_path / "script.py").touch()
+    options = ["--ranks", "1,2", "--threads", "1", "--bind", "yes", "--blocktime", "0"]
+    assert main(["tune", *options, str(tmp_path / "script.py")]) == 0
+    text = "1 other setting differs from the fastest by less than the times of its steps vary"
+    assert (text in capsys.readouterr().out) == similar
 
 
 def test_what_is_no_script_is_refused(tmp_path):

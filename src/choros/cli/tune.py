@@ -25,7 +25,8 @@ examples:
   choros tune train.py
   choros tune -n 2,4 --threads 1,2 --bind yes train.py --batch-size 256
 
-Exit codes: 0 success; 1 all trials failed; 2 wrong usage, and nothing was started; 130 interrupted (Ctrl-C).
+Exit codes: 0 success; 1 all trials failed, or the script makes no fit; 2 wrong usage, and nothing was started;
+130 interrupted (Ctrl-C).
 """
 
 
@@ -117,7 +118,14 @@ def main(args: argparse.Namespace) -> int:
         print(outcome.text(), flush=True)
     best = min(outcomes, key=lambda outcome: outcome.cost)
     if best.failure:
-        raise WorkerFailedError(f"All trials failed. The first one printed last:\n{outcomes[0].failure}", rank=0)
+        failed = (
+            "The first trial failed, and no other was made. It" if best.no_fit else "All trials failed. The first one"
+        )
+        raise WorkerFailedError(f"{failed} printed last:\n{best.failure}", rank=0)
+    similar = sum(best.about_as_fast(other) for other in outcomes if other is not best)
+    if similar:
+        others = "1 other setting differs" if similar == 1 else f"{similar} other settings differ"
+        print(f"\n{others} from the fastest by less than the times of its steps vary: more --steps tell them apart.")
     print(f"\nThe fastest here; the line for the job script:\n    {best.trial.command_line(words)}", flush=True)
     return 0
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from choros.tools.tune.settings import TUNE, TuneSettings
+from choros.tools.tune.settings import SEEN, TUNE, TuneSettings
 
 _POLL = 0.1  # seconds between two looks for the result of a trial
 _PATIENCE = 30.0  # seconds that the ranks may take to end after SIGTERM
@@ -73,17 +73,34 @@ class Outcome:
         epoch: float or None. Seconds of an epoch's steps: the number of steps times their median. None if the script
             does not know the number.
         failure: str. The last lines of the output, if the trial failed.
+        spread: float. Half of the difference of the quartiles of the steps' seconds.
+        no_fit: bool. Whether the script ended without a fit. Other trials would do so too.
     """
 
     trial: Trial
     step: float = float("inf")
     epoch: float | None = None
     failure: str = ""
+    spread: float = 0.0
+    no_fit: bool = False
 
     @property
     def cost(self) -> float:
         """The figure by which trials are compared: seconds of an epoch, or of a step if the epoch is unknown."""
         return self.step if self.epoch is None else self.epoch
+
+    def about_as_fast(self, other: Outcome) -> bool:
+        """Return whether the times of two trials differ by less than those of their steps vary.
+
+        Example:
+            >>> best = Outcome(Trial(1, 1), step=1.0, epoch=8.0, spread=0.05)
+            >>> [best.about_as_fast(Outcome(Trial(2, 1), step, 8 * step, spread=0.01)) for step in (1.04, 1.1)]
+            [True, False]
+        """
+        if self.failure or other.failure:
+            return False
+        spread = max(each.spread * each.cost / max(each.step, 1e-9) for each in (self, other))
+        return abs(self.cost - other.cost) < spread
 
     def text(self) -> str:
         """Return a line of the report."""
@@ -123,6 +140,8 @@ def search(
 ) -> Iterator[Outcome]:
     """Yield the outcomes: first of ranks and threads, then of binding and spin time with the best of these, if any.
 
+    A script without a fit ends the search.
+
     Args:
         trials: a result of ``grid``.
         bindings: the values of ``bind`` to try.
@@ -140,6 +159,8 @@ def search(
     for trial in trials:
         outcomes.append(run(replace(trial, bind=bindings[0], blocktime=blocktimes[0])))
         yield outcomes[-1]
+        if outcomes[-1].no_fit:
+            return
     if all(outcome.failure for outcome in outcomes):
         return
     best = min(outcomes, key=lambda outcome: outcome.cost).trial
@@ -179,14 +200,30 @@ def run_trial(trial: Trial, target: Sequence[str], settings: TuneSettings, timeo
         if result.exists():
             return Outcome(trial, **json.loads(result.read_text()))
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-_LAST:]
-        needed = settings.warmup + settings.steps
+        no_fit = False
         if time.monotonic() >= limit:
             lines.append(f"no {settings.steps} steps in {timeout:g} s")
         elif job.returncode == 0:
-            lines.append(
-                f"the script ended before step {needed} of a fit: train longer, or give fewer --steps or --warmup"
-            )
-        return Outcome(trial, failure="\n".join(lines) or f"exit code {job.returncode}, and no output")
+            seen_file = Path(f"{result}{SEEN}")
+            seen = json.loads(seen_file.read_text()) if seen_file.exists() else {"fits": 1, "steps": 0}
+            no_fit = not seen["fits"]
+            lines.append(_too_short(settings, **seen))
+        failure = "\n".join(lines) or f"exit code {job.returncode}, and no output"
+        return Outcome(trial, failure=failure, no_fit=no_fit)
+
+
+def _too_short(settings: TuneSettings, fits: int, steps: int) -> str:
+    """Return the reason why a script that ended without an error was not measured, and the remedy."""
+    if not fits:
+        return (
+            "the script ended, and no fit was seen: tune measures the steps of keras.Model.fit or choros.Trainer.fit, "
+            "so give a script that calls one of them"
+        )
+    needed = settings.warmup + settings.steps
+    return (
+        f"the script ended after {steps} steps of fit, and {needed} are needed (--warmup {settings.warmup} + --steps "
+        f"{settings.steps}): train longer, or give smaller numbers"
+    )
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:

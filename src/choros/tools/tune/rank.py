@@ -1,7 +1,7 @@
 """The program of a rank of ``choros tune``: the user's script, whose ``fit`` ends after the measured steps.
 
 A callback is added to ``keras.Model.fit`` and to ``choros.Trainer.fit``. Rank 0 writes the median time of a step, and
-then waits for its end by ``choros tune``.
+then waits for its end by ``choros tune``. If the script ends before, it writes the numbers of fits and steps.
 """
 
 from __future__ import annotations
@@ -11,29 +11,34 @@ import inspect
 import json
 import os
 import runpy
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import choros
 from choros.callbacks.step_timer import StepTimer
 from choros.cluster import Place
-from choros.tools.tune.settings import TUNE, TuneSettings
+from choros.tools.tune.settings import SEEN, TUNE, TuneSettings
 
 _FOREVER = 3600.0  # seconds that a rank waits for its end
 
 
-def write_result(path: str, step: float, steps: int | None) -> None:
+def write_result(path: str, times: list[float], steps: int | None) -> None:
     """Write the result of a trial to a file, which then appears as a whole.
 
     Args:
         path: str. The file.
-        step: float. Median seconds of a step.
+        times: list of float. Seconds of each measured step.
         steps: int or None. Steps of an epoch.
     """
+    step = statistics.median(times)
+    quartiles = statistics.quantiles(times, method="inclusive") if len(times) > 1 else [step] * 3
     with open(f"{path}.part", "w") as file:
-        json.dump({"step": step, "epoch": steps and steps * step}, file)
+        json.dump({"step": step, "epoch": steps and steps * step, "spread": (quartiles[2] - quartiles[0]) / 2}, file)
     os.replace(file.name, path)
 
 
@@ -68,25 +73,44 @@ def add_timer(callbacks: Any, timer: StepTimer) -> list[Any]:
 
 
 def main() -> None:
-    """Run the script or module of the command line."""
+    """Run the script or module of the command line with a timer in each fit."""
     import keras
 
     place, settings = Place.here(), TuneSettings.of(os.environ[TUNE])
 
-    def report(step: float, steps: int | None) -> None:
+    def report(times: list[float], steps: int | None) -> None:
         """Write the result on rank 0, and wait for the end of this process."""
         if place.rank == 0:
-            write_result(settings.path, step, steps)
+            write_result(settings.path, times, steps)
         time.sleep(_FOREVER)
+
+    fits = 0
+
+    def timed(callbacks: Any) -> list[Any]:
+        """Count a fit, and add the timer to its callbacks."""
+        nonlocal fits
+        fits += 1
+        return add_timer(callbacks, timer)
 
     timer = StepTimer(settings.warmup, settings.steps, report)
     owners: tuple[Any, ...] = (keras.Model, choros.Trainer)
     for owner in owners:
-        owner.fit = with_argument(owner.fit, "callbacks", lambda callbacks: add_timer(callbacks, timer))
+        owner.fit = with_argument(owner.fit, "callbacks", timed)
     if place.size == 1:  # the only rank trains alone, and starts no workers
         choros.Trainer.__init__ = with_argument(  # type: ignore[method-assign]
             choros.Trainer.__init__, "workers", lambda workers: 1
         )
+    try:
+        _run_target()
+    finally:
+        with suppress(OSError):  # the folder is gone if this trial was ended
+            if place.rank == 0:
+                text = json.dumps({"fits": fits, "steps": len(timer.times)})
+                Path(f"{settings.path}{SEEN}").write_text(text)
+
+
+def _run_target() -> None:
+    """Run the script or module of the command line."""
     module = sys.argv[1] == "-m"
     sys.argv = sys.argv[2:] if module else sys.argv[1:]
     if module:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 TUNE = "CHOROS_TUNE"  # environment variable with the settings
+SEEN = ".seen"  # after the path of the result: the file with the numbers of fits and steps of a script that ended
 
 
 @dataclass(frozen=True)
