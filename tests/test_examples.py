@@ -66,11 +66,20 @@ def test_mnist_tfrecord_mgpu(mnist):
     assert float(re.search(r"accuracy ([\d.]+) on 256 images", said)[1]) > 0.5
 
 
-def test_concatenated_outputs():
-    """The example ends with an error where a gradient is not as its words say."""
-    said = run(EXAMPLES / "concatenated_outputs.py", backend="torch")
-    equal = dict(re.findall(r"^(.*): largest difference [\d.e-]+, (equal|not equal)$", said, re.MULTILINE))
-    assert list(equal.values()) == ["equal"] * 3 + ["not equal"] * 2, said
+@pytest.mark.parametrize(
+    ("sizes", "averaged", "normalized"),
+    [
+        ((), "not equal", "not equal"),
+        ((8, 4), "equal", "not equal"),  # of equal parts the average is right
+        ((20000, 1), "not equal", None),  # statistics of 19,999 of 20,000 rows are nearly those of all
+    ],
+)
+def test_concatenated_outputs(sizes, averaged, normalized):
+    """The example ends with an error where gradients that must be equal are not, whatever the sizes of the parts."""
+    said = run(EXAMPLES / "concatenated_outputs.py", *sizes, backend="torch")
+    found = re.findall(r"^.*: largest difference [\d.e+-]+, (equal|not equal)$", said, re.MULTILINE)
+    assert found[:4] == ["equal"] * 3 + [averaged], said
+    assert found[4] == normalized or normalized is None, said
 
 
 @pytest.mark.long
