@@ -8,8 +8,8 @@ outputs is the loss of the whole batch, so its gradient is the gradient of one d
 gradients is equal to it only if each part counts by its rows. What does hurt is a layer that takes statistics of its
 own part, such as BatchNormalization: the less, the more rows a part has.
 
-The numbers below are of 7 rows on 2 devices: parts of 4 and of 3 rows. Other numbers are ROWS and FIRST, the rows of the
-first part. What must be equal is checked with any of them. With equal parts the average without weights is equal too.
+Each claim is checked below, with 7 rows on 2 devices: parts of 4 and of 3 rows. Other numbers are ROWS and FIRST, the
+rows of the first part. With equal parts the average without weights is right too.
 """
 
 import sys
