@@ -7,6 +7,7 @@ import pytest
 import choros
 from choros.algorithms import Algorithm
 from choros.errors import InvalidInputError
+from choros.training import unused_arguments
 
 
 @pytest.fixture
@@ -65,10 +66,13 @@ def test_a_transport_that_does_not_exist_is_refused_outside_of_a_job_too(model, 
 
 
 @pytest.mark.parametrize("name", ["tcp", "torch", "jax"])
-def test_a_transport_that_local_workers_do_not_use_is_warned_of(name, model, monkeypatch):
+def test_a_transport_that_local_workers_do_not_use_is_logged_once(name, model, monkeypatch, caplog):
     monkeypatch.setenv("CHOROS_COMM", name)
-    with pytest.warns(UserWarning, match=r"^CHOROS_COMM has no effect on Trainer: workers on this machine exchange by"):
+    unused_arguments._log_local.cache_clear()
+    for _ in range(2):
         choros.Trainer(model, workers=2)
+    (line,) = [record.getMessage() for record in caplog.records if "CHOROS_COMM" in record.getMessage()]
+    assert line.startswith(f"CHOROS_COMM={name} has no effect on the workers of a Trainer on this machine")
 
 
 @pytest.mark.usefixtures("model")

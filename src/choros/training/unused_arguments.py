@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from choros.comm.bootstrap.select import MPI, SHARED
@@ -10,6 +12,8 @@ from choros.errors import warn_without_effect
 
 if TYPE_CHECKING:
     from choros.algorithms import Algorithm
+
+logger = logging.getLogger(__name__)
 
 PROFILED = (10, 14)  # the default of ``profile_batches``
 
@@ -47,6 +51,15 @@ def warn_of_unused_arguments(
     elif launcher is not None:
         devices = settings["devices"]
         warn_without_effect("Trainer", "the ranks choose their devices themselves", devices=devices)
-    if not job and launcher is None and os.environ.get("CHOROS_COMM", "") not in ("", SHARED, MPI):  # MPI: find_place
-        reason = "workers on this machine exchange by shared memory, and the variable is for the ranks of a job"
-        warn_without_effect("Trainer", reason, CHOROS_COMM=True)
+    transport = os.environ.get("CHOROS_COMM", "")
+    if not job and launcher is None and transport not in ("", SHARED, MPI):  # of MPI, find_place logs
+        _log_local(transport)
+
+
+@cache
+def _log_local(transport: str) -> None:
+    """Log once that local workers do not use the transport. It is no warning: a site may set the variable for jobs."""
+    logger.warning(
+        f"CHOROS_COMM={transport} has no effect on the workers of a Trainer on this machine, which exchange by shared "
+        "memory: it is for the ranks of a job. Unset it, or start this script with choros run, mpiexec or torchrun"
+    )
