@@ -36,6 +36,7 @@ class SharedWeights:
             variable, not 0 once ``write`` has written it, and then all variables. Memory for frozen variables is
             allocated only when they change.
         frozen: Segment. The initial values of the frozen variables.
+        unwritten: the values of all variables, which ``fill`` writes. Defaults to (): another process writes them.
 
     Example:
         >>> weights = SharedWeights.create([np.zeros(3), np.ones(2)], frozen=[1])
@@ -52,7 +53,9 @@ class SharedWeights:
         >>> weights.close()
     """
 
-    def __init__(self, layout: dict[str, Any], common: Segment, frozen: Segment) -> None:
+    def __init__(
+        self, layout: dict[str, Any], common: Segment, frozen: Segment, unwritten: Sequence[Array] = ()
+    ) -> None:
         self.layout, self.common, self.frozen = layout, common, frozen
         self.entries: list[dict[str, Any]] = layout["entries"]
         self.nbytes: int = layout["nbytes"]
@@ -63,7 +66,7 @@ class SharedWeights:
         self._values = common.array(np.uint8, self.nbytes, self._start)
         self._given = frozen.array(np.uint8, frozen.nbytes, 0)
         self._parent = os.getppid()
-        self._unwritten: list[Array] = []
+        self._unwritten = unwritten
 
     @classmethod
     def create(cls, arrays: Sequence[Array], frozen: Sequence[int] = ()) -> Self:
@@ -81,9 +84,7 @@ class SharedWeights:
         places = [[index, entry["offset"]] for index, entry in zip(frozen, fixed, strict=True)]
         layout = {"entries": entries, "nbytes": nbytes, "frozen": places}
         common = Segment.create(CACHE_LINE + align(len(arrays)) + max(nbytes, CACHE_LINE), "choros-weights")
-        weights = cls(layout, common, Segment.create(max(fixed_bytes, CACHE_LINE), "choros-frozen"))
-        weights._unwritten = [*arrays]
-        return weights
+        return cls(layout, common, Segment.create(max(fixed_bytes, CACHE_LINE), "choros-frozen"), arrays)
 
     @classmethod
     def attach(cls, layout: dict[str, Any], common: int, frozen: int) -> Self:
@@ -98,7 +99,7 @@ class SharedWeights:
             else:
                 self.common.write(array, self._start + self.entries[index]["offset"])
             self._waiter.publish(_FILLED, index + 1)
-        self._unwritten = []
+        self._unwritten = ()
 
     def wait(self, index: int) -> None:
         """Return when the initial value of a variable has been written.
