@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from choros.comm.messages import Messages, decode, encode
+from choros.comm.messages import Done, Messages, Router, decode, encode
 from choros.errors import InvalidInputError
 from choros.types import Array
 
@@ -70,3 +70,34 @@ def test_a_missing_field_or_array_is_refused():
         decode(Report, HEADER, [])
     with pytest.raises(InvalidInputError, match="Message 'Report' in place of Rate"):
         decode(Rate, HEADER, [])
+
+
+@dataclass(frozen=True)
+class State:
+    header: Array
+    vectors: list[Array]
+
+
+def test_a_list_of_arrays_follows_the_other_arrays():
+    arrays = [np.zeros(1), np.ones(2), np.ones(3)]
+    for count in (1, 3):
+        header, encoded = encode(State(arrays[0], arrays[1:count]))
+        assert header == {"op": "State"}
+        received = decode(State, header, encoded)
+        assert received.header is arrays[0]
+        assert [id(vector) for vector in received.vectors] == [id(vector) for vector in arrays[1:count]]
+    with pytest.raises(InvalidInputError, match="Message State has 0 arrays, and must have at least 1"):
+        decode(State, {"op": "State"}, [])
+
+
+def test_a_router_passes_each_message_to_its_protocol():
+    def reply(request):
+        return Rate(2 * request.value)
+
+    router = Router((Messages(Rate), reply), (Messages(State), lambda request: Done()))
+    assert router.handle({"op": "Rate", "value": 2.0}, []) == ({"op": "Rate", "value": 4.0}, [])
+    assert router.handle({"op": "State"}, [np.zeros(1)]) == ({"op": "Done"}, [])
+    with pytest.raises(InvalidInputError, match="Unknown message 'Report': one of Rate, State"):
+        router.handle({"op": "Report"}, [])
+    with pytest.raises(InvalidInputError, match="the same name: Rate, Rate"):
+        Router((Messages(Rate), reply), (Messages(Rate), reply))

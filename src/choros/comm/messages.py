@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,9 +13,6 @@ from choros.types import Array
 KIND = "op"  # key of a message's kind in its header: the name of its class
 _T = TypeVar("_T")
 _JSON = (bool, int, float, str, type(None))  # of a field's type: its values are compared by type
-
-
-_types: dict[type, dict[str, Any]] = {}  # reading them takes longer than a message
 
 
 class Client(Protocol):
@@ -36,7 +33,8 @@ class Messages:
 
     Args:
         kinds: frozen dataclasses. A field is a bool, int, float, str or None, a list, tuple or dict of these, or
-            another dataclass of such fields. A field of type ``Array`` is sent as an array.
+            another dataclass of such fields. A field of type ``Array`` is sent as an array. One field may be a
+            ``list[Array]``: it has the arrays after those of the other fields.
 
     Example:
         >>> from dataclasses import dataclass
@@ -55,7 +53,10 @@ class Messages:
     """
 
     def __init__(self, *kinds: type) -> None:
+        self.kinds = kinds
         self._kinds = {kind.__name__: kind for kind in kinds}
+        if len(self._kinds) != len(kinds):
+            raise InvalidInputError("Two messages have the same name: " + ", ".join(kind.__name__ for kind in kinds))
 
     def has(self, header: dict[str, Any]) -> bool:
         """Return whether a header is that of one of these messages."""
@@ -73,16 +74,43 @@ class Messages:
         return decode(self._kinds[header[KIND]], header, arrays)
 
 
+class Router:
+    """The replies of an end that serves several protocols over one connection.
+
+    Args:
+        protocols: the requests of each protocol, and the function that returns the reply to one of them, as a message.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Double:
+        ...     value: int
+        >>> router = Router((Messages(Double), lambda request: Double(2 * request.value)))
+        >>> router.handle({"op": "Double", "value": 3}, [])
+        ({'op': 'Double', 'value': 6}, [])
+    """
+
+    def __init__(self, *protocols: tuple[Messages, Callable[[Any], object]]) -> None:
+        self._replies = {kind: reply for messages, reply in protocols for kind in messages.kinds}
+        self._messages = Messages(*(kind for messages, _ in protocols for kind in messages.kinds))
+
+    def handle(self, header: dict[str, Any], arrays: Sequence[Array]) -> tuple[dict[str, Any], list[Array]]:
+        """Return the reply to a request; a handler for ``RpcConnection.serve``.
+
+        Raises:
+            InvalidInputError: as in ``Messages.decode``.
+        """
+        request = self._messages.decode(header, arrays)
+        return encode(self._replies[type(request)](request))
+
+
 def encode(message: Any) -> tuple[dict[str, Any], list[Array]]:
     """Return the header of a message, as plain JSON, and its arrays."""
-    header: dict[str, Any] = {KIND: type(message).__name__}
-    arrays: list[Array] = []
-    for name, hint in _fields(type(message)).items():
-        value = getattr(message, name)
-        if hint == Array:
-            arrays.append(value)
-        else:
-            header[name] = _plain(value)
+    shape = _shape(type(message))
+    header = {KIND: type(message).__name__, **{name: _plain(getattr(message, name)) for name in shape.plain}}
+    arrays = [getattr(message, name) for name in shape.arrays]
+    if shape.rest is not None:
+        arrays += getattr(message, shape.rest)
     return header, arrays
 
 
@@ -100,11 +128,16 @@ def decode(kind: type[_T], header: dict[str, Any], arrays: Sequence[Array] = ())
     if header.get(KIND) != kind.__name__:
         raise InvalidInputError(f"Message {_brief(header.get(KIND))} in place of {kind.__name__}.")
     where = f"Message {kind.__name__}"
-    vectors = [name for name, hint in _fields(kind).items() if hint == Array]
-    if len(arrays) != len(vectors):
-        raise InvalidInputError(f"{where} has {len(arrays)} arrays, and must have {len(vectors)}.")
+    shape = _shape(kind)
+    count = len(shape.arrays)
+    if len(arrays) < count or (shape.rest is None and len(arrays) > count):
+        least = "" if shape.rest is None else "at least "
+        raise InvalidInputError(f"{where} has {len(arrays)} arrays, and must have {least}{count}.")
+    vectors: dict[str, Any] = dict(zip(shape.arrays, arrays[:count], strict=True))
+    if shape.rest is not None:
+        vectors[shape.rest] = list(arrays[count:])
     values = {name: value for name, value in header.items() if name != KIND}
-    return _build(kind, values, where, dict(zip(vectors, arrays, strict=True)))
+    return _build(kind, values, where, vectors)
 
 
 def ask(client: Client, message: Any, reply: type[_T]) -> _T:
@@ -117,27 +150,41 @@ def ask(client: Client, message: Any, reply: type[_T]) -> _T:
     return decode(reply, *client.request(*encode(message)))
 
 
-def _fields(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields, by name."""
-    if kind not in _types:
+@dataclass(frozen=True)
+class _Shape:
+    """The fields of a dataclass: those of JSON with their types, the arrays, the list of further arrays, if any."""
+
+    plain: dict[str, Any]
+    arrays: tuple[str, ...]
+    rest: str | None
+    required: frozenset[str]
+
+
+_shapes: dict[type, _Shape] = {}  # reading one takes longer than a message
+
+
+def _shape(kind: Any) -> _Shape:
+    if kind not in _shapes:
         hints = get_type_hints(kind)
-        _types[kind] = {field.name: hints[field.name] for field in fields(kind)}
-    return _types[kind]
+        names = [field.name for field in fields(kind)]
+        _shapes[kind] = _Shape(
+            {name: hints[name] for name in names if hints[name] not in (Array, list[Array])},
+            tuple(name for name in names if hints[name] == Array),
+            next((name for name in names if hints[name] == list[Array]), None),
+            frozenset(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING),
+        )
+    return _shapes[kind]
 
 
-def _required(kind: Any) -> set[str]:
-    return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
-
-
-def _build(kind: type[_T], values: Any, where: str, arrays: dict[str, Array]) -> _T:
+def _build(kind: type[_T], values: Any, where: str, arrays: dict[str, Any]) -> _T:
     if not isinstance(values, dict):
         raise InvalidInputError(f"{where} must be an object of fields, and is {_brief(values)}.")
-    hints = _fields(kind)
-    if unknown := values.keys() - (hints.keys() - arrays.keys()):
+    shape = _shape(kind)
+    if unknown := values.keys() - shape.plain.keys():
         raise InvalidInputError(f"{where} has no field {_brief(min(map(str, unknown)))}.")
-    if missing := _required(kind) - values.keys() - arrays.keys():
+    if missing := shape.required - values.keys() - arrays.keys():
         raise InvalidInputError(f"{where} lacks the field {min(missing)}.")
-    checked = {name: _checked(value, hints[name], f"{where}: field {name}") for name, value in values.items()}
+    checked = {name: _checked(value, shape.plain[name], f"{where}: field {name}") for name, value in values.items()}
     return kind(**checked, **arrays)
 
 
@@ -178,7 +225,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 def _plain(value: Any) -> Any:
     """Return a field's value as plain JSON."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(getattr(value, name)) for name in _fields(type(value))}
+        return {name: _plain(getattr(value, name)) for name in _shape(type(value)).plain}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
