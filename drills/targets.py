@@ -36,12 +36,24 @@ def control_messages(data: bytes) -> None:
     """The header of a request to the control block of another host."""
     from choros.training.async_control.remote_control import REQUESTS
 
+    _decode(REQUESTS, data, 0)
+
+
+def shard_messages(data: bytes) -> None:
+    """The header of a request to the server of a shard, which has two arrays."""
+    from choros.comm.messages import Messages
+    from choros.param_server.messages import SHARD_REQUESTS, STATE_REQUESTS, TRANSFERS
+
+    _decode(Messages(*SHARD_REQUESTS.kinds, *STATE_REQUESTS.kinds, *TRANSFERS.kinds), data, 2)
+
+
+def _decode(messages: Any, data: bytes, arrays: int) -> None:
     try:
         header = json.loads(data)
     except (ValueError, RecursionError):  # the connection refuses these, see ``frames``
         return
     if isinstance(header, dict):
-        REQUESTS.decode(header, [])
+        messages.decode(header, [np.zeros(1)] * arrays)
 
 
 def frames(data: bytes) -> None:
@@ -252,6 +264,15 @@ def targets() -> dict[str, Target]:
                 b'{"op": "WriteLog", "epoch": 1, "logs": {"loss": 0.5}, "seconds": 2.0, "held": [1.5]}',
                 b'{"op": "ReadHeader", "rank": 1, "steps": 0, "end_requested": false}',
                 b'{"op": "HasEnded", "epoch": 0, "rank": null}',
+            ),
+            3,
+        ),
+        "shard messages": Target(
+            shard_messages,
+            (
+                b'{"op": "Exchange", "window": 4, "position": 0, "contributions": 1, "clock": 2, "times_set": 0}',
+                b'{"op": "Transfer", "number": 3, "request": {"op": "Trial"}}',
+                b'{"op": "ShardState"}',
             ),
             3,
         ),

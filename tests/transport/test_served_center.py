@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from choros import algorithms
+from choros.comm.messages import Router, header_of
 from choros.comm.shm.segment import Segment
 from choros.comm.tcp import auth_socket
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
+from choros.param_server.messages import SHARD_REQUESTS, ReadCenter
 from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
@@ -22,7 +24,13 @@ from choros.param_server.transfer_client import TransferClient
 from choros.param_server.transfer_slots import TransferSlots, VectorRelay, serve_transfers
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import LINE, EpochLog
-from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog, answer
+from choros.training.async_control.remote_control import (
+    ReadHeader,
+    ReadSums,
+    RemoteControlBlock,
+    RemoteEpochLog,
+    protocols,
+)
 from choros.training.async_control.shard_server import ShardServerProcess
 from choros.training.spec import TrainerControl
 
@@ -116,15 +124,12 @@ class Host:
             )  # as a new process has it
             self.centers.append(center)
             channel = RpcConnection(end, "rank 1", 20.0)
-
-            def handle(head, arrays, center=center):
-                said, back = answer(self.control_block, self.epoch_log, head, arrays)
-                return center.handle(head, arrays) if said is None else (said, back)
-
+            handle = Router((SHARD_REQUESTS, center.reply), *protocols(self.control_block, self.epoch_log)).handle
             serve = handle if slots is None else serve_transfers(slots, center, handle)
 
             def reply(head, arrays, serve=serve, channel=channel):
-                when, meanwhile = self.harm.pop(head["op"], (None, None))
+                kind = head.get("request", head)["op"]  # of the request in a ``Transfer``
+                when, meanwhile = self.harm.pop(kind, (None, None))
                 if when == "before":
                     channel.close()
                     return {}, []
@@ -178,7 +183,7 @@ def turns(one, when, steps):
 
     for turn in range(5):
         if turn == 2 and when:
-            one.harm["exchange"] = when, lambda: meet(0, 2)
+            one.harm["Exchange"] = when, lambda: meet(0, 2)
         meet(1, turn)
         if turn != 2 or when != "after":
             meet(0, turn)
@@ -214,11 +219,11 @@ def test_a_center_that_was_set_is_taken_by_a_worker_whose_server_is_another_one(
     local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
     one.far.read(seen.copy(), NONE)
     one.near.replace(np.full(SIZE, 5, "float32"), NONE)
-    one.harm["exchange"] = "after", lambda: None
+    one.harm["Exchange"] = "after", lambda: None
     assert one.far.exchange(local, seen, 1, NONE) == 0
     assert set(local) == set(seen) == {5.0}
     local += 1
-    one.harm["exchange"] = "after", lambda: one.near.replace(np.full(SIZE, 9, "float32"), NONE)
+    one.harm["Exchange"] = "after", lambda: one.near.replace(np.full(SIZE, 9, "float32"), NONE)
     one.far.exchange(local, seen, 1, NONE)  # it was merged, and then the center was set
     assert set(local) == {6.0}
     one.far.exchange(local, seen, 1, NONE)
@@ -236,11 +241,11 @@ def test_a_center_is_set_once_and_read_again(host, when):
         mine.__iadd__(1)
         one.near.exchange(mine, seen, 1, NONE)
 
-    one.harm["replace"] = when, bring
+    one.harm["ReplaceCenter"] = when, bring
     one.far.replace(np.full(SIZE, 7, "float32"), NONE)
     if when == "before":
         bring()
-    one.harm["read"] = when, lambda: None
+    one.harm["ReadCenter"] = when, lambda: None
     one.far.read(out, NONE)
     assert set(out) == {8.0}  # what was brought after it was set is not lost by its being set again
     assert one.came == 3
@@ -280,8 +285,6 @@ def test_notes_of_another_host_are_left_once(host, when):
     assert epoch_log.read_new() == [(0, {"loss": 0.25}, 3.0, [])]
     assert [part.tolist() for part in control_block.sums(1)] == [[2.0] * 3] * 2
     assert not control_block.stopped
-    for op in ("exchange", "pending", "trial", "read", "replace", "times"):  # the center's, which comes after the notes
-        assert answer(one.control_block, one.epoch_log, {"op": op}, []) == (None, [])
     one.control_block.publish(TrainerControl(learning_rate=0.0))
     time.sleep(0.06)  # orders that were read hold so long
     assert control_block.rate() == 0.0
@@ -302,10 +305,10 @@ def test_a_reply_that_comes_too_late_is_no_reply_to_the_next_request(host):
     one.line.timeout = 0.2
     one.harm["ReadHeader"] = "late", lambda: time.sleep(0.5)
     with pytest.raises(CommTimeoutError, match="did not answer for 0.2 s"):
-        one.line.request({"op": "ReadHeader", "rank": 1, "steps": 0, "end_requested": False})
+        one.line.request(header_of(ReadHeader(rank=1, steps=0, end_requested=False)))
     one.line.timeout = 20.0
     time.sleep(0.6)
-    header, arrays = one.line.request({"op": "ReadSums", "epoch": 0})
+    header, arrays = one.line.request(header_of(ReadSums(epoch=0)))
     assert (header, len(arrays)) == ({"op": "SumsReply"}, 2)
     assert one.came == 2
 
@@ -313,7 +316,7 @@ def test_a_reply_that_comes_too_late_is_no_reply_to_the_next_request(host):
 def test_a_server_whose_rank_has_gone_too_is_an_error(host):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     one.door.close()
-    one.harm["read"] = "before", None
+    one.harm["ReadCenter"] = "before", None
     for _ in range(2):
         with pytest.raises(PeerLostError, match="The host has gone, and so has the rank that would start another one"):
             one.far.read(np.zeros(SIZE, "float32"), NONE)
@@ -325,7 +328,7 @@ def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
     port, heard = auth_socket.listening_socket("127.0.0.1")  # as of a rank that lives, and starts no server
     try:
         one.line._place, one.line.timeout = f"127.0.0.1:{port}", 1.0
-        one.harm["read"] = "before", None
+        one.harm["ReadCenter"] = "before", None
         with pytest.raises(PeerLostError, match=r"The host has gone, and no other one answered for 1 s \("):
             one.far.read(np.zeros(SIZE, "float32"), NONE)
     finally:
@@ -378,15 +381,15 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
                 for rank in range(WORKERS)
             )
             for _ in range(8):  # answers of 4 MB each, which fill what the system keeps for a socket
-                stuck.send({"op": "read"})
-            assert other.request({"op": "read"})[1][0].sum() == vector.size
+                stuck.send(header_of(ReadCenter()))
+            assert other.request(header_of(ReadCenter()))[1][0].sum() == vector.size
             stuck.close()
             other.close()
         finally:
             server.close()
 
 
-@pytest.mark.parametrize("op", ["exchange", "read"])
+@pytest.mark.parametrize("op", ["Exchange", "ReadCenter"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("host", ["messages"], indirect=True)
 def test_a_vector_that_was_fetched_twice_is_sent_once(host, op, when):
@@ -394,8 +397,8 @@ def test_a_vector_that_was_fetched_twice_is_sent_once(host, op, when):
     one = host(algorithms.AEASGD(alpha=0.5), np.zeros(SIZE, "float32"))
     local, seen, out = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32"), np.full(SIZE, 7, "float32")
     one.far.read(seen.copy(), NONE)
-    one.harm["fetch"] = when, lambda: None
-    if op == "exchange":
+    one.harm["Fetch"] = when, lambda: None
+    if op == "Exchange":
         one.far.exchange(local, seen, 4, NONE)
         assert set(local) == {0.5}
     else:

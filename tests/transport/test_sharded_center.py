@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from choros import algorithms
+from choros.comm.messages import Router
 from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 from choros.param_server.in_memory import InMemoryParameterServer
+from choros.param_server.messages import SHARD_REQUESTS
 from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
@@ -55,7 +57,8 @@ def hosts():
         hello, end = door.next_peer(5.0)
         center = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
         answer = RpcConnection(end, "a worker", 5.0).serve
-        thread = threading.Thread(target=answer, args=(center.handle,), daemon=True)
+        handler = Router((SHARD_REQUESTS, center.reply)).handle
+        thread = threading.Thread(target=answer, args=(handler,), daemon=True)
         thread.start()
         return thread
 
@@ -194,6 +197,8 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     line = center._remote_shards[0][1].connection
     with pytest.raises(InvalidInputError, match="'explode'"):
         line.request({"op": "explode"})
+    with pytest.raises(InvalidInputError, match="Message ReplaceCenter: field times_set must be int, and is '0'"):
+        line.request({"op": "ReplaceCenter", "times_set": "0"}, [zero, none])
     line.close()
     with pytest.raises(PeerLostError, match="host 0 has gone"):
         center.read(np.empty_like(zero), none)

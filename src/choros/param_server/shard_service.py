@@ -15,10 +15,22 @@ from __future__ import annotations
 from typing import Any
 
 from choros.algorithms import Vector
+from choros.comm.messages import Done
 from choros.comm.shm.segment import Segment, align
-from choros.errors import InvalidInputError
 from choros.param_server import layout as fields
 from choros.param_server.merge_rule import MergeRule
+from choros.param_server.messages import (
+    CenterReply,
+    Exchange,
+    ExchangeReply,
+    PublishPending,
+    ReadCenter,
+    ReadTimesSet,
+    ReplaceCenter,
+    TimesSetReply,
+    Trial,
+    TrialReply,
+)
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
@@ -53,7 +65,7 @@ def reply_segment(center: SharedMemoryParameterServer) -> Segment:
 
 
 def reply_vector(replies: Segment, center: SharedMemoryParameterServer, rank: int) -> Array:
-    """Return the place of the last reply's vector to a rank."""
+    """Return the memory of the vector of the last reply to a rank."""
     vector, _ = center.blank()
     return replies.array(vector.dtype, vector.size, rank * _reply_sizes(center)[1])
 
@@ -89,62 +101,47 @@ class ParameterShard(SharedMemoryParameterServer):
         )
         self._request_statistics: Array | None = None
 
-    def handle(self, header: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, Any], list[Array]]:
-        """Serve one request. A repeated request has the same reply and is carried out once.
+    def reply(self, request: Any) -> object:
+        """Serve one of ``SHARD_REQUESTS``; return the reply. A repeated request is carried out once."""
+        match request:
+            case Exchange():
+                return self._reply_to_exchange(request)
+            case PublishPending(window, contributions, clock, times_set, message, statistics):
+                self._set_counters(contributions, clock, times_set)
+                self.publish_pending(message, message, window, statistics)
+                return Done()
+            case Trial():
+                vector, statistics = self.blank()
+                self.trial(vector, statistics)
+                return TrialReply(vector, statistics)
+            case ReadCenter():
+                vector, statistics = self.blank()
+                self.read(vector, statistics)
+                return CenterReply(self._clock_seen, self._times_set, vector, statistics)
+            case ReadTimesSet():
+                return TimesSetReply(int(self._header()[fields.TIMES_SET]))
+            case ReplaceCenter(times_set, center, statistics):
+                self.replace(center, statistics, after=times_set)
+                return Done()
+        raise AssertionError(f"no reply to {type(request).__name__}")
 
-        Args:
-            header: dict. Its "op" is "exchange", "pending", "trial", "read", "replace" or "times" (the number of times
-                that the center was set).
-            arrays: a message or a vector, and moving statistics.
+    def _reply_to_exchange(self, request: Exchange) -> ExchangeReply:
+        self._set_counters(request.contributions, request.clock, request.times_set)
+        statistics = self._request_statistics = request.statistics
+        self.position = request.position
+        try:
+            staleness = self.exchange(request.message, self._reply_vector, request.window, statistics)
+        finally:
+            self._request_statistics = None
+        taken = self._times_set != request.times_set
+        return ExchangeReply(staleness, taken, self._clock_seen, self._times_set, self._reply_vector, statistics)
 
-        Raises:
-            InvalidInputError: an unknown "op".
-        """
-        if header["op"] == "exchange":
-            self._contributions, self._clock_seen, self._times_set = (
-                int(header["sent"]),
-                int(header["clock"]),
-                int(header["set"]),
-            )
-            message, others = arrays
-            self._request_statistics, self.position = others, int(header["place"])
-            try:
-                staleness = self.exchange(message, self._reply_vector, int(header["window"]), others)
-            finally:
-                self._request_statistics = None
-            taken = self._times_set != int(header["set"])
-            return {"staleness": staleness, "taken": taken, **self._counters()}, [self._reply_vector, others]
-        if header["op"] == "pending":
-            self._contributions, self._clock_seen, self._times_set = (
-                int(header["sent"]),
-                int(header["clock"]),
-                int(header["set"]),
-            )
-            message, others = arrays
-            self.publish_pending(message, message, int(header["window"]), others)
-            return {}, []
-        if header["op"] == "trial":
-            vector, others = self.blank()
-            self.trial(vector, others)
-            return {}, [vector, others]
-        if header["op"] == "read":
-            vector, others = self.blank()
-            self.read(vector, others)
-            return self._counters(), [vector, others]
-        if header["op"] == "times":
-            return {"set": int(self._header()[fields.TIMES_SET])}, []
-        if header["op"] == "replace":
-            vector, others = arrays
-            self.replace(vector, others, after=int(header["set"]))
-            return {}, []
-        raise InvalidInputError(f"Unknown request of a center: {header['op']!r}.")
+    def _set_counters(self, contributions: int, clock: int, times_set: int) -> None:
+        self._contributions, self._clock_seen, self._times_set = contributions, clock, times_set
 
     def is_reply(self, vector: Array) -> bool:
-        """Return whether a vector that ``handle`` returned is in the segment of replies."""
+        """Return whether a vector that ``reply`` returned is in the segment of replies."""
         return vector is self._reply_vector
-
-    def _counters(self) -> dict[str, int]:
-        return {"clock": self._clock_seen, "set": self._times_set}
 
     def _repeat_reply(self, header: Array, others: Array) -> int:
         """Return the staleness of an exchange that was committed but whose reply was lost; restore the reply."""

@@ -10,19 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from choros.comm.dtypes import blocks
 from choros.comm.group import Trace
+from choros.comm.messages import Done, decode, encode
 from choros.comm.tracing import Span
 from choros.errors import ChorosError, InvalidInputError
 from choros.param_server.merge_rule import MergeRule
+from choros.param_server.messages import (
+    CenterReply,
+    Exchange,
+    ExchangeReply,
+    PublishPending,
+    ReadCenter,
+    ReadTimesSet,
+    ReplaceCenter,
+    TimesSetReply,
+    Trial,
+    TrialReply,
+)
 from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
 from choros.types import Array, aligned
 
 _NONE = np.zeros(0, np.float32)
+_T = TypeVar("_T")
 
 
 class ShardConnection(Protocol):
@@ -59,26 +73,26 @@ class _RemoteShard:
         self.message, self.before_first_exchange = _NONE, True
         self.awaits_reply = False
 
-    def send(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+    def send(self, request: object) -> None:
         """Send a request; ``receive`` returns its reply."""
-        self.connection.send(header, arrays)
+        self.connection.send(*encode(request))
         self.awaits_reply = True
 
-    def receive(self) -> tuple[dict[str, Any], list[Array]]:
-        """Return the reply of the last request."""
+    def receive(self, kind: type[_T]) -> _T:
+        """Return the reply of the last request, which is of this kind. Update the counters from it."""
         self.awaits_reply = False
-        return self.connection.receive()
+        reply = decode(kind, *self.connection.receive())
+        if isinstance(reply, ExchangeReply):
+            self.clock, self.times_set = reply.clock, reply.times_set
+            self.contributions += not reply.taken
+            self.before_first_exchange = False
+        elif isinstance(reply, CenterReply) and self.before_first_exchange:
+            self.clock, self.times_set = reply.clock, reply.times_set
+        return reply
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> tuple[int, int, int]:
         """Return the counters: contributions, the clock seen last, and how often the center had been set."""
-        return {"sent": self.contributions, "clock": self.clock, "set": self.times_set}
-
-    def update_counters(self, header: dict[str, Any]) -> None:
-        """Update the counters from the reply to an exchange, or to a read before the first exchange."""
-        if "taken" in header or self.before_first_exchange:
-            self.clock, self.times_set = int(header["clock"]), int(header["set"])
-        self.contributions += "taken" in header and not header["taken"]
-        self.before_first_exchange = self.before_first_exchange and "taken" not in header
+        return self.contributions, self.clock, self.times_set
 
 
 class ShardedParameterServer:
@@ -128,8 +142,8 @@ class ShardedParameterServer:
     def kind(self) -> str:
         """The kind of the center, for messages."""
         divided = len(self._servers) > 1
-        place = f"a center divided among {len(self._servers)} hosts" if divided else "a center on the first host"
-        return place + self._by_messages
+        kind = f"a center divided among {len(self._servers)} hosts" if divided else "a center on the first host"
+        return kind + self._by_messages
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt; return the first shard's staleness.
@@ -137,42 +151,41 @@ class ShardedParameterServer:
         See ``SharedMemoryParameterServer.exchange``.
         """
         staleness = 0
-        with self.no_reply_left():
+        with self.no_reply_left(ExchangeReply):
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
-                header = {"op": "exchange", "window": window, "place": self.position, **shard.counters()}
-                shard.send(header, [message, _shard_statistics(index, others)])
+                statistics = _shard_statistics(index, others)
+                shard.send(Exchange(window, self.position, *shard.counters(), message, statistics))
             for index, part, server in self._local_shards:
                 server.position = self.position
                 shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, others))
                 staleness = shard_staleness if index == 0 else staleness
-        for index, shard, reply, (shown, mean) in self.receive_all():
-            self._adopt(local[shard.part], seen[shard.part], shown, reply["taken"])
-            _shard_statistics(index, others)[:] = mean
-            staleness = int(reply["staleness"]) if index == 0 else staleness
+        for index, shard, reply in self.receive_all(ExchangeReply):
+            self._adopt(local[shard.part], seen[shard.part], reply.shown, reply.taken)
+            _shard_statistics(index, others)[:] = reply.statistics
+            staleness = reply.staleness if index == 0 else staleness
         return staleness
 
     def publish_pending(self, local: Array, seen: Array, window: int, others: Array) -> None:
         """Publish the message of an exchange for ``trial``. See ``SharedMemoryParameterServer.publish_pending``."""
-        with self.no_reply_left():
+        with self.no_reply_left(Done):
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
-                header = {"op": "pending", "window": window, **shard.counters()}
-                shard.send(header, [message, _shard_statistics(index, others)])
+                shard.send(PublishPending(window, *shard.counters(), message, _shard_statistics(index, others)))
             for index, part, server in self._local_shards:
                 server.publish_pending(local[part], seen[part], window, _shard_statistics(index, others))
-        self.receive_all()
+        self.receive_all(Done)
 
     def trial(self, out: Array, others: Array) -> None:
         """Copy out the center with all pending messages. See ``SharedMemoryParameterServer.trial``."""
-        with self.no_reply_left():
+        with self.no_reply_left(TrialReply):
             for _, shard in self._remote_shards:
-                shard.send({"op": "trial"})
+                shard.send(Trial())
             for index, part, server in self._local_shards:
                 server.trial(out[part], _shard_statistics(index, others))
-        for index, shard, _, (vector, mean) in self.receive_all():
-            out[shard.part] = vector
-            _shard_statistics(index, others)[:] = mean
+        for index, shard, reply in self.receive_all(TrialReply):
+            out[shard.part] = reply.center
+            _shard_statistics(index, others)[:] = reply.statistics
 
     @property
     def trace(self) -> Trace | None:
@@ -186,33 +199,37 @@ class ShardedParameterServer:
             server.trace = trace
 
     @contextmanager
-    def no_reply_left(self) -> Iterator[None]:
+    def no_reply_left(self, reply: type[object]) -> Iterator[None]:
         """Receive the replies to the requests of this context if it raises.
 
         An unread reply would be taken for the reply to the next request, and a worker reads the center after an error.
+
+        Args:
+            reply: the class of the replies.
         """
         try:
             yield
         except BaseException:
             with suppress(ChorosError):
-                self.receive_all()
+                self.receive_all(reply)
             raise
 
-    def receive_all(self) -> list[tuple[int, _RemoteShard, dict[str, Any], list[Array]]]:
-        """Return the replies to all requests that were sent, or raise the first error after all hosts have replied."""
-        replies, first_error = [], None
+    def receive_all(self, kind: type[_T]) -> list[tuple[int, _RemoteShard, _T]]:
+        """Return the replies to all requests that were sent, or raise the first error after all hosts have replied.
+
+        Args:
+            kind: the class of the replies.
+        """
+        replies: list[tuple[int, _RemoteShard, _T]] = []
+        first_error = None
         for index, shard in self._remote_shards:
             if not shard.awaits_reply:
                 continue
             try:
                 with Span(self._trace, "wait", f"reply of shard {index}") if self._trace else nullcontext():
-                    header, arrays = shard.receive()
+                    replies.append((index, shard, shard.receive(kind)))
             except ChorosError as error:
                 first_error = first_error or error
-            else:
-                if "clock" in header:
-                    shard.update_counters(header)
-                replies.append((index, shard, header, arrays))
         if first_error is not None:
             raise first_error
         return replies
@@ -241,16 +258,16 @@ class ShardedParameterServer:
     def read(self, out: Array, others: Array) -> int:
         """Copy the center out, each shard consistent in itself; return the first shard's clock."""
         clock = 0
-        with self.no_reply_left():
+        with self.no_reply_left(CenterReply):
             for _, shard in self._remote_shards:
-                shard.send({"op": "read"})
+                shard.send(ReadCenter())
             for index, part, server in self._local_shards:
                 shard_clock = server.read(out[part], _shard_statistics(index, others))
                 clock = shard_clock if index == 0 else clock
-        for index, shard, reply, (vector, mean) in self.receive_all():
-            out[shard.part] = vector
-            _shard_statistics(index, others)[:] = mean
-            clock = int(reply["clock"]) if index == 0 else clock
+        for index, shard, reply in self.receive_all(CenterReply):
+            out[shard.part] = reply.center
+            _shard_statistics(index, others)[:] = reply.statistics
+            clock = reply.clock if index == 0 else clock
         return clock
 
     def replace(self, center: Array, others: Array) -> None:
@@ -259,16 +276,17 @@ class ShardedParameterServer:
         Each host first returns how many times its shard was set. It sets the shard only if that number is unchanged. So
         a repeated request has no effect. If another process set the shard meanwhile, that value stays.
         """
-        with self.no_reply_left():
+        with self.no_reply_left(TimesSetReply):
             for _, shard in self._remote_shards:
-                shard.send({"op": "times"})
-        times_set_before = [(index, shard, reply["set"]) for index, shard, reply, _ in self.receive_all()]
-        with self.no_reply_left():
-            for index, shard, times_set in times_set_before:
-                shard.send({"op": "replace", "set": times_set}, [center[shard.part], _shard_statistics(index, others)])
+                shard.send(ReadTimesSet())
+        times_set_before = self.receive_all(TimesSetReply)
+        with self.no_reply_left(Done):
+            for index, shard, reply in times_set_before:
+                statistics = _shard_statistics(index, others)
+                shard.send(ReplaceCenter(reply.times_set, center[shard.part], statistics))
             for index, part, server in self._local_shards:
                 server.replace(center[part], _shard_statistics(index, others))
-        self.receive_all()
+        self.receive_all(Done)
 
     @property
     def timeout(self) -> float:

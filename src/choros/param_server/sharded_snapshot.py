@@ -10,8 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from choros.comm.messages import Done, ask
 from choros.errors import PeerLostError
 from choros.param_server import layout, snapshot
+from choros.param_server.messages import (
+    CountersReply,
+    ExportState,
+    ReadWorkerPosition,
+    RefreshCounters,
+    ShardState,
+    WorkerPosition,
+)
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
@@ -23,12 +32,12 @@ def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
     Raises:
         PeerLostError: a worker was in an exchange, so the shards' clocks differ.
     """
-    with server.no_reply_left():
+    with server.no_reply_left(ShardState):
         for _, shard in server._remote_shards:
-            shard.send({"op": "take"})
+            shard.send(ExportState())
         states = {index: snapshot.export_state(local) for index, _, local in server._local_shards}
-    for index, _, _, (header, *vectors) in server.receive_all():
-        states[index] = header.copy(), [vector.copy() for vector in vectors]
+    for index, _, reply in server.receive_all(ShardState):
+        states[index] = reply.header.copy(), [vector.copy() for vector in reply.vectors]
     (first, (_, others, *_)), count = states[0], len(states[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
         raise PeerLostError("The hosts' parts of the center have different clocks: a worker was in an exchange.")
@@ -40,15 +49,15 @@ def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
 def import_state(server: ShardedParameterServer, header: Array, vectors: list[Array]) -> None:
     """Restore the result of ``export_state``, on any number of hosts. Rank 0 calls, before any worker exchanges."""
     vector, others, *memory = vectors
-    with server.no_reply_left():
+    with server.no_reply_left(Done):
         for _, shard in server._remote_shards:
             shard.send(
-                {"op": "put"}, [header, vector[shard.part], others[:0], *(vector_[shard.part] for vector_ in memory)]
+                ShardState(header, [vector[shard.part], others[:0], *(vector_[shard.part] for vector_ in memory)])
             )
         for index, part, local in server._local_shards:
             statistics = others if index == 0 else others[:0]
             snapshot.import_state(local, header, [vector[part], statistics, *(vector_[part] for vector_ in memory)])
-    server.receive_all()
+    server.receive_all(Done)
 
 
 def set_positions(server: ShardedParameterServer, epoch: int, batch: int) -> None:
@@ -61,36 +70,32 @@ def position_of(server: ShardedParameterServer, rank: int) -> tuple[int, int] | 
     """Return a worker's position (epoch, batch) at its last exchange, from the first shard; None if it had none."""
     for index, shard in server._remote_shards:
         if index == 0:
-            return snapshot.decode_position(int(shard.connection.request({"op": "place", "rank": rank})[0]["word"]))
+            return ask(shard.connection, ReadWorkerPosition(rank), WorkerPosition).position
     return snapshot.position_of(server._local_shards[0][2], rank)
 
 
 def refresh(server: ShardedParameterServer) -> None:
     """Read the counters again, in a worker before its first exchange, after ``import_state`` by rank 0."""
-    with server.no_reply_left():
+    with server.no_reply_left(CountersReply):
         for _, shard in server._remote_shards:
-            shard.send({"op": "refresh"})
+            shard.send(RefreshCounters())
         for _, _, local in server._local_shards:
             snapshot.refresh(local)
-    for _, shard, reply, _ in server.receive_all():
-        shard.contributions, shard.times_set = int(reply["sent"]), int(reply["set"])
+    for _, shard, reply in server.receive_all(CountersReply):
+        shard.contributions, shard.times_set = reply.contributions, reply.times_set
 
 
-def handle(
-    shard: SharedMemoryParameterServer, request: dict[str, Any], arrays: list[Array]
-) -> tuple[dict[str, Any], list[Array]] | None:
-    """Serve a request of the functions above, on the host of the shard; return None for any other request."""
-    if request["op"] == "take":
-        header, vectors = snapshot.export_state(shard)
-        return {}, [header, *vectors]
-    if request["op"] == "put":
-        header, *vectors = arrays
-        snapshot.import_state(shard, header, vectors)
-        return {}, []
-    if request["op"] == "place":
-        position = snapshot.position_of(shard, int(request["rank"]))
-        return {"word": 0 if position is None else snapshot.encode_position(*position)}, []
-    if request["op"] == "refresh":
-        snapshot.refresh(shard)
-        return {"sent": shard._contributions, "set": shard._times_set}, []
-    return None
+def reply(shard: SharedMemoryParameterServer, request: Any) -> object:
+    """Serve one of ``STATE_REQUESTS``, on the host of the shard; return the reply."""
+    match request:
+        case ExportState():
+            return ShardState(*snapshot.export_state(shard))
+        case ShardState(header, vectors):
+            snapshot.import_state(shard, header, vectors)
+            return Done()
+        case ReadWorkerPosition(rank):
+            return WorkerPosition(snapshot.position_of(shard, rank))
+        case RefreshCounters():
+            snapshot.refresh(shard)
+            return CountersReply(shard._contributions, shard._times_set)
+    raise AssertionError(f"no reply to {type(request).__name__}")

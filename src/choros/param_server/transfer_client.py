@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from choros.comm.messages import decode, encode, header_of
 from choros.comm.p2p.interface import PointToPoint, RequestHandle, pieces
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
-from choros.param_server.transfer_slots import PULL, PULL_KEY, PUSH, PUSH_KEY, SOURCE_KEY, keep_unfinished
+from choros.param_server.messages import VECTOR_REQUESTS, Fetch, Transfer, TransferReply
+from choros.param_server.transfer_slots import PULL, PUSH, keep_unfinished
 from choros.types import Array, aligned
 
 logger = logging.getLogger(__name__)
 
-_BY_MESSAGES = ("exchange", "pending", "trial", "read", "replace")  # requests with one vector of the shard's length
 _SLEEP_SECONDS = 5e-5  # between two polls of a message that the other end has finished
 _GRACE_SECONDS = 1.0  # seconds that a message may still need after an error
 
@@ -68,13 +69,13 @@ class TransferClient:
     def send(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
         """Send a request. The arrays must not change until ``receive`` returns."""
         fits = not arrays or arrays[0].nbytes == self._shown.nbytes
-        self._is_transfer = self._usable and header["op"] in _BY_MESSAGES and fits
+        self._is_transfer = self._usable and VECTOR_REQUESTS.has(header) and fits
         if not self._is_transfer:
             self._client.send(header, arrays)
             return
         self._pushes += bool(arrays)
         with self._checked():
-            self._client.send({**header, PUSH_KEY: self._pushes if arrays else 0}, arrays[1:])
+            self._client.send(*encode(Transfer(self._pushes if arrays else None, header, list(arrays[1:]))))
             if arrays:
                 self._start(self._messages.send, np.ascontiguousarray(arrays[0]).reshape(-1), PUSH)
 
@@ -83,17 +84,17 @@ class TransferClient:
         if not self._is_transfer:
             return self._client.receive()
         with self._checked():
-            header, arrays = self._client.receive(self._is_done)
+            envelope = decode(TransferReply, *self._client.receive(self._is_done))
             self._finish()
-            if SOURCE_KEY not in header:
-                return header, arrays
+            if envelope.source is None:
+                return envelope.reply, envelope.arrays
             self._pulls += 1
             self._start(self._messages.receive, self._shown, PULL)
-            # The reply to "fetch" has no arrays, so those of this reply stay valid.
-            self._client.send({"op": "fetch", PULL_KEY: self._pulls, SOURCE_KEY: header.pop(SOURCE_KEY)})
+            # The reply to ``Fetch`` has no arrays, so those of this reply stay valid.
+            self._client.send(header_of(Fetch(self._pulls, envelope.source)))
             self._client.receive(self._is_done)
             self._finish()
-        return header, [self._shown, *arrays]
+        return envelope.reply, [self._shown, *envelope.arrays]
 
     def _start(self, start: Callable[[Array, int, int], RequestHandle], vector: Array, tag: int) -> None:
         self._memory = vector

@@ -20,11 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from choros.comm.messages import Done, encode
 from choros.comm.p2p.interface import PointToPoint, RequestHandle, pieces
 from choros.comm.shm.futex import POLL_SECONDS, Waiter, fence
 from choros.comm.shm.segment import Segment, align
 from choros.comm.tcp.rpc import Handler
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, brief
+from choros.param_server.messages import TRANSFERS, Fetch, TransferReply
 from choros.param_server.shard_service import ParameterShard, reply_vector
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
@@ -32,13 +34,12 @@ from choros.types import Array
 logger = logging.getLogger(__name__)
 
 PUSH, PULL = 24_103, 24_104  # tags: a worker's vector for the server, and the server's for the worker
-PUSH_KEY, PULL_KEY, SOURCE_KEY = "push", "pull", "source"  # keys in headers
 _PAGE, _WORDS = 4096, 8  # 64-bit words of a rank: a cache line
 # Words of the first cache line: a count of requests, and 1 after a failure of the relay.
 _REQUESTS, _FAILED = 0, 1
-# Words of a rank: the numbers of the transfers that were requested and done, and the place of the vector to send.
+# Words of a rank: the numbers of the transfers that were requested and done, and where the vector to send is.
 _PUSH_REQUESTED, _PUSHED, _PULL_REQUESTED, _PULLED, _SOURCE = range(5)
-_SLOT, _REPLY = 0, 1  # places of a vector to send
+_SLOT, _REPLY = 0, 1  # where a vector to send is
 _BUSY_SECONDS, _SLEEP_SECONDS = 0.2, 5e-4  # polls of a transfer: first without a sleep, then with this sleep
 _END_SECONDS = 1.0  # seconds that transfers may take to end after ``close``
 
@@ -92,12 +93,12 @@ class TransferSlots:
         return self._vectors[rank]
 
     def put(self, rank: int, vector: Array) -> int:
-        """Copy a vector to the rank's slot; return the place for ``send``."""
+        """Copy a vector to the rank's slot; return the source for ``send``."""
         self._vectors[rank][:] = vector
         return _SLOT
 
     def send(self, rank: int, number: int, source: int, timeout: float) -> None:
-        """Send the worker the vector at a place, as the transfer of this number. Errors: as ``receive``."""
+        """Send the worker the vector of a source, as the transfer of this number. Errors: as ``receive``."""
         if number == self._word(rank, _PULL_REQUESTED) + 1:
             self._words[_index(rank, _SOURCE)] = source
         self._request(rank, _PULL_REQUESTED, number)
@@ -134,7 +135,7 @@ class TransferSlots:
         is_push = self._word(rank, _PUSH_REQUESTED) > self._word(rank, _PUSHED)
         if not is_push and self._word(rank, _PULL_REQUESTED) <= self._word(rank, _PULLED):
             return None
-        fence()  # the place of the vector, and the vector, were stored before the request
+        fence()  # the source, and the vector, were stored before the request
         return is_push, is_push or self._word(rank, _SOURCE) == _SLOT
 
     def finish(self, rank: int, is_push: bool) -> None:
@@ -174,9 +175,9 @@ def _index(rank: int, word: int) -> int:
 def serve_transfers(slots: TransferSlots, shard: ParameterShard, handler: Handler) -> Handler:
     """Return a handler of requests whose first array, or whose reply's first array, is sent by a message.
 
-    A request with ``push`` as a key is one of them; 0 as its value means that the request itself has no vector. The
-    reply has the place of its vector. The worker then sends "fetch" with that place, and this sends the vector. So a
-    request that is repeated because its reply was lost has not sent a vector yet.
+    Such a request comes in a ``Transfer``. The ``TransferReply`` has the source of the reply's vector. The worker then
+    sends a ``Fetch`` of that source, and this sends the vector. So a request that is repeated because its reply was
+    lost has not sent a vector yet. All other requests are passed to the handler as they are.
 
     Args:
         slots: TransferSlots.
@@ -188,20 +189,21 @@ def serve_transfers(slots: TransferSlots, shard: ParameterShard, handler: Handle
     connection = slots.new_connection(rank)
 
     def handle(header: dict[str, Any], arrays: list[Array]) -> tuple[dict[str, Any], Sequence[Array]]:
-        if header["op"] == "fetch":
-            slots.send(rank, int(header[PULL_KEY]), int(header[SOURCE_KEY]), shard.timeout)
-            return {}, []
-        number = header.pop(PUSH_KEY, None)
-        if number is None:
+        if not TRANSFERS.has(header):
             return handler(header, arrays)
+        envelope = TRANSFERS.decode(header, arrays)
+        if isinstance(envelope, Fetch):
+            slots.send(rank, envelope.number, envelope.source, shard.timeout)
+            return encode(Done())
+        source = None
         with slots.hold(rank, connection):
-            if number:
-                arrays = [slots.receive(rank, int(number), shard.timeout), *arrays]
-            reply, vectors = handler(header, arrays)
-            if not vectors:
-                return reply, vectors
-            source = _REPLY if shard.is_reply(vectors[0]) else slots.put(rank, vectors[0])
-        return {**reply, SOURCE_KEY: source}, vectors[1:]
+            vectors = envelope.arrays
+            if envelope.number is not None:
+                vectors = [slots.receive(rank, envelope.number, shard.timeout), *vectors]
+            reply, shown = handler(envelope.request, vectors)
+            if shown:
+                source = _REPLY if shard.is_reply(shown[0]) else slots.put(rank, shown[0])
+        return encode(TransferReply(source, reply, list(shown[1:])))
 
     return handle
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from choros.comm.messages import Client, Done, Messages, ask, encode
+from choros.comm.messages import Client, Done, Messages, ask
 from choros.comm.shm.futex import fence
 from choros.comm.shm.segment import Segment, align
 from choros.types import Array
@@ -171,18 +171,11 @@ class RemoteSnapshots:
         """Do nothing: the connection belongs to the center."""
 
 
-def answer(snapshots: Snapshots, header: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
-    """Return the reply to a request of ``RemoteSnapshots``; None for other requests.
-
-    Raises:
-        InvalidInputError: a field of the request is not valid; the message names it.
-    """
-    if not REQUESTS.has(header):
-        return None, []
-    request = REQUESTS.decode(header, arrays)
+def reply(snapshots: Snapshots, request: PutSnapshot | ReadSnapshot) -> Done | SnapshotReply:
+    """Serve a request of ``RemoteSnapshots``; return the reply."""
     if isinstance(request, PutSnapshot):
         snapshots.put(request.epoch, request.vector, request.others)
-        return encode(Done())
+        return Done()
     vector, others = snapshots.blank()
     saved = snapshots.read(request.epoch, vector, others)
-    return encode(SnapshotReply(saved, vector if saved else vector[:0], others if saved else others[:0]))
+    return SnapshotReply(saved, vector if saved else vector[:0], others if saved else others[:0])

@@ -6,15 +6,18 @@ one adds nothing and writes no second line.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from choros.comm.messages import Client, Done, Messages, ask, encode
+from choros.comm.messages import Client, Done, Messages, ask
+from choros.training.async_control import center_snapshots
 from choros.training.async_control.center_snapshots import RemoteSnapshots
-from choros.training.async_control.center_snapshots import answer as answer_snapshots
 from choros.training.async_control.control_block import ControlBlock, Header, rate_in
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
@@ -288,25 +291,26 @@ class RemoteEpochLog:
         """Do nothing: the connection belongs to the center."""
 
 
-def answer(
-    control_block: ControlBlock, epoch_log: EpochLog, head: dict[str, Any], arrays: list[Array]
-) -> tuple[Any, list[Array]]:
-    """Return the reply to a request of a ``RemoteControlBlock`` or a ``RemoteEpochLog``; None for other requests.
+def protocols(control_block: ControlBlock, epoch_log: EpochLog) -> list[tuple[Messages, Callable[[Any], object]]]:
+    """Return the protocols of ``RemoteControlBlock``, ``RemoteEpochLog`` and their snapshots, for a ``Router``.
 
     Args:
         control_block: the control block of this host.
         epoch_log: the epoch log of this host.
-        head: the header of the request.
-        arrays: the arrays of the request: metric states, or the center and the moving statistics of a snapshot.
-
-    Raises:
-        InvalidInputError: a field of the request is not valid; the message names it.
     """
-    if REQUESTS.has(head):
-        return encode(_reply(control_block, epoch_log, REQUESTS.decode(head, arrays)))
+    lock = threading.Lock()  # the control block's file lock excludes other processes, but not threads of this process
+
+    def locked(serve: Callable[[Any], object]) -> Callable[[Any], object]:
+        def serve_locked(request: Any) -> object:
+            with lock:
+                return serve(request)
+
+        return serve_locked
+
+    served = [(REQUESTS, locked(partial(_reply, control_block, epoch_log)))]
     if epoch_log.snapshots is not None:
-        return answer_snapshots(epoch_log.snapshots, head, arrays)
-    return None, []
+        served.append((center_snapshots.REQUESTS, locked(partial(center_snapshots.reply, epoch_log.snapshots))))
+    return served
 
 
 def _reply(control_block: ControlBlock, epoch_log: EpochLog, request: Any) -> object:

@@ -16,12 +16,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from choros import algorithms, pickling
 from choros.cluster.hardware import raise_descriptors
+from choros.comm.messages import Messages, Router
 from choros.comm.shm.segment import Segment
 from choros.comm.tcp.auth_socket import AuthListener, listening_socket
 from choros.comm.tcp.rpc import RpcConnection
@@ -29,13 +31,14 @@ from choros.console import write_line
 from choros.errors import PeerLostError
 from choros.launch.process.failure_report import signalled
 from choros.param_server import sharded_snapshot
+from choros.param_server.messages import SHARD_REQUESTS, STATE_REQUESTS
 from choros.param_server.shard_service import ParameterShard
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.param_server.transfer_slots import TransferSlots, serve_transfers
+from choros.training.async_control import remote_control
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import EpochLog
-from choros.training.async_control.remote_control import answer
 
 logger = logging.getLogger(__name__)
 
@@ -194,41 +197,36 @@ def main() -> int:
     kind = pickling.loads(bytes.fromhex(config["algorithm_code"])) if config["algorithm_code"] else None
     rule = algorithms.from_config(config["algorithm"], kind)
     segment, replies = Segment(config["center"]), Segment(config["replies"])
-    workers, lock = int(config["workers"]), threading.Lock()
+    workers = int(config["workers"])
     slots = None
     if config.get("transfers") is not None:  # ranks of other hosts send their vectors by messages
         slots = TransferSlots(Segment(config["transfers"]), SharedMemoryParameterServer(segment))
-    notes: tuple[ControlBlock, EpochLog] | None = None
+    control_protocols: list[tuple[Messages, Callable[[Any], object]]] = []
     if config["control_block"] is not None:
         control_block = ControlBlock(Segment(config["control_block"]), workers, config["epochs"], config["values"])
-        kept_epochs = Snapshots(Segment(config["snapshots"])) if config["snapshots"] is not None else None
-        notes = control_block, EpochLog(Segment(config["epoch_log"]), control_block, kept_epochs)
+        snapshots = Snapshots(Segment(config["snapshots"])) if config["snapshots"] is not None else None
+        control_protocols = remote_control.protocols(
+            control_block, EpochLog(Segment(config["epoch_log"]), control_block, snapshots)
+        )
 
-    def guest(rank: int, channel: RpcConnection) -> None:
-        center = ParameterShard(segment, rule, rank, workers, replies, config["timeout"])
+    def serve(rank: int, connection: RpcConnection) -> None:
+        shard = ParameterShard(segment, rule, rank, workers, replies, config["timeout"])
+        state = STATE_REQUESTS, partial(sharded_snapshot.reply, shard)
+        handler = Router((SHARD_REQUESTS, shard.reply), state, *control_protocols).handle
+        connection.serve(handler if slots is None else serve_transfers(slots, shard, handler))
 
-        def reply(head: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-            if notes is not None:
-                with lock:  # the control block's file lock excludes other processes, but not threads of this process
-                    reply, back = answer(*notes, head, arrays)
-                if reply is not None:
-                    return reply, back
-            return sharded_snapshot.handle(center, head, arrays) or center.handle(head, arrays)
-
-        channel.serve(reply if slots is None else serve_transfers(slots, center, reply))
-
-    def welcome(door: AuthListener) -> None:
+    def accept() -> None:
         while True:
-            hello, end = door.next_peer(threading.TIMEOUT_MAX)
+            hello, sock = listener.next_peer(threading.TIMEOUT_MAX)
             rank = int(hello["rank"])
-            channel = RpcConnection(end, f"rank {rank} on {hello['host']}", config["timeout"])
-            threading.Thread(target=guest, args=(rank, channel), daemon=True).start()
+            connection = RpcConnection(sock, f"rank {rank} on {hello['host']}", config["timeout"])
+            threading.Thread(target=serve, args=(rank, connection), daemon=True).start()
 
-    door = AuthListener(
+    listener = AuthListener(
         config["address"], bytes.fromhex(config["secret"]), listen_fd=config["heard"]
     )  # never closed: the socket also belongs to the rank that started this process
-    threading.Thread(target=welcome, args=(door,), daemon=True).start()
-    write_line(door.place)
+    threading.Thread(target=accept, daemon=True).start()
+    write_line(listener.place)
     sys.stdin.buffer.read()
     os._exit(0)  # threads with open connections, of a job that has failed, must not delay the exit
 
