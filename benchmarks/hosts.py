@@ -153,7 +153,7 @@ def _line(group, rule, count, way, address, stack):
     from choros.param_server.shared_memory import SharedMemoryParameterServer
     from choros.param_server.transfer_client import TransferClient
     from choros.param_server.transfer_slots import TransferSlots, VectorRelay
-    from choros.training.async_control.shard_server import ShardServerProcess
+    from choros.training.async_control.shard_server import ServerConfig, ShardServerProcess
 
     messages, place = group.among(range(2)) if way == "mpi" else None, ""
     if group.rank == 0:
@@ -165,10 +165,10 @@ def _line(group, rule, count, way, address, stack):
             segments["transfers"] = stack.enter_context(TransferSlots.create(shard))
             slots = TransferSlots(segments["transfers"], shard)
             stack.callback(VectorRelay(slots, messages, segments["replies"], shard, [1]).close)
-        config = {"algorithm": algorithms.to_config(rule), "workers": 2, "timeout": 300.0, "secret": "ab" * 32}
-        config |= {"algorithm_code": None, "control_block": None, "cores": [], "address": address}
-        config |= {name: each.fd for name, each in segments.items()}
-        server = ShardServerProcess(config, [each.fd for each in segments.values()])
+        descriptors = {name: each.fd for name, each in segments.items()}
+        server = ShardServerProcess(
+            ServerConfig(algorithms.to_config(rule), "", 2, 300.0, "ab" * 32, address, **descriptors)
+        )
         stack.callback(server.close)
         place = server.place
     place = group.gather(place.encode())[0].decode()

@@ -31,7 +31,7 @@ from choros.training.async_control.remote_control import (
     RemoteEpochLog,
     protocols,
 )
-from choros.training.async_control.shard_server import ShardServerProcess
+from choros.training.async_control.shard_server import ServerConfig, ShardServerProcess
 from choros.training.spec import TrainerControl
 
 SIZE, OTHERS, WORKERS = 40_003, 5, 2
@@ -360,19 +360,17 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
         SharedMemoryParameterServer(segment, rule, 0, WORKERS) as center,
         reply_segment(center) as kept,
     ):
-        told = {
-            "algorithm": algorithms.to_config(rule),
-            "algorithm_code": None,
-            "workers": WORKERS,
-            "timeout": 20.0,
-            "secret": b"secret".hex(),
-            "center": segment.fd,
-            "replies": kept.fd,
-            "control_block": None,
-            "cores": [],
-            "address": "127.0.0.1",
-        }
-        server = ShardServerProcess(told, [segment.fd, kept.fd])
+        config = ServerConfig(
+            algorithm=algorithms.to_config(rule),
+            algorithm_code="",
+            workers=WORKERS,
+            timeout=20.0,
+            secret=b"secret".hex(),
+            address="127.0.0.1",
+            center=segment.fd,
+            replies=kept.fd,
+        )
+        server = ShardServerProcess(config)
         try:
             stuck, other = (
                 RpcConnection(

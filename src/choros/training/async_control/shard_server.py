@@ -16,14 +16,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from choros import algorithms, pickling
 from choros.cluster.hardware import raise_descriptors
-from choros.comm.messages import Messages, Router
+from choros.comm.messages import Messages, Router, decode, header_of
 from choros.comm.shm.segment import Segment
 from choros.comm.tcp.auth_socket import AuthListener, listening_socket
 from choros.comm.tcp.rpc import RpcConnection
@@ -42,17 +43,75 @@ from choros.training.async_control.epoch_log import EpochLog
 
 logger = logging.getLogger(__name__)
 
-_ENDS = 5.0  # seconds to wait for the end of a server
-_LOOK = 1.0  # seconds between two polls of the process, if its pipe shows no end
-_AGAIN = 3  # number of restarts
+_END_SECONDS = 5.0  # to wait for the end of a server
+_POLL_SECONDS = 1.0  # between two polls of the process, if its pipe shows no end
+_MOST_RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class ControlConfig:
+    """The control block and the epoch log, which the server of the first host has.
+
+    Attributes:
+        epochs: int. Number of epochs.
+        values: int. Number of values of an epoch (``FitConfig.epoch_values``).
+        control_block: int. Descriptor of the control block's segment.
+        epoch_log: int. Descriptor of the epoch log's segment.
+        snapshots: int, or None if no callback reads the center. Descriptor of the segment of ``Snapshots``.
+    """
+
+    epochs: int
+    values: int
+    control_block: int
+    epoch_log: int
+    snapshots: int | None
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Configuration of a server process, in the encoding of ``choros.comm.messages``.
+
+    Attributes:
+        algorithm: dict. See ``algorithms.to_config``.
+        algorithm_code: str. Pickle of a custom algorithm's class, in hexadecimal digits; "" for any other.
+        workers: int. Number of workers of the job.
+        timeout: float. Seconds to wait for the lock, and for one send or receive.
+        secret: str. The job's secret, in hexadecimal digits.
+        address: str. Address on which the server listens.
+        center: int. Descriptor of the shard's segment.
+        replies: int. Descriptor of the segment of ``reply_segment``.
+        transfers: int, or None if vectors are sent by sockets. Descriptor of the segment of ``TransferSlots``.
+        control: ControlConfig, or None on other hosts than the first one.
+        cores: list of int. Cores on which the server runs; any, if empty.
+        listener: int. Descriptor of the listening socket, which ``ShardServerProcess`` makes.
+    """
+
+    algorithm: dict[str, Any]
+    algorithm_code: str
+    workers: int
+    timeout: float
+    secret: str = field(repr=False)
+    address: str
+    center: int
+    replies: int
+    transfers: int | None = None
+    control: ControlConfig | None = None
+    cores: list[int] = field(default_factory=list)
+    listener: int = -1
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that the process inherits."""
+        control = self.control
+        shared = (control.control_block, control.epoch_log, control.snapshots) if control is not None else ()
+        every = self.center, self.replies, self.transfers, self.listener, *shared
+        return [descriptor for descriptor in every if descriptor is not None]
 
 
 class ShardServerProcess:
     """The server process of this host, in the rank that starts it and restarts it after a failure.
 
     Args:
-        config: the configuration of the server, as JSON values.
-        fds: descriptors that the server inherits.
+        config: ServerConfig. It names the memory that the server inherits.
         rank: int. The rank that starts the server. Defaults to 0.
 
     Attributes:
@@ -62,11 +121,11 @@ class ShardServerProcess:
         PeerLostError: the server could not start; its output has the reason.
     """
 
-    def __init__(self, config: dict[str, Any], fds: Sequence[int], rank: int = 0) -> None:
-        self._who = f"rank {rank} on {os.uname().nodename}"
-        port, self._heard = listening_socket(config["address"])
-        self.place = f"{config['address']}:{port}"
-        self._config, self._fds = {**config, "heard": self._heard}, [*fds, self._heard]
+    def __init__(self, config: ServerConfig, rank: int = 0) -> None:
+        self._starter = f"rank {rank} on {os.uname().nodename}"
+        port, self._listener = listening_socket(config.address)
+        self.place = f"{config.address}:{port}"
+        self._config = replace(config, listener=self._listener)
         self._lock, self._closing = threading.Lock(), False
         self._process = self._start()
         assert self._process.stdout is not None  # noqa: S101 - a pipe, as requested
@@ -82,18 +141,18 @@ class ShardServerProcess:
             [sys.executable, "-m", "choros.training.async_control.shard_server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=self._fds,
+            pass_fds=self._config.descriptors(),
             env={**os.environ, "CHOROS_WORKER": "server"},
         )
         assert process.stdin is not None  # noqa: S101 - a pipe, as requested
         with suppress(BrokenPipeError):  # the process has already died
-            process.stdin.write(json.dumps(self._config).encode() + b"\n")
+            process.stdin.write(json.dumps(header_of(self._config)).encode() + b"\n")
             process.stdin.flush()
         return process
 
     def _watch(self) -> None:
         """Wait for the end of the server, and restart it unless it was closed. The number of restarts is limited."""
-        for turn in range(1, _AGAIN + 2):
+        for turn in range(1, _MOST_RESTARTS + 2):
             if not self._has_died():
                 return
             with self._lock:
@@ -101,23 +160,23 @@ class ShardServerProcess:
                     return
                 before = self._process
                 _shut(before)
-                outcome = self._next(turn)
+                outcome = self._restart(turn)
             fate = f"the server of the center (process {before.pid}) {_fate(before.returncode)}"
-            logger.warning(f"{self._who}: {fate}; {outcome}")
+            logger.warning(f"{self._starter}: {fate}; {outcome}")
             if self._process is before:
                 return
 
-    def _next(self, turn: int) -> str:
+    def _restart(self, turn: int) -> str:
         """Restart the server if restarts are left; return a description for the message."""
-        why = f"another one was started {_AGAIN} times"
+        reason = f"another one was started {_MOST_RESTARTS} times"
         try:
-            if turn <= _AGAIN:
+            if turn <= _MOST_RESTARTS:
                 self._process = self._start()
-                return f"process {self._process.pid} continues with the same center, restart {turn} of {_AGAIN}"
+                return f"process {self._process.pid} continues with the same center, restart {turn} of {_MOST_RESTARTS}"
         except OSError as error:
-            why = f"no other one could be started ({error})"
+            reason = f"no other one could be started ({error})"
         self._give_up()
-        return f"{why}, so the job ends: see what ends the servers on this host"
+        return f"{reason}, so the job ends: see what ends the servers on this host"
 
     def _has_died(self) -> bool:
         """Wait until the server has ended; return False if it was closed."""
@@ -128,9 +187,9 @@ class ShardServerProcess:
             assert process.stdout is not None  # noqa: S101 - a pipe, as requested
             poll.register(process.stdout.fileno(), select.POLLHUP)
         while not self._closing:
-            if poll.poll(_LOOK * 1e3):  # the server's end of the pipe was closed
+            if poll.poll(_POLL_SECONDS * 1e3):  # the server's end of the pipe was closed
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_ENDS)
+                    process.wait(_END_SECONDS)
                     return True
                 process.kill()
             elif process.poll() is not None:
@@ -139,9 +198,9 @@ class ShardServerProcess:
 
     def _give_up(self) -> None:
         """Close the listening socket, so that new connections are refused."""
-        if self._heard >= 0:
-            os.close(self._heard)
-            self._heard = -1
+        if self._listener >= 0:
+            os.close(self._listener)
+            self._listener = -1
 
     def close(self) -> None:
         """End the server, after all workers have closed their connections."""
@@ -153,10 +212,10 @@ class ShardServerProcess:
             with suppress(BrokenPipeError):
                 process.stdin.close()
         try:
-            process.wait(_ENDS)
+            process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(_ENDS)
+            process.wait(_END_SECONDS)
         _shut(process)
 
 
@@ -190,27 +249,20 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # a scheduler signals the whole job; only its ranks react
     raise_descriptors()
-    config = json.loads(sys.stdin.buffer.readline())
-    if config["cores"]:
-        os.sched_setaffinity(0, config["cores"])
+    config = decode(ServerConfig, json.loads(sys.stdin.buffer.readline()))
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
     # The pipe of the rank that started this process is private: the pickle of a custom class may come by it.
-    kind = pickling.loads(bytes.fromhex(config["algorithm_code"])) if config["algorithm_code"] else None
-    rule = algorithms.from_config(config["algorithm"], kind)
-    segment, replies = Segment(config["center"]), Segment(config["replies"])
-    workers = int(config["workers"])
+    kind = pickling.loads(bytes.fromhex(config.algorithm_code)) if config.algorithm_code else None
+    rule = algorithms.from_config(config.algorithm, kind)
+    segment, replies = Segment(config.center), Segment(config.replies)
     slots = None
-    if config.get("transfers") is not None:  # ranks of other hosts send their vectors by messages
-        slots = TransferSlots(Segment(config["transfers"]), SharedMemoryParameterServer(segment))
-    control_protocols: list[tuple[Messages, Callable[[Any], object]]] = []
-    if config["control_block"] is not None:
-        control_block = ControlBlock(Segment(config["control_block"]), workers, config["epochs"], config["values"])
-        snapshots = Snapshots(Segment(config["snapshots"])) if config["snapshots"] is not None else None
-        control_protocols = remote_control.protocols(
-            control_block, EpochLog(Segment(config["epoch_log"]), control_block, snapshots)
-        )
+    if config.transfers is not None:  # ranks of other hosts send their vectors by messages
+        slots = TransferSlots(Segment(config.transfers), SharedMemoryParameterServer(segment))
+    control_protocols = [] if config.control is None else _control_protocols(config.control, config.workers)
 
     def serve(rank: int, connection: RpcConnection) -> None:
-        shard = ParameterShard(segment, rule, rank, workers, replies, config["timeout"])
+        shard = ParameterShard(segment, rule, rank, config.workers, replies, config.timeout)
         state = STATE_REQUESTS, partial(sharded_snapshot.reply, shard)
         handler = Router((SHARD_REQUESTS, shard.reply), state, *control_protocols).handle
         connection.serve(handler if slots is None else serve_transfers(slots, shard, handler))
@@ -219,16 +271,22 @@ def main() -> int:
         while True:
             hello, sock = listener.next_peer(threading.TIMEOUT_MAX)
             rank = int(hello["rank"])
-            connection = RpcConnection(sock, f"rank {rank} on {hello['host']}", config["timeout"])
+            connection = RpcConnection(sock, f"rank {rank} on {hello['host']}", config.timeout)
             threading.Thread(target=serve, args=(rank, connection), daemon=True).start()
 
     listener = AuthListener(
-        config["address"], bytes.fromhex(config["secret"]), listen_fd=config["heard"]
+        config.address, bytes.fromhex(config.secret), listen_fd=config.listener
     )  # never closed: the socket also belongs to the rank that started this process
     threading.Thread(target=accept, daemon=True).start()
     write_line(listener.place)
     sys.stdin.buffer.read()
     os._exit(0)  # threads with open connections, of a job that has failed, must not delay the exit
+
+
+def _control_protocols(config: ControlConfig, workers: int) -> list[tuple[Messages, Callable[[Any], object]]]:
+    control_block = ControlBlock(Segment(config.control_block), workers, config.epochs, config.values)
+    snapshots = Snapshots(Segment(config.snapshots)) if config.snapshots is not None else None
+    return remote_control.protocols(control_block, EpochLog(Segment(config.epoch_log), control_block, snapshots))
 
 
 if __name__ == "__main__":

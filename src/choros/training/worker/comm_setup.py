@@ -37,7 +37,7 @@ from choros.training.async_control.center_snapshots import Slots, Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import LINE, EpochLog
 from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog
-from choros.training.async_control.shard_server import ShardServerProcess
+from choros.training.async_control.shard_server import ControlConfig, ServerConfig, ShardServerProcess
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.payload import pack_algorithm
 from choros.training.spec import FitConfig
@@ -134,6 +134,17 @@ def _notes(near: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array
     return control_block, EpochLog(logs, control_block, snapshots)
 
 
+def _control_config(job: FitConfig, epoch_log: EpochLog) -> ControlConfig:
+    snapshots = epoch_log.snapshots
+    return ControlConfig(
+        epochs=job.epochs - job.initial_epoch,
+        values=job.epoch_values,
+        control_block=epoch_log.control_block.segment.fd,
+        epoch_log=epoch_log.segment.fd,
+        snapshots=snapshots.segment.fd if snapshots is not None else None,
+    )
+
+
 def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slice]:
     """Return the parts of a center, one for each host in order.
 
@@ -185,15 +196,15 @@ def _between(
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
     # Every rank draws a secret, and all use rank 0's.
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
-    control_block, epoch_log, center, segments = None, None, None, []
-    config: dict[str, Any] = {}
+    control_block, epoch_log, center = None, None, None
     if host_number == 0:
         control_block, epoch_log = _notes(near, job, lambda: (trainable, others))
-        segments = [
-            control_block.segment,
-            epoch_log.segment,
-            *([epoch_log.snapshots.segment] if epoch_log.snapshots else []),
-        ]
+    messages = _vector_messages(base, trainable.nbytes // len(cuts))
+    if messages is not None:
+        # Its end is that of the messages: it waits until the other ranks leave too.
+        held.insert(0, MessageGroup(messages, base.timeout))
+    cores = {core for text in near.gather(json.dumps(usable_cores()).encode()) for core in json.loads(text)}
+    place, server = "", None
     if host_number < len(cuts):
         cut = cuts[host_number]
         statistics = others if host_number == 0 else np.empty(0, others.dtype)
@@ -206,42 +217,33 @@ def _between(
         segment = share(near, made)
         held.append(segment)
         center = SharedMemoryParameterServer(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
-        segments.append(segment)
-        config = {
-            "algorithm": job.algorithm,
-            "algorithm_code": pack_algorithm(algorithm).hex(),
-            "workers": job.workers,
-            "epochs": job.epochs - job.initial_epoch,
-            "values": job.epoch_values,
-            "timeout": job.timeout,
-            "secret": secret.hex(),
-            "center": segment.fd,
-            "control_block": control_block.segment.fd if control_block else None,
-            "epoch_log": epoch_log.segment.fd if epoch_log else None,
-            "snapshots": epoch_log.snapshots.segment.fd if epoch_log and epoch_log.snapshots else None,
-        }
-    messages = _vector_messages(base, trainable.nbytes // len(cuts))
-    if messages is not None:
-        # Its end is that of the messages: it waits until the other ranks leave too.
-        held.insert(0, MessageGroup(messages, base.timeout))
-    place, server = "", None
-    cores = [json.loads(text) for text in near.gather(json.dumps(usable_cores()).encode())]
-    if center is not None and near.rank == 0:
-        config["cores"] = sorted({core for some in cores for core in some})  # the cores of this host's ranks
-        config["address"] = own_address(os.environ.get("CHOROS_NETWORK", ""))
-        replies = reply_segment(center)
-        held.append(replies)
-        config["replies"], segments = replies.fd, [*segments, replies]
-        if messages is not None:
-            transfers = TransferSlots.create(center)
-            config["transfers"], segments = transfers.fd, [*segments, transfers]
-            remote_ranks = set(range(base.size)) - set(hosts[host_number])
-            relay = VectorRelay(TransferSlots(transfers, center), messages, replies, center, remote_ranks)
-            held = [relay, *held, transfers]
-        server = ShardServerProcess(config, [segment.fd for segment in segments], base.rank)
-        place = server.place
+        code = pack_algorithm(algorithm)  # on each rank, so that all raise if it cannot be pickled
+        if near.rank == 0:
+            replies = reply_segment(center)
+            held.append(replies)
+            transfers = None
+            if messages is not None:
+                transfers = TransferSlots.create(center)
+                remote_ranks = set(range(base.size)) - set(hosts[host_number])
+                relay = VectorRelay(TransferSlots(transfers, center), messages, replies, center, remote_ranks)
+                held = [relay, *held, transfers]
+            config = ServerConfig(
+                algorithm=job.algorithm,
+                algorithm_code=code.hex(),
+                workers=job.workers,
+                timeout=job.timeout,
+                secret=secret.hex(),
+                address=own_address(os.environ.get("CHOROS_NETWORK", "")),
+                center=segment.fd,
+                replies=replies.fd,
+                transfers=transfers.fd if transfers is not None else None,
+                control=_control_config(job, epoch_log) if epoch_log is not None else None,
+                cores=sorted(cores),  # of this host's ranks
+            )
+            server = ShardServerProcess(config, base.rank)
+            place = server.place
     places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
-    lines: dict[int, ReconnectingClient] = {}
+    clients: dict[int, ReconnectingClient] = {}
     parts: list[tuple[slice, Any]] = []
     for i, cut in enumerate(cuts):
         if i == host_number:
@@ -251,13 +253,13 @@ def _between(
         where, host = places[leader]
         hello = {"rank": base.rank, "host": os.uname().nodename}
         peer = f"The center's server on {host} (rank {leader})"
-        lines[i] = ReconnectingClient(where, secret, hello, peer, job.timeout, base.timeout)
+        clients[i] = ReconnectingClient(where, secret, hello, peer, job.timeout, base.timeout)
         size = cut.stop - cut.start
         parts.append(
-            (cut, TransferClient(lines[i], messages, leader, host, size, trainable.dtype) if messages else lines[i])
+            (cut, TransferClient(clients[i], messages, leader, host, size, trainable.dtype) if messages else clients[i])
         )
     sharded = ShardedParameterServer(algorithm, parts, messages.name if messages else "")
-    control = control_block or RemoteControlBlock(lines[0])
-    logs = epoch_log or RemoteEpochLog(lines[0], job.watched)
+    control = control_block or RemoteControlBlock(clients[0])
+    logs = epoch_log or RemoteEpochLog(clients[0], job.watched)
     held = [logs, control, *held]
     return CommHandles(SingleRankGroup(), sharded, control, logs, snapshots=logs.snapshots, held=held, server=server)
