@@ -135,11 +135,11 @@ class Host:
                     return {}, []
                 if when == "late":
                     meanwhile()
-                said, back = serve(head, arrays)
+                header, vectors = serve(head, arrays)
                 if when == "after":
                     meanwhile()
                     channel.close()
-                return said, back
+                return header, vectors
 
             self.served.append(threading.Thread(target=channel.serve, args=(reply,), daemon=True))
             self.served[-1].start()

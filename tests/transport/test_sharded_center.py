@@ -1,6 +1,7 @@
 """A center between hosts: what any algorithm gives there is what it gives in one process, part for part."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from choros.comm.messages import Router
 from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
+from choros.param_server import sharded_snapshot
 from choros.param_server.in_memory import InMemoryParameterServer
-from choros.param_server.messages import SHARD_REQUESTS
+from choros.param_server.messages import SHARD_REQUESTS, STATE_REQUESTS
 from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
+from choros.param_server.snapshot import encode_position
 
 SIZE, OTHERS, WORKERS = 70_003, 7, 3
 CUTS = {"one": [slice(0, SIZE)], "two": [slice(0, 30_000), slice(30_000, SIZE)]}
@@ -57,7 +60,8 @@ def hosts():
         hello, end = door.next_peer(5.0)
         center = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
         answer = RpcConnection(end, "a worker", 5.0).serve
-        handler = Router((SHARD_REQUESTS, center.reply)).handle
+        state = STATE_REQUESTS, partial(sharded_snapshot.reply, center)
+        handler = Router((SHARD_REQUESTS, center.reply), state).handle
         thread = threading.Thread(target=answer, args=(handler,), daemon=True)
         thread.start()
         return thread
@@ -231,3 +235,32 @@ def test_after_an_error_at_one_host_no_reply_of_another_is_left_unread(hosts):
     center.exchange(np.ones(SIZE, "float32"), zero.copy(), 1, none)
     center.read(local, none)
     assert set(local[near.stop :]) == {0.4375}
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_an_exported_state_continues_on_other_hosts(hosts, cuts):
+    rule = algorithms.DOWNPOUR(adagrad=True).bound(WORKERS, 0.01, strict=False)  # has a memory
+    rng = np.random.default_rng(5)
+    begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    steps = [rng.standard_normal(SIZE).astype("float32") for _ in range(2)]
+    at = hosts(rule, begin, own, CUTS[cuts])
+    center, local, seen = at(1, 1), begin.copy(), begin.copy()
+    center.position = encode_position(2, 5)
+    local += steps[0]
+    center.exchange(local, seen, 4, own.copy())
+    lead = at(0, 1)  # with "two", a shard of each kind
+    assert (sharded_snapshot.position_of(lead, 1), sharded_snapshot.position_of(lead, 2)) == ((2, 5), None)
+    header, vectors = sharded_snapshot.export_state(lead)
+    other = hosts(rule, np.zeros_like(begin), np.zeros_like(own), CUTS["two" if cuts == "one" else "one"])
+    sharded_snapshot.import_state(other(0, 0), header, vectors)
+    resumed, exported = other(1, 1), (local.copy(), seen.copy())
+    sharded_snapshot.refresh(resumed)
+    found = []
+    for server, (mine, shown) in ((center, (local, seen)), (resumed, exported)):
+        mine += steps[1]
+        stale = server.exchange(mine, shown, 4, own.copy())
+        again, others = np.empty_like(begin), np.empty_like(own)
+        found.append((stale, server.read(again, others), mine, again, others))
+    assert found[0][1] == found[1][1] == 2
+    for one, two in zip(found[0][2:], found[1][2:], strict=True):
+        np.testing.assert_array_equal(one, two)
