@@ -54,6 +54,7 @@ _PER_CALL = ("_eval_epoch_iterator", "history")
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
 _VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's wrappers
+UnpicklingError = pickle.UnpicklingError  # raised for an object that cannot be read
 _loading = threading.local()
 
 

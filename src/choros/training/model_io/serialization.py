@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ class PackedModel:
         except ChorosError:
             raise
         except Exception as error:  # a class of the user's may raise any exception
-            raise UnpicklingError(f"The model cannot be read from its pickle: {brief(error)}") from error
+            raise pickling.UnpicklingError(f"The model cannot be read from its pickle: {brief(error)}") from error
 
 
 def pack_model(model: Any) -> PackedModel:
