@@ -25,7 +25,7 @@ examples:
   choros tune train.py
   choros tune -n 2,4 --threads 1,2 --bind yes train.py --batch-size 256
 
-Exit codes: 0 success; 1 all trials failed, or the script makes no fit; 2 wrong usage, and nothing was started;
+Exit codes: 0 success; 1 all trials failed, or no fit was made; 2 wrong usage, and nothing was started;
 130 interrupted (Ctrl-C).
 """
 
