@@ -7,6 +7,7 @@ import signal
 import time
 
 import keras
+import numpy as np
 import pytest
 
 import choros
@@ -51,3 +52,12 @@ def test_a_trainer_and_its_pool_may_be_copied_and_pickled(make_model, data, pool
         assert not twin._local.pool.started
         with twin:
             assert len(twin.fit(x, y, batch_size=8, epochs=1, verbose=0).history["loss"]) == 1
+
+
+def test_counts_may_be_numbers_of_numpy():
+    pool = choros.WorkerPool(np.int64(2), threads=np.int32(1), devices_per_worker=(np.int64(1), 1))
+    assert (pool.size, pool.per_worker) == (2, [1, 1])
+    assert all(type(count) is int for count in (pool.size, *pool.per_worker))
+    for wrong in (np.float64(2), np.bool_(True), np.int64(0)):
+        with pytest.raises(InvalidInputError, match="whole number"):
+            choros.WorkerPool(wrong)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import os
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from choros.cluster.hardware import kept_variables, physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
@@ -59,11 +60,12 @@ class WorkerPool:
         if workers is None:
             workers = default_workers(self.backend, devices, devices_per_worker)
         self.size = check_workers(workers)
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        if threads is not None and not _is_count(threads):
             raise InvalidInputError(f"threads={threads!r}: give a whole number, 1 or more.")
         if devices not in ("auto", "cpu", "gpu", "shared"):
             raise InvalidInputError(f"devices={devices!r}: give 'auto', 'cpu', 'gpu' or 'shared'.")
         self.per_worker = each_devices(devices_per_worker, self.size)
+        threads = None if threads is None else int(threads)
         self._threads, self._bind, self._devices, self._echo = threads, bind, devices, echo
         self._pool: Pool | None = None
         self._lock = threading.Lock()
@@ -203,7 +205,7 @@ class WorkerPool:
 
 def default_workers(backend: str, devices: str = "auto", per_worker: int | Sequence[int] = 1) -> int:
     """Return one worker for each GPU (or ``per_worker`` of them) that the backend can use, else min(4, cores)."""
-    if not isinstance(per_worker, int):
+    if isinstance(per_worker, Sequence):
         return len(per_worker)
     usable = len(gpus_for(backend, devices))
     return max(usable // max(per_worker, 1), 1) if usable else min(4, len(physical_cores()))
@@ -219,19 +221,24 @@ def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
 
 def check_workers(workers: object) -> int:
     """Return ``workers``; refuse values that are not whole numbers of 1 or more."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+    if not _is_count(workers):
         raise InvalidInputError(f"workers={workers!r}: give a whole number of workers, 1 or more.")
-    return workers
+    return int(workers)
 
 
 def each_devices(devices: int | Sequence[int], workers: int) -> list[int]:
     """Return the number of devices of each worker; refuse invalid ``devices_per_worker``."""
     several = list(devices) if isinstance(devices, Sequence) else [devices] * workers
-    if len(several) != workers or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in several):
+    if len(several) != workers or not all(map(_is_count, several)):
         raise InvalidInputError(
             f"devices_per_worker={devices!r}: give a whole number, 1 or more, or one for each of {workers}."
         )
-    return several
+    return [int(count) for count in several]
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number, 1 or more; also one of numpy."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:
