@@ -91,6 +91,8 @@ def test_the_defaults_are_those_of_the_command():
     parser = argparse.ArgumentParser()
     demo.add_parser(parser.add_subparsers())
     args, made = parser.parse_args(["demo"]), plan.Plan((), "jax")
-    assert (args.workers, args.epochs, args.batch_size) == (made.workers, made.epochs, None)
+    assert (args.workers, args.epochs, args.batch_size) == (made.workers, None, None)
+    assert made.epochs == plan.EPOCHS["digits"]
+    assert made.target == plan.TARGETS["digits"]
     assert made.batch_size == plan.BATCHES[True]
     assert (tuple(range(args.seeds)), args.seed, str(args.out)) == (made.seeds, 0, "choros-demo")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 NETWORK = "Dense 600 relu, Dropout 0.2, Dense 600 relu, Dense softmax"
-CNN = "Conv 16 3x3 relu, MaxPool, Conv 32 3x3 relu, MaxPool, Dropout 0.25, Dense 64 relu, Dense softmax"
+CNN = "Conv 32 3x3 relu, MaxPool, Conv 64 3x3 relu, MaxPool, Dropout 0.25, Dense 64 relu, Dense softmax"
 OPTIMIZER = "Adam, learning rate 0.001"
 
 
@@ -47,8 +47,8 @@ def build_for(shape: Sequence[int], classes: int, seed: int) -> Any:
     if len(shape) == 1:
         inner = [layers.Dense(600, activation="relu"), layers.Dropout(0.2), layers.Dense(600, activation="relu")]
     else:
-        inner = [layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D()]
-        inner += [layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D()]
+        inner = [layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D()]
+        inner += [layers.Conv2D(64, 3, activation="relu"), layers.MaxPooling2D()]
         inner += [layers.Dropout(0.25), layers.Flatten(), layers.Dense(64, activation="relu")]
     return _compiled([keras.Input(tuple(shape)), *inner], classes, seed, ("accuracy",))
 

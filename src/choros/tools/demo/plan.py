@@ -14,7 +14,10 @@ from choros.errors import InvalidInputError
 
 DEFAULT = "allreduce,localsgd,aeasgd"
 BATCHES = {True: 64, False: 128}  # rows of a global batch, for images and for tables
-TARGETS = {"digits": 0.95, "mnist": 0.97, "higgs": 0.8}  # accuracies to which the seconds are measured
+# Accuracies to which the seconds are measured. On the 539 digits held back an accuracy is uncertain by 2 points: the
+# time to one near the final 0.97 is a matter of chance.
+TARGETS = {"digits": 0.9, "mnist": 0.97, "higgs": 0.8}
+EPOCHS = {"digits": 6, "mnist": 10, "higgs": 10}
 PLAIN_VARIABLES = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS")  # for plain fit, as for workers
 BACKENDS = ("jax", "torch", "tensorflow")
 _NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -36,11 +39,11 @@ class Plan:
     algorithms: tuple[algorithms.Algorithm, ...]
     backend: str
     workers: int = 2
-    epochs: int = 10
+    epochs: int = 6
     batch_size: int = 64
     seeds: tuple[int, ...] = (0, 1, 2)
     threads: int | None = None
-    target: float = 0.95
+    target: float = 0.9
 
 
 def choose(names: str | None) -> tuple[algorithms.Algorithm, ...]:
