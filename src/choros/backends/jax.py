@@ -29,7 +29,7 @@ from choros.backends.optimizers import model_variables
 from choros.errors import InexactLossError
 from choros.types import Array, Batch
 
-_SMALL, _MANY = 1 << 14, 64  # values of a small variable; number of small variables from which they are views
+_SMALL, _MANY = 1 << 14, 64  # most values of a small variable; least number of small variables that become views
 
 Arrays = list[jax.Array]
 _Parts = tuple[jax.Array, list[jax.Array]]
@@ -87,7 +87,7 @@ class JaxReplica(BaseReplica):
         self._loss_at = [self._where[id(v)][1] for v in tracker]
         self._floats = all(value.dtype == np.float32 for value in self._state[3])  # all metric variables are float32
         self._after = None
-        self._small: frozenset[int] | None = None
+        self._small: list[int] | None = None  # indices of variables that ``_vector_parts`` passes as views
         if self._train is None:
             self._compile()
 
@@ -326,8 +326,8 @@ class JaxReplica(BaseReplica):
         if self._small is None:
             small = [index for index, s in enumerate(self.slices) if s.stop - s.start <= _SMALL]
             on_cpu = jax.default_backend() == "cpu" and self.spread is None
-            self._small = frozenset(small) if on_cpu and len(small) >= _MANY else frozenset()
-        return vector, [vector[self.slices[index]] for index in sorted(self._small)]
+            self._small = small if on_cpu and len(small) >= _MANY else []
+        return vector, [vector[self.slices[index]] for index in self._small]
 
     def _divided(self, parts: _Parts, divisor: jax.Array) -> list[Any]:
         """Divide a gradient, and split it into arrays of the variables' shapes."""
@@ -335,9 +335,9 @@ class JaxReplica(BaseReplica):
 
     def _split(self, parts: _Parts) -> list[Any]:
         """Return the values of each variable from ``_vector_parts``, flat."""
-        (flat, views), small = parts, self._small or frozenset()
-        following = iter(views)
-        return [next(following) if index in small else flat[s] for index, s in enumerate(self.slices)]
+        flat, views = parts
+        by_index = dict(zip(self._small or [], views, strict=True))
+        return [by_index[index] if index in by_index else flat[s] for index, s in enumerate(self.slices)]
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
         trained = self._state[0] if self._x is None else self._x

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from choros.data.conversion import as_arrays, brings_targets
 from choros.data.tree import leaves
+from choros.data.validation import is_whole
 from choros.errors import InvalidDataError
 from choros.types import ArrayTree, Batch
 
@@ -62,7 +61,7 @@ def prefetch(source: object, depth: int = 2, augment: Augment | None = None) -> 
         >>> prefetch((np.zeros((4, 2)), np.zeros(4)), depth=3).depth
         3
     """
-    if not isinstance(depth, int | np.integer) or isinstance(depth, bool) or depth < 1:
+    if not is_whole(depth, 1):
         raise InvalidDataError(f"depth={depth!r}: give a whole number of batches, 1 or more.")
     if augment is not None and not callable(augment):
         raise InvalidDataError(f"augment is of type {type(augment).__name__}: give a function or a Keras layer.")

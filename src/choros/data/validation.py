@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -178,7 +178,7 @@ def unpack(validation_data: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree]
     return padded[0], padded[1], padded[2]
 
 
-def is_whole(value: object, least: int) -> bool:
+def is_whole(value: object, least: int) -> TypeGuard[int]:
     """Return whether a value is an integer of any library and at least ``least``. Bools do not count."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 

@@ -2,8 +2,8 @@
 
 A request may be sent twice; see ``choros.param_server.shard_service``. Some fields are in several messages. The fields
 ``contributions``, ``clock`` and ``times_set`` are the worker's counters for the shard: the number of its contributions,
-the clock that it saw last, and how often the center had been set. ``statistics`` are the moving statistics, which only
-the first shard has.
+the clock that it saw last, and the number of times that the center had been set. ``statistics`` are the moving
+statistics, which only the first shard has.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class CenterReply:
 
 @dataclass(frozen=True)
 class ReadTimesSet:
-    """Request how often the center was set."""
+    """Request the number of times that the center was set."""
 
 
 @dataclass(frozen=True)
 class TimesSetReply:
-    """How often the center was set."""
+    """Number of times that the center was set."""
 
     times_set: int
 

@@ -91,7 +91,7 @@ class _RemoteShard:
         return reply
 
     def counters(self) -> tuple[int, int, int]:
-        """Return the counters: contributions, the clock seen last, and how often the center had been set."""
+        """Return the counters: contributions, the clock seen last, and the number of times that the center was set."""
         return self.contributions, self.clock, self.times_set
 
 

@@ -37,9 +37,9 @@ PUSH, PULL = 24_103, 24_104  # tags: a worker's vector for the server, and the s
 _PAGE, _WORDS = 4096, 8  # 64-bit words of a rank: a cache line
 # Words of the first cache line: a count of requests, and 1 after a failure of the relay.
 _REQUESTS, _FAILED = 0, 1
-# Words of a rank: the numbers of the transfers that were requested and done, and where the vector to send is.
+# Words of a rank: the numbers of the transfers that were requested and done, and the source of the vector to send.
 _PUSH_REQUESTED, _PUSHED, _PULL_REQUESTED, _PULLED, _SOURCE = range(5)
-_SLOT, _REPLY = 0, 1  # where a vector to send is
+_SLOT, _REPLY = 0, 1  # sources of a vector to send
 _BUSY_SECONDS, _SLEEP_SECONDS = 0.2, 5e-4  # polls of a transfer: first without a sleep, then with this sleep
 _END_SECONDS = 1.0  # seconds that transfers may take to end after ``close``
 

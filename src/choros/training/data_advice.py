@@ -99,7 +99,7 @@ def _faster(data: DataKind, worker: WorkerRecord) -> str:
     """Return the setting by which batches are read faster."""
     readers = max(1, data.readers)
     overlapped = worker.ahead or data.read_ahead or data.readers > 1
-    # Reading one batch took r seconds, a step s. Overlapped, r - s of it was waited for; else r.
+    # Reading a batch takes r seconds, and a step s. If they overlap, a worker waits r - s seconds for a batch, else r.
     needed = (readers if overlapped else worker.decoding) / max(_computing(worker), 1e-3)
     count = min(_MOST, max(readers + 1, math.ceil(needed - 1e-6)))
     if data.kind == "PyDataset":

@@ -6,14 +6,13 @@ import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from choros.backends.devices.weight_layout import describe
 from choros.backends.hide_tensorflow import lean
 from choros.cluster import Place
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.consistency.versions import versions
 from choros.data import StreamSource
+from choros.data.validation import is_whole
 from choros.errors import InvalidInputError, warn
 from choros.training.checkpoint.policy import checkpoint_of
 from choros.training.executors.executor import ExecutorLauncher
@@ -275,7 +274,7 @@ def check_epochs(epochs: int, initial_epoch: int, initial_batch: int) -> None:
     """Refuse values that are not whole numbers of 0 or more, and ``epochs`` that leave nothing to train."""
     counts = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        if not is_whole(value, 0):
             raise InvalidInputError(f"{name}={value!r}: give a whole number, 0 or more.")
     if epochs <= initial_epoch:
         raise InvalidInputError(
@@ -459,7 +458,7 @@ def restore_backup(
 
 def check_restarts(restarts: object, place: Place, launcher: object) -> int:
     """Return the number of restarts as an int; refuse values and launchers with which restarts cannot work."""
-    if isinstance(restarts, bool) or not isinstance(restarts, (int, np.integer)) or restarts < 0:
+    if not is_whole(restarts, 0):
         raise InvalidInputError(f"restarts={restarts!r}: give a whole number, 0 or more.")
     if restarts and place.size > 1:
         raise InvalidInputError(
@@ -508,21 +507,17 @@ def check_numbers(
     seed: int | None, verbose: int | str, steps: int | None, batch_size: int | None, freq: int | Collection[int]
 ) -> None:
     """Refuse invalid values of ``seed``, ``verbose`` and the settings of validation."""
-
-    def whole(value: object, least: int) -> bool:
-        return bool(not isinstance(value, bool) and isinstance(value, (int, np.integer)) and value >= least)
-
-    if seed is not None and not whole(seed, 0):
+    if seed is not None and not is_whole(seed, 0):
         raise InvalidInputError(f"seed={seed!r}: give a whole number, 0 or more, or None.")
     if verbose not in ("auto", 0, 1, 2):
         raise InvalidInputError(
             f"verbose={verbose!r}: give 0 (silent), 1 (a progress bar), 2 (one line an epoch) or 'auto'."
         )
     for name, value in (("validation_steps", steps), ("validation_batch_size", batch_size)):
-        if value is not None and not whole(value, 1):
+        if value is not None and not is_whole(value, 1):
             raise InvalidInputError(f"{name}={value!r}: give a whole number, 1 or more, or None.")
     values = freq if isinstance(freq, (list, tuple, set, frozenset)) else [freq]
-    if not all(whole(value, 1) for value in values):
+    if not all(is_whole(value, 1) for value in values):
         raise InvalidInputError(
             f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1)."
         )

@@ -100,10 +100,9 @@ class ProcessStarter:
         return self._command, environment, binding.cores, ()
 
     def _far(self, member: Member, size: int, variables: dict[str, str], shares: int) -> Prepared:
-        part = HostShare(size, member.number, nodes=2, share=(member.slot, shares))
         agent_variables = {**variables, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
+        part = HostShare(size, member.number, nodes=2, variables=agent_variables, share=(member.slot, shares))
         self._say(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
-        part = replace(part, variables=agent_variables)
         job = agent_job(member.host, self._ssh, replace(self._wish, size=1), part, self._command, announce=False)
         fds = memory(json.dumps(header_of(job)).encode()), memory(b"")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CHOROS_AGENT": ",".join(map(str, fds))}

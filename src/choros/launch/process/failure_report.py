@@ -42,7 +42,7 @@ _ALONE = {"worker": "workers=1", "rank": "num_proc=1"}
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Report of a rank that raised an exception, or of which the process ended.
+    """Report of a rank that raised an exception, or whose process ended.
 
     Attributes:
         type, message, traceback: str. Of the exception; "" if the process ended without one.

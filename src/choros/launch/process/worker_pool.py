@@ -138,8 +138,8 @@ class Pool:
     def receive(self, timeout: float) -> Event:
         """Return the next event of any worker.
 
-        Workers send events through their links, which are dicts. When a call raised, and when a worker has ended, for
-        any reason, the event is a ``RankFailure``.
+        An event that a worker sends through its link is a dict. If a call has raised, or a worker has ended for any
+        reason, the event is a ``RankFailure``.
 
         Args:
             timeout: seconds to wait.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from choros.cluster import is_this_machine
 from choros.launch.local_job import HostShare, LaunchOptions
 
-_OF_THIS_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_")
-_OF_THIS_HOST = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", "SLURM_", "PMI_", "PMIX_", "OMPI_", "CHOROS_RUN")
+_OF_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL")
+_OF_HOST = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", "SLURM_", "PMI_", "PMIX_", "OMPI_", "CHOROS_RUN")
 
 
 @dataclass(frozen=True)
@@ -88,5 +88,4 @@ def carried() -> dict[str, str]:
         >>> "HOME" in carried()
         False
     """
-    left_out = (*_OF_THIS_LOGIN, "SHLVL")
-    return {k: v for k, v in os.environ.items() if k not in left_out and not k.startswith(_OF_THIS_HOST)}
+    return {k: v for k, v in os.environ.items() if k not in _OF_LOGIN and not k.startswith(_OF_HOST)}

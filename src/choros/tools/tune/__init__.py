@@ -90,7 +90,7 @@ class Outcome:
         return self.step if self.epoch is None else self.epoch
 
     def about_as_fast(self, other: Outcome) -> bool:
-        """Return whether the times of two trials differ by less than those of their steps vary.
+        """Return whether the difference from another trial is smaller than the variation of the steps' times.
 
         Example:
             >>> best = Outcome(Trial(1, 1), step=1.0, epoch=8.0, spread=0.05)

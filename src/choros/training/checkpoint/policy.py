@@ -15,8 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
+from choros.data.validation import is_whole
 from choros.errors import AGAIN, InvalidInputError
 from choros.training.checkpoint.store import CheckpointStore
 
@@ -151,7 +150,7 @@ def rule_of(every: object) -> dict[str, Any]:
         return {}
     if isinstance(every, timedelta) and every > timedelta(0):
         return {"seconds": every.total_seconds()}
-    if isinstance(every, int | np.integer) and not isinstance(every, bool) and every > 0:
+    if is_whole(every, 1):
         return {"batches": int(every)}
     raise InvalidInputError(f"every={every!r}: give 'epoch', a number of global batches, or a datetime.timedelta.")
 

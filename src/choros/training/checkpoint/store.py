@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from choros.data.validation import is_whole
 from choros.errors import CheckpointError, InvalidInputError
 from choros.types import Array, dtype_of
 
@@ -80,7 +81,7 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int | np.integer) or keep < 1:
+        if not is_whole(keep, 1):
             raise InvalidInputError(f"keep={keep!r}: give the number of checkpoints to keep, 1 or more.")
         self.directory, self.keep = Path(directory), keep
 

@@ -101,17 +101,14 @@ class CallbackServer(ABC):
             limit = time.monotonic() + self.job.timeout
             while True:
                 received = self._receive(0.5)
-                if received is not None and received.rank == 0 and isinstance(received.message, WeightsShown):
+                message = received.message if received is not None and received.rank == 0 else None
+                if received is not None and isinstance(message, WeightsShown):
                     self.latest, self._asking = received.arrays, received.reply
-                    self.conductor.show_metrics(received.message.metrics)
+                    self.conductor.show_metrics(message.metrics)
                     break
                 if received is not None:
                     self._later.append(received)
-                if (
-                    received is not None
-                    and received.rank == 0
-                    and isinstance(received.message, (ConnectionClosed, RankFailure))
-                ):
+                if isinstance(message, (ConnectionClosed, RankFailure)):
                     raise PeerLostError("rank 0 has ended while a callback read its weights: see what it printed.")
                 if time.monotonic() > limit:
                     raise CommTimeoutError(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")

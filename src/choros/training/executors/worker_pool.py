@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 import os
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 from choros.cluster.hardware import kept_variables, physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
 from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
 from choros.console import write_line
+from choros.data.validation import is_whole
 from choros.errors import InvalidInputError
 from choros.launch.process.worker_pool import Pool
 
@@ -60,7 +60,7 @@ class WorkerPool:
         if workers is None:
             workers = default_workers(self.backend, devices, devices_per_worker)
         self.size = check_workers(workers)
-        if threads is not None and not _is_count(threads):
+        if threads is not None and not is_whole(threads, 1):
             raise InvalidInputError(f"threads={threads!r}: give a whole number, 1 or more.")
         if devices not in ("auto", "cpu", "gpu", "shared"):
             raise InvalidInputError(f"devices={devices!r}: give 'auto', 'cpu', 'gpu' or 'shared'.")
@@ -221,7 +221,7 @@ def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
 
 def check_workers(workers: object) -> int:
     """Return ``workers``; refuse values that are not whole numbers of 1 or more."""
-    if not _is_count(workers):
+    if not is_whole(workers, 1):
         raise InvalidInputError(f"workers={workers!r}: give a whole number of workers, 1 or more.")
     return int(workers)
 
@@ -229,16 +229,11 @@ def check_workers(workers: object) -> int:
 def each_devices(devices: int | Sequence[int], workers: int) -> list[int]:
     """Return the number of devices of each worker; refuse invalid ``devices_per_worker``."""
     several = list(devices) if isinstance(devices, Sequence) else [devices] * workers
-    if len(several) != workers or not all(map(_is_count, several)):
+    if len(several) != workers or not all(is_whole(count, 1) for count in several):
         raise InvalidInputError(
             f"devices_per_worker={devices!r}: give a whole number, 1 or more, or one for each of {workers}."
         )
     return [int(count) for count in several]
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number, 1 or more; also one of numpy."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:

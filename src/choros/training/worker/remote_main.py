@@ -26,7 +26,7 @@ from choros.cluster.hardware import raise_descriptors
 from choros.comm.bootstrap.init import join, part
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
-from choros.comm.messages import ask, encode, header_of
+from choros.comm.messages import ask, header_of
 from choros.comm.shm.group import share
 from choros.comm.shm.segment import Segment
 from choros.comm.single_rank_group import SingleRankGroup
@@ -66,7 +66,7 @@ def main() -> int:
         _work(line, place, dial_home)
     except in_job.RequestedExit:
         with suppress(PeerLostError):
-            line.request(*encode(EndedOnRequest()))
+            line.request(header_of(EndedOnRequest()))
         raise
     except BaseException as error:
         with suppress(ChorosError):
@@ -90,7 +90,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     begun, model = time.perf_counter(), written.unpack()
     conductor: CallbackRunner | RemoteCallbackRunner
     if place.rank == 0:
-        put(model, line.request(*encode(GetWeights()))[1])
+        put(model, line.request(header_of(GetWeights()))[1])
         conductor = RemoteCallbackRunner(line, model, job)
     else:  # the other ranks get the weights from rank 0
         conductor = CallbackRunner(model, None, 0, job.epochs, reply.steps)
@@ -111,7 +111,7 @@ def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
     if near.rank == 0:
         made = Segment.create(max(nbytes, 64), "choros-data")
         if nbytes:
-            _, (data,) = line.request(*encode(GetData()))
+            _, (data,) = line.request(header_of(GetData()))
             made.array(np.uint8, nbytes, 0)[:] = data
     segment = share(near, made)
     if near is not group:
