@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from choros.algorithms import ADAG, AEASGD, ALL, DOWNPOUR, DynSGD, ExchangeInfo, LocalSGD
-from choros.param_server.blocks import BLOCK
+from choros.param_server.rule_blocks import BLOCK
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.worker.exchange import AsyncExchange, InMemoryParameterServer
 

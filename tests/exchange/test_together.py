@@ -5,7 +5,7 @@ import pytest
 
 from choros.algorithms import ADAG, ALL, DOWNPOUR, EASGD, Averaging, DiLoCo, ExchangeInfo, LocalSGD
 from choros.comm.single_rank_group import SingleRankGroup
-from choros.param_server.blocks import BLOCK
+from choros.param_server.rule_blocks import BLOCK
 from choros.training.worker.exchange import SyncExchange
 
 SIZES = [1, 2, 3, 5]

@@ -5,7 +5,8 @@ import pytest
 
 from choros.param_server.fused_update import trace_rule
 from choros.param_server.layout import ACTIVE
-from choros.param_server.shared_memory import BLOCK, ExchangeInfo, SharedMemoryParameterServer
+from choros.param_server.rule_blocks import BLOCK
+from choros.param_server.shared_memory import ExchangeInfo, SharedMemoryParameterServer
 
 NONE = np.zeros(0)
 

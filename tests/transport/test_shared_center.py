@@ -11,7 +11,8 @@ from choros.comm.group import ParameterServer
 from choros.comm.shm.segment import Segment
 from choros.errors import InvalidInputError
 from choros.param_server.layout import ACTIVE
-from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
+from choros.param_server.rule_blocks import BLOCK
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 
 NONE = np.zeros(0)
 

@@ -10,7 +10,8 @@ from choros.algorithms import DOWNPOUR
 from choros.comm.shm import robust_lock
 from choros.comm.shm.group_header import abort
 from choros.errors import CommTimeoutError, PeerLostError
-from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
+from choros.param_server.rule_blocks import BLOCK
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 
 NONE = np.zeros(0)
 

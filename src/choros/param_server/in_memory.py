@@ -8,7 +8,7 @@ import numpy as np
 
 from choros.algorithms import Algorithm, ExchangeInfo
 from choros.comm.group import Trace
-from choros.param_server.blocks import blocks
+from choros.param_server.rule_blocks import BlockRule
 from choros.types import Array
 
 
@@ -43,7 +43,7 @@ class InMemoryParameterServer:
         self.clock = 0
         self._last_exchange = [0] * workers
         self._lock = threading.Lock()
-        self._blocks = blocks(algorithm, center.size)
+        self._rule = BlockRule(algorithm)
 
     def at(self, rank: int) -> InMemoryClient:
         """Return the handle through which one worker uses the center.
@@ -57,24 +57,11 @@ class InMemoryParameterServer:
 
     def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:
         """Exchange with worker ``rank``. Change ``local``, ``others`` and (if it is used) ``seen`` in place."""
-        algorithm, before = self.algorithm, self.algorithm.shows == "before"
         with self._lock:
             staleness = self.clock - self._last_exchange[rank]
             info = ExchangeInfo(1, staleness, rank)
-            for block in self._blocks:
-                old, old_memory = self.center[block], tuple(vector[block] for vector in self.memory)
-                message = algorithm.propose(local[block], seen[block], window)
-                new, memory = algorithm.merge(old, message, info, old_memory)
-                shown = old if before else new
-                if shown is old and new is message:  # the message may be a view of ``local``, which adopt overwrites
-                    new = message.copy()
-                local[block] = algorithm.adopt(local[block], shown)
-                if algorithm.uses_seen:
-                    seen[block] = shown
-                for view, vector in zip(old_memory, memory, strict=True):
-                    if vector is not view:
-                        view[...] = vector
-                self.center[block] = new
+            messages = self._rule.messages(local, seen, window)
+            self._rule.merge(messages, info, self.center, self.memory, self.center, self.memory, (local, seen))
             if others.size:
                 self.others += (others - self.others) / self.workers
                 others[...] = self.others

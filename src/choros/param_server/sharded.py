@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from choros.comm.dtypes import blocks
 from choros.comm.group import Trace
 from choros.comm.messages import Done, decode, encode
 from choros.comm.tracing import Span
@@ -32,7 +31,8 @@ from choros.param_server.messages import (
     Trial,
     TrialReply,
 )
-from choros.param_server.shared_memory import BLOCK, SharedMemoryParameterServer
+from choros.param_server.rule_blocks import BlockRule
+from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array, aligned
 
 _NONE = np.zeros(0, np.float32)
@@ -121,7 +121,7 @@ class ShardedParameterServer:
         parts: Sequence[tuple[slice, SharedMemoryParameterServer | ShardConnection]],
         messages: str = "",
     ) -> None:
-        self._rule, self._by_messages = rule, f", vectors by {messages}" if messages else ""
+        self._rule, self._by_messages = BlockRule(rule), f", vectors by {messages}" if messages else ""
         self._local_shards = [
             (index, slice_, server)
             for index, (slice_, server) in enumerate(parts)
@@ -236,24 +236,17 @@ class ShardedParameterServer:
 
     def _propose(self, shard: _RemoteShard, local: Array, seen: Array, window: int) -> Array:
         """Return the message for a shard. It must not change until the reply arrives, as it may be sent again."""
-        if not self._rule.elementwise:
-            return np.asarray(self._rule.propose(local, seen, window), local.dtype)
         if shard.message.size != local.size or shard.message.dtype != local.dtype:
             shard.message = aligned(local.size, local.dtype)
-        for block in blocks(local.size, BLOCK):
-            shard.message[block] = self._rule.propose(local[block], seen[block], window)
+        self._rule.write_message(local, seen, window, shard.message)
         return shard.message
 
     def _adopt(self, local: Array, seen: Array, shown: Array, taken: bool) -> None:
         """Continue from the shown center: take it as it is if it was set (``taken``), else call the rule's adopt."""
         if taken:
             local[:] = seen[:] = shown
-            return
-        keep_seen = getattr(self._rule, "uses_seen", True)
-        for block in blocks(local.size, BLOCK) if self._rule.elementwise else [slice(0, local.size)]:
-            local[block] = self._rule.adopt(local[block], shown[block])
-            if keep_seen:
-                seen[block] = shown[block]
+        else:
+            self._rule.adopt(local, seen, shown)
 
     def read(self, out: Array, others: Array) -> int:
         """Copy the center out, each shard consistent in itself; return the first shard's clock."""

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from choros.algorithms import ExchangeInfo
-from choros.comm.dtypes import blocks, dtype_code, dtype_name, read_only
+from choros.comm.dtypes import dtype_code, dtype_name, read_only
 from choros.comm.group import Trace
 from choros.comm.shm.futex import SPIN, fence
 from choros.comm.shm.group_header import PARAM_SERVER, abort, open_stamped, stamp
@@ -28,9 +28,9 @@ from choros.param_server import layout as fields
 from choros.param_server.fused_update import trace_rule
 from choros.param_server.layout import Layout
 from choros.param_server.merge_rule import MergeRule
+from choros.param_server.rule_blocks import BlockRule
 from choros.types import Array
 
-BLOCK = 1 << 15
 _OPTIMISTIC_READS = 3
 _WRITE_SECONDS = 1.0  # seconds to wait for a pending message that is being written; after that its writer has died
 
@@ -89,7 +89,8 @@ class SharedMemoryParameterServer:
             self._words[fields.COUNT],
             self._words[fields.OTHERS],
         )
-        self.rank, self.timeout, self._rule = rank, timeout, rule
+        self.rank, self.timeout = rank, timeout
+        self._rule = BlockRule(rule) if rule is not None else None
         self._name = "the controller" if rank is None else f"rank {rank}"
         try:
             self._check_arguments(rule, rank, workers)
@@ -146,7 +147,6 @@ class SharedMemoryParameterServer:
         self._clock_seen_index = fields.ACTIVE + len(vectors) + (self.rank or 0)
         self._contributions_index = self._clock_seen_index + self.workers
         self._position_index = self._contributions_index + self.workers
-        self._blocks = blocks(self.count, BLOCK)
 
     abort = staticmethod(abort)
 
@@ -294,8 +294,7 @@ class SharedMemoryParameterServer:
         record, (message, mean) = self._pending[self.rank], self._messages[self.rank]
         record[0] += 1 + record[0] % 2  # the version becomes odd, also if it stayed odd after a kill during a write
         fence()  # readers must see the odd version before any new value of the message
-        for block in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
-            message[block] = self._rule.propose(local[block], seen[block], window)
+        self._rule.write_message(local, seen, window, message)
         mean[:] = others
         record[fields.PENDING_CONTRIBUTIONS], record[fields.PENDING_TIMES_SET], record[fields.PENDING_CLOCK] = (
             self._contributions,
@@ -333,13 +332,7 @@ class SharedMemoryParameterServer:
                 continue
             info = ExchangeInfo(workers=1, staleness=clock - clock_seen, sender=rank)
             with np.errstate(all="ignore"):
-                for block in self._blocks if self._rule.elementwise else [slice(0, self.count)]:
-                    old_block = tuple(vector[block] for vector in memory)
-                    new, new_block = self._rule.merge(out[block], message[block], info, old_block)
-                    for old_vector, new_vector in zip(old_block, new_block, strict=True):
-                        if new_vector is not old_vector:
-                            old_vector[...] = new_vector
-                    out[block] = new
+                self._rule.merge(self._rule.divide(message), info, out, memory, out, memory)
             others += (mean - others) / self.workers
             clock += 1
 
@@ -405,7 +398,7 @@ class SharedMemoryParameterServer:
 
     def _replace_memory(self, header: Array, center: Array) -> None:
         """Write the rule's memory for a center that was set, if the rule has a method ``replaced``."""
-        replaced = getattr(self._rule, "replaced", None)
+        replaced = getattr(self._rule.rule, "replaced", None) if self._rule is not None else None
         if replaced is None:
             return
         first_index = fields.ACTIVE + 2
@@ -418,7 +411,7 @@ class SharedMemoryParameterServer:
                 header[first_index + i] = 1 - active
 
     def _merge(
-        self, rule: MergeRule, header: Array, local: Array, seen: Array, window: int, info: ExchangeInfo
+        self, rule: BlockRule, header: Array, local: Array, seen: Array, window: int, info: ExchangeInfo
     ) -> None:
         """Write the merge to the spare buffers; in the new header make the written buffers valid."""
         active = header[fields.ACTIVE : fields.ACTIVE + len(self._buffers)].tolist()
@@ -426,52 +419,17 @@ class SharedMemoryParameterServer:
         del active[1], pairs[1]  # the moving statistics
         vectors = [read_only[active_index] for (read_only, _), active_index in zip(pairs, active, strict=True)]
         spares = [buffers[1 - active_index] for (_, buffers), active_index in zip(pairs, active, strict=True)]
-        program = trace_rule(rule, window, info, len(vectors) - 1) if rule.elementwise else None
+        program = trace_rule(rule.rule, window, info, len(vectors) - 1) if rule.rule.elementwise else None
         with np.errstate(all="ignore"):
             if program is not None:
-                program.run([local, seen, *vectors], spares, self._blocks, self._scratch)
+                program.run([local, seen, *vectors], spares, rule.blocks(self.count), self._scratch)
                 changed = program.changed
             else:
-                changed = self._apply_rule(rule, local, seen, vectors, spares, window, info)
+                (center, *memory), (new_center, *new_memory) = vectors, spares
+                messages = rule.messages(local, seen, window)
+                changed = rule.merge(messages, info, center, memory, new_center, new_memory, (local, seen))
         for slot in (fields.ACTIVE, *(fields.ACTIVE + 2 + i for i in changed)):
             header[slot] = 1 - header[slot]
-
-    def _apply_rule(
-        self,
-        rule: MergeRule,
-        local: Array,
-        seen: Array,
-        vectors: list[Array],
-        spares: list[Array],
-        window: int,
-        info: ExchangeInfo,
-    ) -> list[int]:
-        """Call the rule itself, block by block or on whole vectors; return the indices of written memory vectors."""
-        (center, *memory), (spare, *memory_spares) = vectors, spares
-        changed: list[int] = []
-        before, keep_seen = rule.shows == "before", getattr(rule, "uses_seen", True)
-        for block in self._blocks if rule.elementwise else [slice(0, self.count)]:
-            local_block, center_block = local[block], center[block]
-            message = rule.propose(local_block, seen[block], window)
-            old_memory = tuple(vector[block] for vector in memory)
-            new, new_memory = rule.merge(center_block, message, info, old_memory)
-            if len(new_memory) != len(old_memory):
-                raise InvalidInputError(
-                    f"{self._name}: merge returned {len(new_memory)} memory vectors and was given {len(old_memory)}."
-                )
-            spare[block] = new
-            for i, vector in enumerate(new_memory):
-                # A memory vector is written from the first block that changes it; the blocks before are copied.
-                if vector is not old_memory[i] and i not in changed:
-                    memory_spares[i][: block.start] = memory[i][: block.start]
-                    changed.append(i)
-                if i in changed:
-                    memory_spares[i][block] = vector
-            shown = center_block if before else new
-            local[block] = rule.adopt(local_block, shown)
-            if keep_seen:
-                seen[block] = shown
-        return changed
 
     def _average(self, header: Array, others: Array) -> None:
         """Moving statistics: c <- c + (others - c) / workers, others <- c."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from choros.algorithms import Algorithm, ExchangeInfo
 from choros.comm.group import Group
-from choros.param_server.blocks import blocks
+from choros.param_server.rule_blocks import BlockRule, Message
 from choros.types import Array
 
 
@@ -21,7 +21,7 @@ class SyncExchange:
         message = sum_r n_r propose_r / sum_r n_r
 
     Each rank writes its proposal into the group's buffer. After the all-reduce, an elementwise algorithm merges and
-    adopts in blocks of 64 Ki values, which keeps temporaries small.
+    adopts in blocks of 32 Ki values, which keeps temporaries small.
 
     Args:
         algorithm: Algorithm. Bound (``algorithm.bound``) to the group's size.
@@ -52,7 +52,7 @@ class SyncExchange:
         self.seen = center.copy() if apart else center
         self.exchanges = 0
         self.seconds = 0.0
-        self._blocks = blocks(algorithm, center.size)
+        self._rule = BlockRule(algorithm)
 
     def run(self, local: Array, window: int, rows: int) -> None:
         """Exchange with all ranks, and adopt the result. Collective: every rank must call it.
@@ -67,8 +67,9 @@ class SyncExchange:
             ValueError: ``local`` has another length or dtype than the center.
         """
         begun = time.perf_counter()
-        for part, message in self._messages(local, window, rows):
-            self._merge(local, part, message)
+        info, center, memory = ExchangeInfo(workers=self.group.size), self.center, self.memory
+        messages = self._messages(local, window, rows)
+        self._rule.merge(messages, info, center, memory, center, memory, (local, self.seen))
         self.exchanges += 1
         self.seconds += time.perf_counter() - begun
 
@@ -88,13 +89,12 @@ class SyncExchange:
             >>> exchange.trial(np.ones(1), window=8, rows=256), exchange.center
             (array([0.25]), array([0.]))
         """
-        center, meeting = self.center.copy(), ExchangeInfo(workers=self.group.size)
-        for part, message in self._messages(local, window, rows):
-            held = tuple(vector[part] for vector in self.memory)
-            center[part], _ = self.algorithm.merge(self.center[part], message, meeting, held)
+        info, center = ExchangeInfo(workers=self.group.size), self.center.copy()
+        memory = [vector.copy() for vector in self.memory]
+        self._rule.merge(self._messages(local, window, rows), info, self.center, self.memory, center, memory)
         return center
 
-    def _messages(self, local: Array, window: int, rows: int) -> Iterator[tuple[slice, Array]]:
+    def _messages(self, local: Array, window: int, rows: int) -> Iterator[Message]:
         """Yield the mean proposal, block by block. Yield nothing if the total weight is 0."""
         if local.shape != self.center.shape or local.dtype != self.center.dtype:
             raise ValueError(
@@ -102,20 +102,18 @@ class SyncExchange:
                 f"{self.center.shape} and {self.center.dtype}: pass the vector of the model's replica."
             )
         if self.group.size == 1:  # the message of the only rank is the mean, to the last bit
-            for part in self._blocks if rows or not self.algorithm.weighted else []:
-                yield part, self.algorithm.propose(local[part], self.seen[part], window)
+            yield from self._rule.messages(local, self.seen, window) if rows or not self.algorithm.weighted else []
         else:
             total, weight = self._sum(local, window, rows)
-            for part in self._blocks if weight else []:
-                yield part, total[part] / weight
+            for part, message in self._rule.divide(total) if weight else []:
+                yield part, message / weight
 
     def _sum(self, local: Array, window: int, rows: int) -> tuple[Array, float]:
         """All-reduce the proposals; return their sum and the divisor."""
-        group, size, propose = self.group, self.center.size, self.algorithm.propose
-        weighted = self.algorithm.weighted
+        group, size, weighted = self.group, self.center.size, self.algorithm.weighted
         slot = group.slot(size + weighted, local.dtype)
-        for part in self._blocks:
-            slot[part] = propose(local[part], self.seen[part], window)
+        for part, message in self._rule.messages(local, self.seen, window):
+            slot[part] = message
             if weighted and rows:
                 slot[part] *= rows
         if not weighted:
@@ -125,22 +123,6 @@ class SyncExchange:
         slot[size] = rows
         total = group.sum_slots(size + 1, local.dtype)
         return total[:size], float(total[size])
-
-    def _merge(self, local: Array, part: slice, message: Array) -> None:
-        """Merge the message into one block of the center, and update the same block of ``local``."""
-        algorithm, old = self.algorithm, self.center[part]
-        held = tuple(vector[part] for vector in self.memory)
-        new, memory = algorithm.merge(old, message, ExchangeInfo(workers=self.group.size), held)
-        shown = old if algorithm.shows == "before" else new
-        if shown is old and new is message:  # with one worker the message may be a view of ``local``
-            new = message.copy()
-        local[part] = algorithm.adopt(local[part], shown)
-        if self.seen is not self.center:
-            self.seen[part] = shown
-        for view, vector in zip(held, memory, strict=True):
-            if vector is not view:
-                view[...] = vector
-        self.center[part] = new
 
     def replace(self, center: Array) -> None:
         """Set the center to new values, such as those a callback assigned. Every rank must pass the same values."""
