@@ -31,6 +31,7 @@ def close_in_children(sock: socket.socket) -> socket.socket:
 
 
 def _close_in_child() -> None:
+    # ``list`` first: a garbage collection during the loop would change the set's size and raise.
     for sock in list(_sockets):
         with suppress(OSError):
             # Not ``sock.close``: it keeps the descriptor open as long as a file object made of the socket is open.

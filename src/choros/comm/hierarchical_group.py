@@ -45,14 +45,17 @@ class HierarchicalGroup(MessageGroup):
     """
 
     def __init__(self, base: MessageGroup, *, close_base: bool = False) -> None:
+        # Its own channel: a late frame of ``base`` must not be taken for a frame of this group.
         super().__init__(base.among(range(base.size)), base.timeout)
         self._base = base if close_base else None
         self.hosts = hosts_of(self)
         self._host_ranks = next(ranks for ranks in self.hosts if self.rank in ranks)
         is_leader = self._host_ranks[0] == self.rank
+        # Needed once, to pass the segment. Afterwards the host's ranks communicate by shared memory alone.
         host_messages = MessageGroup(self.among(self._host_ranks), self.timeout)
         segment = share(host_messages, SharedGroup.create(len(self._host_ranks)) if is_leader else None)
         host_messages.close()
+        # The segment and not its descriptor: ``_abort_host`` uses the segment too, so this object closes it.
         self._host_group = SharedGroup(segment, self._host_ranks.index(self.rank), self.timeout, spin=self._spin)
         self._segment = segment
         leaders = [ranks[0] for ranks in self.hosts]
@@ -92,6 +95,7 @@ class HierarchicalGroup(MessageGroup):
 
     def _sum_across_hosts(self, count: int, dtype: DTypeLike) -> Array:
         begin = 0 if self.trace is None else time.monotonic_ns()
+        # The caller may set the time limit between calls, and the inner group has a limit of its own.
         self._host_group.timeout = self.timeout
         try:
             result = self._host_group.sum_slots(count, dtype, self._add_other_hosts)
@@ -148,6 +152,7 @@ class HierarchicalGroup(MessageGroup):
             raise
 
     def _finish(self, limit: float | None = None) -> None:
+        # ``hasattr``: atexit runs this also for an object whose ``__init__`` raised halfway.
         if not self._closed and hasattr(self, "_host_group"):
             self._host_group.close()
             self._segment.close()

@@ -25,6 +25,8 @@ def machine() -> str:
         True
     """
     parts = [os.uname().nodename]
+    # The host name alone is not enough: containers of several machines may have the same name, and containers of one
+    # machine have separate PID namespaces, in which /proc/<pid>/fd of a peer does not exist.
     for path, read in (
         ("/proc/sys/kernel/random/boot_id", lambda p: Path(p).read_text().strip()),
         ("/proc/self/ns/pid", os.readlink),
@@ -57,8 +59,10 @@ def alive(process: Process) -> bool:
         (True, False)
     """
     stat = _proc_stat(process.pid)
+    # No /proc at all (macOS): then nothing is known, and a process must not be reported as dead.
     if stat is None:
         return not Path("/proc/self/stat").exists()
+    # A zombie counts as dead: its memory and sockets are gone, and its parent may never collect it.
     return stat[0] not in ("Z", "X") and int(stat[_START_TIME_FIELD]) == process.started
 
 

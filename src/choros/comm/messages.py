@@ -180,6 +180,7 @@ def _build(kind: type[_T], values: Any, where: str, arrays: dict[str, Any]) -> _
     if not isinstance(values, dict):
         raise InvalidInputError(f"{where} must be an object of fields, and is {_brief(values)}.")
     shape = _shape(kind)
+    # An unknown field is an error and is not dropped: it means that the other end runs another version.
     if unknown := values.keys() - shape.plain.keys():
         raise InvalidInputError(f"{where} has no field {_brief(min(map(str, unknown)))}.")
     if missing := shape.required - values.keys() - arrays.keys():

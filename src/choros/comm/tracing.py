@@ -101,6 +101,7 @@ class TracedOperation:
 
     def __exit__(self, *_: object) -> None:
         group = self.group
+        # The trace may have been set or removed inside the block. Then there is no start time, or no receiver.
         if self.begin and group.trace is not None:
             group.trace((self.kind, group.doing or self.kind, self.begin, time.monotonic_ns(), self.nbytes))
         group.doing = ""

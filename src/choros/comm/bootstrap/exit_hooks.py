@@ -65,8 +65,10 @@ def install_hook(name: str, where: str, after: Callable[[BaseException], object]
                 _write_torchrun_error_file(error)
                 if issubclass(kind, Exception):
                     logger.error(f"{where} failed ({kind.__qualname__}), which ends the job")
+        # The hook must reach ``after`` in every case, even if a previous hook of another package raises.
         except Exception:
             traceback.print_exc()
+        # Before ``after``, which may end the process without a flush (MPI_Abort, ``os._exit``).
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         after(error)
@@ -131,6 +133,7 @@ def _report_lost_peer(error: BaseException) -> bool:
 def _write_torchrun_error_file(error: BaseException) -> None:
     """Write the traceback to the file that torchrun reads for its final report, if torchrun set one."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    # A file that exists was written for an earlier error of this rank, which is nearer to the cause.
     if not path or os.path.exists(path):
         return
     text = "".join(traceback.format_exception(error))

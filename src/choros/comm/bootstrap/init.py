@@ -55,6 +55,7 @@ def join(rank: int, size: int, timeout: float) -> Group:
         choice = choose(place)
         if size > _MANY_RANKS:
             raise_descriptors()
+        # ``setdefault``: what the user set for a library himself has priority.
         for name, value in pass_on(os.environ.get("CHOROS_NETWORK", "")).items():
             os.environ.setdefault(name, value)
         if choice.kind == MPI:
@@ -94,6 +95,7 @@ def join_by_sockets(
 
 def give_up(reason: str) -> None:
     """Abort: this rank's waits in the group of ``join``, now or later, raise ``PeerLostError``; any thread may call."""
+    # A copy of the list: another thread may join or leave meanwhile.
     for group in list(_joined.values()):
         if hasattr(group, "give_up"):
             group.give_up(reason)
@@ -147,6 +149,8 @@ def _make_shared_group(group: Group, ranks: list[int]) -> Group | None:
     try:
         if group.rank not in ranks:
             return None
+        # A second descriptor, which the group owns. ``close`` of the first keeps both open until the group closes, as
+        # the close of any descriptor would drop the record locks.
         return SharedGroup(os.dup(segment.fd), ranks.index(group.rank), timeout=group.timeout)
     finally:
         segment.close()
@@ -181,6 +185,7 @@ def _join_by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
     else:
         secret, exchange = _exchange_by_secret(place, rank, size, timeout)
     tcp_group = TcpGroup(rank, size, exchange, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
+    # Under other launchers (ssh in a loop, Kubernetes) nobody would end a rank that is inside a framework's call.
     if place.launcher not in _LAUNCHERS_THAT_END_RANKS:
         tcp_group.end_together()
     return _prefer_shared_memory(tcp_group)
@@ -204,6 +209,7 @@ def _exchange_by_secret(
         secret = bytes.fromhex(os.environ.get("CHOROS_SECRET", ""))
     except ValueError:
         secret = b""
+    # An HMAC with a short key could be found by trying keys against one recorded handshake.
     if len(secret) < _MIN_SECRET_BYTES:
         raise InvalidInputError(
             "To connect by TCP all ranks need the same CHOROS_SECRET of 64 random hexadecimal digits "
@@ -282,6 +288,7 @@ def _check_size(group: _GroupT, rank: int, size: int, remedy: str) -> _GroupT:
     actual, expected = (group.rank, group.size), (rank, size)
     if actual == expected:
         return group
+    # Closed before the error: its ranks must learn at once that this rank does not take part.
     group.close()
     raise InvalidInputError(
         f"Rank {rank} is one of {size}, says the launcher, but in its group it is rank {actual[0]} of "

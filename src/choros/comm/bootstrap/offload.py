@@ -84,6 +84,8 @@ def _jax_group(control: ControlGroup, timeout: float) -> OffloadGroup:
     let_root_cause_exit_first(f"rank {control.rank} of {control.size} on {os.uname().nodename}")
     if rank_zero_leaves_last:
         _note_failure()
+        # Registered after JAX's own exit handlers, which its import registers. So it runs before them: the order is
+        # reversed.
         atexit.register(_leave_in_order, control, module.leave)
     return OffloadGroup(control, _on_all_ranks(control, lambda: module.JaxBackend(range(control.size))))
 
@@ -101,6 +103,8 @@ def _on_all_ranks(control: ControlGroup, action: Callable[[], _T]) -> _T:
         results.append(action())
     except (ChorosError, ImportError, OSError, RuntimeError, ValueError) as error:
         problem = str(error) or type(error).__name__
+    # All ranks gather, also one that failed: a rank that raised alone would leave the others inside the library's
+    # start.
     for rank, text in enumerate(control.gather(problem.encode())):
         if text:
             raise InvalidInputError(f"Rank {rank} of {control.size} cannot use this library for sums: {text.decode()}")

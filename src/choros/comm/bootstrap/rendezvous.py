@@ -67,11 +67,14 @@ class Rendezvous:
                 )
                 break
             rank = int(hello["rank"])
+            # A limit of its own: one thread serves all ranks, and a rank that connects and sends nothing must not block
+            # the others for the whole time limit.
             connections.append(RpcConnection(sock, f"rank {rank}", 30.0))
             if rank in data_by_rank or "twice" in hello or not 0 <= rank < self._size:
                 processes = "A process" if rank >= self._size else "Two processes"
                 error = f"{processes} connected as rank {rank} of {self._size}: {_UNIQUE_RANK_ADVICE}"
                 continue
+            # The clock starts with the first rank: a scheduler may start the server's process long before the ranks.
             if not data_by_rank:
                 limit = float(hello["timeout"])
                 deadline = time.monotonic() + limit
@@ -133,6 +136,8 @@ def ports(secret: bytes) -> list[int]:
         (True, False)
     """
     digest = hashlib.blake2b(secret, person=b"choros ports", digest_size=2 * _PORTS).digest()
+    # 20,000 to 31,999 is below the ports that Linux gives to outgoing connections (32,768 to 60,999), so no outgoing
+    # connection takes a candidate by chance.
     return [20_000 + int.from_bytes(digest[index : index + 2], "little") % 12_000 for index in range(0, len(digest), 2)]
 
 

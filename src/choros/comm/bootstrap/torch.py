@@ -42,6 +42,7 @@ def join_store(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[b
         store = TCPStore(
             host, int(port), size, is_master=not rank and not agent, timeout=time_limit, wait_for_workers=False
         )
+        # The agent's store outlives a restart of the ranks, so the keys of the last attempt are still in it.
         key = f"choros/{run_id}/{restart_count}"
         if not rank:
             store.set(f"{key}/secret", secrets.token_bytes(32))

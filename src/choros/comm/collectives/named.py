@@ -100,6 +100,8 @@ class Collectives:
         factors = {"prescale": float(prescale), "postscale": float(postscale)}
         signature = self._signature("allreduce", name, x, op=int(op), **factors)
         problem = refusal(op, x.dtype, self.size)
+        # A rank with a problem takes the other path, and still sends the same signature with the problem in its
+        # details. So the others, which send inline, get its text instead of a hang.
         if x.nbytes <= _INLINE_BYTES and not problem:
             return reduced(_InlineReduction(self, signature), x, op, prescale, postscale)
         self._negotiate(signature, problem)
@@ -313,6 +315,8 @@ class Collectives:
             if len(self._descriptions) >= _MAX_DESCRIPTIONS:
                 self._descriptions.clear()
             self._descriptions[message] = _describe(signature)
+        # The same text object for the same call: ``RankStatus.set`` compares by identity and then writes two words
+        # only.
         self.group.doing = self._descriptions[message]
         parts = [text.partition(b"\n") for text in self.group.gather(b"%b\n%b" % (message, body) if body else message)]
         # Nearly always all ranks send the same text. Then no JSON needs to be parsed.
@@ -330,6 +334,7 @@ class Collectives:
         if not problem_text:
             return replies
         self._call_numbers.clear()  # on every rank: else calls without a name would have different numbers from now on
+        # A rank that has joined makes no call that could be wrong. It waits for the others' next call.
         if signature == _JOIN:
             return self._negotiate(signature, **details)
         raise RankMismatchError(problem_text)
@@ -345,6 +350,7 @@ class _InlineReduction:
     def gather(self, x: bytes) -> list[bytes]:
         """Return each rank's bytes; zeros for a rank that has joined."""
         return [
+            # A rank that has joined sends no body; zeros do not change the sum.
             details.get("body") or bytes(len(x)) for _, details in self._collectives._negotiate(self._signature, body=x)
         ]
 

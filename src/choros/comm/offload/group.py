@@ -148,6 +148,7 @@ class OffloadGroup:
             return self.control.sum(x)
         flat = np.ascontiguousarray(x, dtype).reshape(-1)
         total = self._call((SUM, x.size, *dtype_code(dtype)), lambda: self.backend.sum(flat))
+        # A copy: ``total`` may be memory of the library that the next call overwrites.
         return np.array(total).reshape(x.shape)
 
     def mean(self, x: Array) -> Array:
@@ -174,9 +175,12 @@ class OffloadGroup:
 
         def ready() -> bool:
             try:
+                # The call starts inside the wait and not before it: an error of the library is then reported with the
+                # rank that died.
                 if not polls:
                     polls.append(start_call())
                 result = polls[0]()
+            # Any exception: each library has its own types, and all mean that this sum cannot end.
             except Exception as error:
                 raise PeerLostError(f"rank {self.rank}: {self.backend.name} failed: {error}") from error
             if result is not None:

@@ -100,6 +100,7 @@ class JaxBackend:
         self._ranks, self._in_progress = tuple(ranks), False
         atexit.register(self.close)
         first_devices = {}
+        # In descending order, so that the device with the lowest number stays in the dict.
         for device in sorted(jax.devices(), key=lambda device: device.id, reverse=True):
             first_devices[device.process_index] = device
         self._device = first_devices[jax.process_index()]
@@ -126,6 +127,7 @@ class JaxBackend:
         self._in_progress = True
 
         def poll() -> Array | None:
+            # ``is_ready`` and not ``block_until_ready``: a wait inside XLA cannot be interrupted when a peer dies.
             if not summed.is_ready():
                 return None
             self._in_progress = False
@@ -137,6 +139,7 @@ class JaxBackend:
         """Start the broadcast of the root's flat bytes: a sum in which the other ranks add zeros."""
         padding = -x.size % 4
         integers = np.concatenate([x, np.zeros(padding, np.uint8)]) if padding else x
+        # As integers: a sum of floats with zeros would turn -0.0 into 0.0 and might change the bits of a NaN.
         integers = integers.view(np.int32)
         is_root = self._ranks[root] == jax.process_index()
         poll_sum = self.sum(integers if is_root else np.zeros_like(integers))

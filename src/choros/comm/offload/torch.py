@@ -94,10 +94,14 @@ class TorchBackend:
     def _start(self, store: distributed.Store, rank: int, size: int) -> distributed.Backend:
         if self._nccl:
             options = distributed.ProcessGroupNCCL.Options()
+            # A time limit of NCCL would end the process by its watchdog before the control group can name the missing
+            # rank.
             options._timeout = _NO_TIMEOUT
             return distributed.ProcessGroupNCCL(store, rank, size, options)
         options = distributed.ProcessGroupGloo._Options()
+        # One thread: the rank's cores belong to the model, and a call at a time needs no more.
         options._timeout, options._threads = _NO_TIMEOUT, 1
+        # The address is given: gloo would otherwise resolve the host name, which is 127.0.1.1 on Debian.
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
         return distributed.ProcessGroupGloo(store, rank, size, options)
 
@@ -120,6 +124,7 @@ class TorchBackend:
         if self._memory.size < x.nbytes:
             self._memory = aligned(x.nbytes, np.uint8)
         result = self._memory[: x.nbytes].view(x.dtype)
+        # A copy: an all-reduce works in place, and the caller's slot must keep its values.
         result[:] = x
         is_bfloat16 = x.dtype.name == "bfloat16"  # torch.from_numpy rejects it: pass the bits
         tensor = torch.from_numpy(result.view(np.int16) if is_bfloat16 else result)
@@ -132,6 +137,7 @@ class TorchBackend:
         def poll() -> Array | None:
             if not work.is_completed():
                 return None
+            # ``is_completed`` is also true after a failure; ``wait`` then raises the error.
             work.wait(_RESULT_TIMEOUT)
             self._in_progress = False
             if self._nccl:
@@ -146,6 +152,8 @@ class TorchBackend:
         """Return the backend of some of the ranks, in that order. These ranks alone call, all at the same time."""
         job_ranks = tuple(self._ranks[rank] for rank in ranks)
         self._subgroup_counts[job_ranks] = self._subgroup_counts.get(job_ranks, 0) + 1
+        # A prefix with a count: keys of an earlier group of the same ranks are still in the store and name closed
+        # sockets.
         store = distributed.PrefixStore(f"{job_ranks}/{self._subgroup_counts[job_ranks]}", self._store)
         backend = TorchBackend(store, list(ranks).index(self._rank), len(job_ranks), self._address, self._nccl)
         backend._ranks = job_ranks

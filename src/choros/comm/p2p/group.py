@@ -115,6 +115,7 @@ class MessageGroup(FullMesh):
         posted = (call, x.size, *dtype_code(x.dtype))
         if x.nbytes <= self._inline:  # the frame carries the values: one message instead of three
             self._begin_call(posted, x)
+            # The values of this rank come from its own frame too, so all ranks add the same bytes in the same order.
             add_in_order([self._frame_data(rank, x.nbytes).view(x.dtype) for rank in range(self.size)], out)
             return
         self._begin_call(posted)
@@ -135,6 +136,7 @@ class MessageGroup(FullMesh):
         )
 
     def _shares(self, count: int) -> list[slice]:
+        # Every rank derives the same division from the count, which the frames have compared, so no lengths are sent.
         per_rank, remainder = divmod(count, self.size)
         return [
             slice(*bounds)
@@ -145,6 +147,8 @@ class MessageGroup(FullMesh):
     def gather(self, x: bytes) -> list[bytes]:
         """Return every rank's bytes, in the order of the ranks, on every rank."""
         data, posted = np.frombuffer(x, np.uint8), (GATHER, len(x), 0, 0)
+        # A rank cannot know the lengths of the others. It sends its bytes with the frame if they fit, and all ranks
+        # send them again if one rank's do not.
         calls = self._begin_call(posted, data if data.size <= self._inline else None)
         lengths = [call[1] for call in calls]
         if max(lengths) <= self._inline:  # true on all ranks or on none, as all know all lengths

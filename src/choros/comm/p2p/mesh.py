@@ -64,15 +64,23 @@ class FullMesh:
         self._messages, self._spin = messages, 0.0
         self.rank, self.size = messages.rank, messages.size
         self._where = f"rank {self.rank} on {os.uname().nodename}"
+        # Each rank starts with its next neighbour. If all started with rank 0, all messages would queue at that rank
+        # first.
         self._others = [(self.rank + k) % self.size for k in range(1, self.size)]
+        # Every rank computes the same value, as it decides whether data travel in the frame. Whole words, as frames are
+        # int64.
         self._inline = min(_MAX_INLINE_BYTES, max(_ALL_FRAMES_BYTES // self.size // 8 * 8, 64))
         self._frames = np.zeros((self.size, _HEADER_WORDS + self._inline // 8), np.int64)
         self._broken, self._closed, self._freed = "", False, False
         self._leave_requests: list[RequestHandle] = []
         self._buffers_in_use: object = None
         self._host_processes: dict[int, Process] = {}  # by rank: the processes on this machine
+        # A hash of the machine's name fits a 64-bit word of the frame. The start time tells this process from a later
+        # one under the same process ID.
         digest = hashlib.blake2b(machine().encode(), digest_size=8).digest()
         identity = np.array([int.from_bytes(digest, "little", signed=True), *Process.current()], np.int64)
+        # The first call also proves that every rank has joined. It sleeps between polls, as the ranks still import
+        # frameworks at different speed.
         self._begin_call((GATHER, 0, 0, 0), identity)
         identities = {
             rank: self._frame_data(rank, identity.nbytes).view(np.int64).tolist() for rank in range(self.size)
@@ -82,7 +90,10 @@ class FullMesh:
         }
         pids = [process.pid for process in self._host_processes.values()]
         self._spin = spin if spin is not None else 0.0 if oversubscribed(pids) else SPIN
+        # After the first call, which has the time limit: MPI's Dup waits for all ranks without one.
         messages.settle()
+        # mpi4py ends MPI by Py_AtExit, which runs after all handlers of the atexit module. So MPI still works in
+        # ``_finish``.
         atexit.register(self._finish)
 
     # -- start of a call
@@ -110,6 +121,8 @@ class FullMesh:
         if data is not None:
             frame.view(np.uint8)[nbytes : nbytes + data.nbytes] = data.view(np.uint8)
             nbytes += data.nbytes
+        # The receives have the full length of a frame, as the other ranks may make another call with more data. The
+        # transport accepts a shorter message.
         receives = [(rank, self._frames[rank]) for rank in self._others]
         begin = 0 if self.trace is None else time.monotonic_ns()
         message = frame.view(np.uint8)[:nbytes]
@@ -118,6 +131,8 @@ class FullMesh:
         )
         self._record_trace("wait", begin, -1)
         calls: list[Posted] = [tuple(call) for call in self._frames[:, :_HEADER_WORDS].tolist()]
+        # A leave message has the tag of a frame, so a rank that waits for a call receives it instead and need not time
+        # out.
         if departed := [rank for rank, call in enumerate(calls) if call[0] == LEAVE]:
             self._broken = f"{format_ranks(departed)} left"
             raise PeerLostError(
@@ -151,6 +166,7 @@ class FullMesh:
 
     def _exchange(self, tag: int, sends: _Arrays, receives: _Arrays, activity: Callable[[], str], busy: float) -> None:
         requests, ranks = [], []
+        # Receives first: a message that finds its receive goes into the array at once, without a copy in the transport.
         for start, messages in ((self._messages.receive, receives), (self._messages.send, sends)):
             for rank, array in messages:
                 for piece in pieces(array):
@@ -180,10 +196,12 @@ class FullMesh:
         while not test(requests):
             waited = time.perf_counter() - started
             if waited < busy:
+                # Not a pure loop: with more ranks than cores the awaited rank may be ready to run on this core.
                 os.sched_yield()
             else:
                 # An eighth of the wait: the sleep delays a message by at most that part of its own time.
                 sleep(min(max((waited - busy) / 8, 2e-5), _MAX_SLEEP))
+            # Not at each poll: a test of each request and of /proc takes longer than a small message.
             if waited - last_check >= _LIVENESS_SECONDS or waited >= min(self.timeout, warn):
                 last_check = waited
                 missing = {
@@ -197,6 +215,8 @@ class FullMesh:
     def _check_peers(self, missing: set[int], waited: float, activity: Callable[[], str]) -> None:
         if self._broken:  # another thread called ``give_up``
             raise PeerLostError(f"{self._where}: the run was aborted while it waited at {activity()}: {self._broken}")
+        # Only processes of this machine: /proc shows no others. A lost host is noticed by the socket's keepalive or the
+        # time limit.
         for rank, process in self._host_processes.items():
             if rank in missing and not alive(process):
                 raise PeerLostError(
@@ -223,6 +243,7 @@ class FullMesh:
 
     def give_up(self, reason: str) -> None:
         """Abort: this rank's waits, now or later, raise ``PeerLostError``; any thread may call."""
+        # One store of a reference, so no lock: the waiting thread reads it at its next check. The first reason stays.
         self._broken = self._broken or reason
 
     # -- calls of another library
@@ -237,6 +258,8 @@ class FullMesh:
             PeerLostError: a rank died or left. CommTimeoutError: the time limit passed. The group is unusable then.
         """
         # A rank sends its frame when its own part is ready. So the frames of all ranks mean that all parts are ready.
+        # Posted before this rank is ready: a peer that leaves or fails sends a frame at once, and it must be seen
+        # meanwhile.
         incoming = [self._messages.receive(self._frames[rank].view(np.uint8), rank, FRAME) for rank in self._others]
         header = self._frames[self.rank][:_HEADER_WORDS]
         header[:] = posted
@@ -252,6 +275,7 @@ class FullMesh:
                 raise CommTimeoutError(
                     f"{self._where}: {self._activity(posted)} did not end within {self.timeout:g} s.", ()
                 )
+            # Called also while this rank is not ready: MPI moves messages of other ranks only inside its calls.
             arrived = self._messages.done(pending)
             return (arrived and done) or bool(self._departed(incoming))
 
@@ -301,10 +325,12 @@ class FullMesh:
         """Leave, then wait until all other ranks have left or died, for at most ``limit`` seconds."""
         started = time.perf_counter()
         died = started if self._broken else math.inf
+        # After a failure the other ranks may send no leave messages, and a pending receive could not be freed.
         self._leave(not self._broken)
         local_peers = [process for rank, process in self._host_processes.items() if rank != self.rank]
         while self._broken or not self._leave_messages_sent():
             now, living = time.perf_counter(), [process for process in local_peers if alive(process)]
+            # A rank that died sends no leave message. After it the others get FAILURE_GRACE seconds to notice.
             if len(living) < len(local_peers):
                 died = min(died, now)
             all_local_ended = not living and len(local_peers) == self.size - 1
@@ -315,6 +341,7 @@ class FullMesh:
     def _leave(self, receive_others: bool) -> None:
         """Send leave messages to all ranks; with ``receive_others`` also receive the leave messages of all ranks."""
         if not self._closed:
+            # Before the messages: a second ``close``, as by atexit, must not send them again.
             self._closed = True
             header = self._frames[self.rank]
             header[:_HEADER_WORDS] = (LEAVE, 0, 0, 0)
@@ -341,10 +368,13 @@ class FullMesh:
         max_seconds = 1.0 if self._broken else (self._messages.patience or 1.0) if limit is None else limit
         while not self._leave_messages_sent():
             waited = time.perf_counter() - started
+            # A dead peer never takes its message. To free the transport then could wait for it for ever, so it stays
+            # allocated and the process ends with it.
             if waited >= max_seconds or not all(map(alive, self._host_processes.values())):
                 return
             self._messages.sleep(min(max(waited / 8, 2e-5), 0.05))
         self._freed = True
+        # Else atexit would keep this group, and its frames and slot, in memory until the process ends.
         atexit.unregister(self._finish)
         self._messages.free(bool(self._broken))
 

@@ -30,7 +30,9 @@ class MpiMessages:
         self._comm, self._owned = MPI.COMM_WORLD if comm is None else comm, owned
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
         self.errors: tuple[type[Exception], ...] = (MPI.Exception,)
+        # Testall and never Wait: a wait inside MPI occupies a core, sees no dead rank and has no time limit.
         self.done = MPI.Request.Testall
+        # Under MPI_THREAD_FUNNELED a call of another thread is undefined: it may corrupt messages without an error.
         self._main_thread_only = MPI.Query_thread() < MPI.THREAD_SERIALIZED
         self.concurrent = bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
@@ -62,6 +64,7 @@ class MpiMessages:
 
     def part(self, ranks: Sequence[int]) -> MpiMessages:
         """Return the messages among some of the ranks."""
+        # Create_group and not Split: only the members call it. Split would need all ranks of the communicator.
         return MpiMessages(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), 0.0, owned=True)
 
     def is_closed(self) -> bool:
@@ -99,6 +102,7 @@ class MpiGroup(MessageGroup):
 
     def __init__(self, comm: object = None, timeout: float = 300.0, *, spin: float | None = None) -> None:
         messages = MpiMessages(comm, timeout)
+        # Only for the communicator of all ranks: a caller with a communicator of its own decides itself how a job ends.
         if comm is None and messages.size > 1:
             mpi_runtime.abort_on_exception(mpi_runtime.start(timeout))
         super().__init__(messages, timeout, spin=spin)

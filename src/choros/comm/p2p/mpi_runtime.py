@@ -33,6 +33,7 @@ def place(timeout: float) -> dict[str, int]:
 
     def count() -> None:
         world = MPI.COMM_WORLD
+        # MPI itself finds the ranks that share a host. The host name would be the same in containers of several hosts.
         host_comm = world.Split_type(MPI.COMM_TYPE_SHARED, world.Get_rank())
         first, firsts = np.array([world.Get_rank()], "int64"), np.empty(world.Get_size(), "int64")
         host_comm.Bcast(first)
@@ -57,7 +58,9 @@ def abort_on_exception(MPI: ModuleType) -> None:
 
     def abort_job(error: BaseException) -> None:
         if not MPI.Is_finalized():
+            # MPI_Abort kills this process too, and the launcher may drop output that it has not read yet.
             time.sleep(_FLUSH_SECONDS)
+            # At least 1: the launcher would report a job that was aborted with code 0 as a success.
             MPI.COMM_WORLD.Abort(exit_code_of(error) or 1)
 
     world = MPI.COMM_WORLD

@@ -57,6 +57,7 @@ _PAGE = 4096
 _BLOCK_BYTES = 1 << 18  # bytes of one block: the partial sum stays in a core's cache while the ranks' values are added
 _COLLECT_BYTES = 1 << 24  # bytes that one round of a collect moves for each rank: bounds the pages that slots take
 # Lazy pages: a slot takes a page at the page's first write. Else each rank allocates its slot when it joins.
+# These words are written before the magic number (``stamp``) and never again, so no reader needs a lock or a fence.
 _SIZE, _SLOT_BYTES, _LAZY_PAGES = range(FIRST_FREE_WORD, FIRST_FREE_WORD + 3)
 _Blocks = list[tuple[list[Array], Array]]
 
@@ -110,14 +111,19 @@ class SharedGroup:
             if not 0 <= rank < self.size:
                 raise InvalidInputError(f"Rank {rank} was given for a group of {self.size}: give 0 to {self.size - 1}.")
             self._header = GroupHeader(self._segment, rank, self.size, timeout, SPIN if spin is None else spin)
+            # A rank that joins cannot know how many ranks share the cores, as the others may not have stored their
+            # process IDs yet.
             self._spin_undecided = spin is None
         except BaseException:
             if self._owned:
+                # The memoryview keeps the mapping alive: ``munmap`` runs when the last view is gone.
                 del shared
                 self._segment.close()
             raise
         self._plans: dict[tuple[int, Any], _Plan] = {}
         self._close_lock, self._closed = threading.RLock(), False
+        # The rank that computes on the slot writes it first: the kernel places a page on the memory node of the CPU
+        # that touches it first.
         if not shared[_LAZY_PAGES]:
             self._segment.touch(self._slot_offset(rank), self.slot_bytes)
 
@@ -201,11 +207,13 @@ class SharedGroup:
                     f"room for {self.slot_bytes // value_dtype.itemsize:,}. Create the group with "
                     f"slot_bytes={count * value_dtype.itemsize}."
                 )
+            # Views are cheap to build again, so the whole cache is dropped instead of the oldest entry.
             if len(self._plans) >= 16:  # bounds the views that are kept alive; a training loop needs one or two plans
                 self._plans.clear()
             areas = [self._segment.array(value_dtype, count, self._slot_offset(r)) for r in range(self.size + 1)]
             total = areas.pop()
             result = total.view()
+            # All ranks map the same result area. A write by one rank would change what the others read.
             result.flags.writeable = False
             plan = _Plan(
                 value_dtype, dtype_code(value_dtype), areas[self.rank], result, total, self._share_blocks(areas, total)
@@ -221,6 +229,8 @@ class SharedGroup:
         size, item_bytes = len(total), total.itemsize
         share = align(max(math.ceil(size / self.size), 1) * item_bytes) // item_bytes
         begin, end = min(self.rank * share, size), min((self.rank + 1) * share, size)
+        # With two ranks there is one addition, which reads each value once: blocks would only add calls. With more
+        # ranks the partial sum is read again for each rank.
         block = share if self.size <= 2 else max(_BLOCK_BYTES // item_bytes, CACHE_LINE)
         slices = [slice(start, min(start + block, end)) for start in range(begin, end, block)]
         return [([slot[part] for slot in slots], total[part]) for part in slices]
@@ -228,6 +238,7 @@ class SharedGroup:
     def _begin_call(self, posted: Posted) -> None:
         """Pass the first barrier of a call and check that all ranks make the same call."""
         header = self._header
+        # Before the post: a rank that arrives after an abort must not count as present at this call's barrier.
         header.check_aborted(lambda: describe_call(posted))
         header.post(posted)
         header.barrier(lambda: describe_call(posted))
@@ -277,11 +288,16 @@ class SharedGroup:
         trace = self._header.trace
         begin = 0 if trace is None else time.monotonic_ns()
         for inputs, out in plan.blocks:
+            # In rank order, not "own slot first": floating-point addition is not associative, and all ranks must get
+            # the same bits.
             add_in_order(inputs, out)
         if trace is not None:
             trace(("reduce", "reduce", begin, time.monotonic_ns(), plan.total.nbytes))
+        # Until here slow ranks still read the slots, and other shares of the result are incomplete.
         self._header.barrier(lambda: "the end of a sum")
         if combine_hosts is not None:
+            # On the host's first rank this writes to the result area that the others map. They wait in the barrier
+            # below and do not read it meanwhile.
             combine_hosts(plan.total)
             self._header.barrier(lambda: "the sum of all hosts")  # until then the first rank changes the result
 
@@ -297,6 +313,7 @@ class SharedGroup:
         out = np.empty(x.shape, value_dtype)
         source, target = x.reshape(-1), out.reshape(-1)
         step = self.slot_bytes // value_dtype.itemsize
+        # An empty array still makes one call: the other ranks wait for this rank at the barrier.
         for begin in range(0, max(x.size, 1), step):
             plan = self._plan(min(step, x.size - begin), value_dtype)
             plan.slot[:] = source[begin : begin + step]
@@ -313,6 +330,8 @@ class SharedGroup:
         pieces = [bytearray() for _ in range(self.size)]
         header = self._header
         areas = [self._segment.array("uint8", self.slot_bytes, self._slot_offset(r)) for r in range(self.size)]
+        # ``longest`` becomes known with the first round. All ranks then make the same number of rounds, however little
+        # they send.
         sent, longest = 0, 1
         while sent < longest:
             chunk = x[sent : sent + self.slot_bytes]
@@ -330,6 +349,7 @@ class SharedGroup:
         """Return every rank's flat bytes, in the order of the ranks, on the root; an empty list on the others."""
         if not 0 <= root < self.size:
             raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
+        # A slot may be as large as the machine's memory (lazy pages). Rounds of 16 MiB touch few of its pages.
         chunk_bytes, header, pieces = min(self.slot_bytes, _COLLECT_BYTES), self._header, list[Array]()
         areas = [self._segment.array("uint8", chunk_bytes, self._slot_offset(r)) for r in range(self.size)]
         sent, longest = 0, 1
@@ -358,12 +378,16 @@ class SharedGroup:
             raise InvalidInputError(
                 f"{self._header.where}: an array of objects cannot be broadcast; send numbers or bytes."
             )
+        # A copy on the root too: the result is a new array on every rank, and a caller may change it in place.
         out = np.array(x, order="C")
         target = out.reshape(-1).view("uint8")
         area = self._segment.array("uint8", self.slot_bytes, self._slot_offset(root))
         for begin in range(0, max(len(target), 1), self.slot_bytes):
             chunk = target[begin : begin + self.slot_bytes]
+            # A rank may write here without a barrier: the previous call ended with one, so nobody reads the slots any
+            # more.
             if self.rank == root:
+                # Only the root's slot is written. The pages of the other ranks' slots stay unallocated.
                 area[: len(chunk)] = chunk
             self._begin_call((BROADCAST + 256 * root, x.size, *dtype_code(x.dtype)))
             if self.rank != root:
@@ -382,6 +406,7 @@ class SharedGroup:
 
     def give_up(self, reason: str) -> None:
         """Abort: the waits of all ranks, now or later, raise ``PeerLostError``; any thread may call."""
+        # The lock is reentrant: a signal handler that calls this may interrupt ``close`` in the main thread.
         with self._close_lock:  # a close in another thread would unmap the segment during the abort
             if not self._closed:
                 abort(self._segment, reason)
@@ -390,6 +415,8 @@ class SharedGroup:
         """Leave: ranks that wait for this one raise ``PeerLostError``. Views of slot and result stay readable."""
         with self._close_lock:
             self._closed = True
+            # Before the unmap, as it stores to the segment. The flag above keeps ``give_up`` of another thread away
+            # from it.
             self._header.leave()
             self._plans.clear()
             if self._owned:
@@ -409,6 +436,8 @@ def _header_bytes(size: int) -> int:
 def _mappable_bytes() -> int:
     """Return the bytes that a segment may map: this machine's memory, or a quarter of a lower resource limit."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # A memfd is a file: ``ftruncate`` beyond RLIMIT_FSIZE fails with EFBIG, and a mapping beyond RLIMIT_AS fails with
+    # ENOMEM. A quarter leaves room for the framework's own mappings.
     for resource_kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
         limit, _ = resource.getrlimit(resource_kind)
         if limit != resource.RLIM_INFINITY:
@@ -437,6 +466,8 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
         ...     share(SingleRankGroup(), segment) is segment
         True
     """
+    # Process ID and descriptor number identify the memfd, which has no name. The root stays inside the gathers below
+    # until all ranks have opened it, so the kernel cannot reuse either number meanwhile.
     local_address = [os.getpid(), segment.fd] if group.rank == root and segment is not None else None
     replies = [json.loads(text) for text in group.gather(json.dumps([machine(), local_address]).encode())]
     if hosts := describe_hosts([host for host, _ in replies]):
@@ -452,6 +483,7 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
             mapped = Segment.open_peer(*address)
         except (PeerLostError, InvalidInputError, OSError) as error:
             problem = f"rank {group.rank}: {error}"
+    # A second gather: a rank that raised alone would leave the others waiting in the first call of the new group.
     problems = [text.decode() for text in group.gather(problem.encode()) if text]
     if problems or mapped is None:
         if mapped is not None and mapped is not segment:

@@ -35,6 +35,8 @@ _MAGIC, _KIND, _ABORT, _REASON, _WAKE_FIRST, _WAKE_STEP, _WAKE_COUNT = range(7)
 FIRST_FREE_WORD: Final = 16
 _REASON_TEXT: Final = 64
 RECORDS: Final = 128
+# Two cache lines for each rank: a rank writes only its own lines, so a store does not take the line of a word on which
+# another rank polls.
 RECORD_WORDS: Final = 16
 ARRIVED, PID, STATE = 0, 1, 2
 POSTED: Final = 4
@@ -65,6 +67,7 @@ def stamp(segment: Segment, kind: int, wake_first: int, wake_step: int, wake_cou
         wake_count: int. Number of these words.
     """
     header = segment.words
+    # The segment is new, so its magic number is 0 until the last store below.
     header[_KIND] = kind
     header[_WAKE_FIRST], header[_WAKE_STEP], header[_WAKE_COUNT] = wake_first, wake_step, wake_count
     header[_MAGIC] = MAGIC  # last: a reader that sees the magic number also sees the words above
@@ -83,6 +86,7 @@ def open_stamped(segment_or_fd: Segment | int, kind: int) -> tuple[Segment, bool
         return segment, owned
     actual = KINDS.get(header[_KIND], "an unknown") if header[_MAGIC] == MAGIC else "no"
     fd = segment.fd
+    # The error is raised with the traceback of this frame. A memoryview in it would keep the mapping alive.
     del header
     if owned:
         segment.close()
@@ -113,6 +117,7 @@ def abort(segment: Segment, reason: str) -> None:
     if not header[_ABORT]:
         # Two processes may write a reason at once and mix their texts. The abort flag is correct in either case.
         capacity = 8 * (RECORDS - _REASON_TEXT)
+        # The text is written before the flag: a rank that sees the flag reads the text at once.
         text = reason.encode()[:capacity]
         segment.array("uint8", len(text), 8 * _REASON_TEXT)[:] = list(text)
         header[_REASON] = len(text)
@@ -145,6 +150,7 @@ def has_joined(segment: Segment, rank: int) -> bool:
         ...     has_joined(segment, 0), has_joined(segment, 1)
         (True, False)
     """
+    # STATE never returns to 0, so a rank that joined and died still counts as joined.
     return bool(segment.words[RECORDS + rank * RECORD_WORDS + STATE])
 
 
@@ -161,6 +167,8 @@ def last_at_barriers(segment: Segment, ranks: int) -> int | None:
         ...     last_at_barriers(segment, 2) is None
         True
     """
+    # The counters are read one after another while ranks pass barriers. So the answer is a hint for a person or a time
+    # limit, and no proof that this rank hangs.
     arrived = [segment.words[RECORDS + rank * RECORD_WORDS + ARRIVED] for rank in range(ranks)]
     return arrived.index(min(arrived)) if min(arrived) < max(arrived) else None
 
@@ -168,6 +176,8 @@ def last_at_barriers(segment: Segment, ranks: int) -> int | None:
 def holder(fd: int, byte: int) -> int:
     """Return the process that holds the record lock on a byte, or 0 where no other process does."""
     if sys.platform == "linux":
+        # F_GETLK returns only locks that would conflict with the caller's. A lock of the calling process never does, so
+        # callers test their own process ID first.
         query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         lock_type, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
     else:
@@ -206,6 +216,8 @@ class GroupHeader:
         self.words = segment.words
         self.waiter = Waiter(self.words, segment.address, spin)
         self.where = f"rank {rank} on {os.uname().nodename}"
+        # Each process counts its own barriers. The counters agree because every rank makes the same calls in the same
+        # order.
         self.barrier_count = 0
         self.warn_after, self._warned = math.inf, 0
         self.trace: Trace | None = None
@@ -215,6 +227,8 @@ class GroupHeader:
         self._own_record = self._record(rank)
         status_records = [self._record(other) + STATUS for other in range(size)]
         self.status = RankStatus(self.words, status_records, 8 * self._record(size), rank)
+        # Not only the lock below: a rank that died has left no lock, and a second process under its number would start
+        # its barrier count at 0 while the others are further.
         if self.words[self._own_record + STATE]:
             raise InvalidInputError(
                 f"Rank {rank} of this group was already taken by process {self.words[self._own_record + PID]}: "
@@ -227,6 +241,8 @@ class GroupHeader:
                 f"Rank {rank} of this group is held by process {holder(self._fd, rank)}: "
                 "give each process its own rank."
             ) from None
+        # The lock first, then the process ID, then STATE: a peer that reads JOINED must find the lock held and the ID
+        # valid, or it would report a rank as dead that is just starting.
         self.words[self._own_record + PID] = os.getpid()
         self.words[self._own_record + STATE] = JOINED
 
@@ -271,8 +287,11 @@ class GroupHeader:
         self.barrier_count += 1
         target = self.barrier_count
         begin = 0 if self.trace is None else time.monotonic_ns()
+        # The fence in ``publish`` orders this rank's slot and posted call before its arrival.
         self.waiter.publish(self._own_record + ARRIVED, target)
         try:
+            # The order of the waits does not matter: the barrier ends when the last rank arrives, and the check covers
+            # all missing ranks, not only this one.
             for other in self._others:
                 arrived = self._record(other) + ARRIVED
                 if self.words[arrived] < target:
@@ -294,6 +313,8 @@ class GroupHeader:
 
     def _check_peers(self, waited: float, target: int, describe_call: Callable[[], str]) -> None:
         words = self.words
+        # Abort before death: the reason names the first cause, while a rank that the abort ended would be reported as
+        # dead.
         if (reason := abort_reason(words)) is not None:
             raise PeerLostError(
                 f"{self.where}: the run was aborted while it waited at {self._activity(describe_call)}: {reason}"
@@ -340,6 +361,8 @@ class GroupHeader:
     def _check_alive(self, other: int, target: int, describe_call: Callable[[], str]) -> None:
         record = self._record(other)
         state, pid = self.words[record + STATE], self.words[record + PID]
+        # A thread of this process may be the awaited rank (tests do this); the kernel reports no lock of the caller's
+        # process.
         if state == JOINED and (pid == os.getpid() or holder(self._fd, other)):
             return
         # The rank may have reached this barrier and ended after ``missing`` was read. Then this barrier is complete;
@@ -367,6 +390,8 @@ class GroupHeader:
         try:
             while not self._poll(ready, target, describe_call):
                 waited = time.perf_counter() - started
+                # The library has no wake-up for another process, so this polls. The sleep grows with the wait and
+                # delays the end by at most an eighth.
                 time.sleep(min(max(waited / 8, 2e-5), _MAX_SLEEP))
                 if waited - last_check >= POLL_SECONDS:
                     last_check = waited
@@ -378,6 +403,8 @@ class GroupHeader:
         except BaseException as error:
             self.broken = f"{type(error).__name__}: {error}"
             raise
+        # ``ready`` speaks for this rank only. The result may be used, and the buffers written again, when all ranks are
+        # ready.
         self.barrier(describe_call)
 
     def _poll(self, ready: Callable[[], bool], target: int, describe_call: Callable[[], str]) -> bool:
@@ -397,9 +424,11 @@ class GroupHeader:
         """Leave, then wait until all other ranks have left or died, for at most ``limit`` seconds."""
         if self._segment.closed:
             return
+        # Leave first: two ranks that waited for each other before they left would both wait until the limit.
         self.leave()
         started, words = time.perf_counter(), self.words
         limit = min(limit, FAILURE_GRACE) if self.broken else limit
+        # STATE alone is not enough: a rank that was killed stays JOINED. The record lock shows that it still lives.
         while any(words[self._record(rank) + STATE] == JOINED and holder(self._fd, rank) for rank in self._others):
             if time.perf_counter() - started >= limit:
                 return
@@ -414,9 +443,12 @@ class GroupHeader:
 
     def leave(self) -> None:
         """Mark this rank as left and release its record lock. In a forked child that inherited this, do nothing."""
+        # A forked child has this object too, but record locks are not inherited. Its LEFT would make the others report
+        # a rank that still runs.
         if self.words[self._own_record + PID] == os.getpid() and self.words[self._own_record + STATE] == JOINED:
             # Before the unlock: a rank without a record lock that has not left counts as dead.
             self.words[self._own_record + STATE] = LEFT
             if not self._segment.closed:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self.rank)
+            # Ranks sleep on this word. Without the wake-up they would notice the departure only after POLL_SECONDS.
             self.waiter.wake(self._own_record + ARRIVED)

@@ -56,13 +56,17 @@ class RankStatus:
         if text is not self._written:  # a training loop repeats the same text object: then only the times change
             data = text.encode()[:STATUS_BYTES]
             self._bytes[self._text : self._text + len(data)] = data
+            # The length follows the text, so a reader of the old length sees at most a mixture of texts, never bytes
+            # beyond them.
             words[record + _LENGTH], self._written = len(data), text
+        # CLOCK_MONOTONIC counts from the machine's boot, so the times of different processes of a host can be compared.
         words[record + _SINCE], words[record + _ENDED] = time.monotonic_ns(), 0
 
     def describe(self, rank: int) -> str:
         """Return a sentence on the present or last activity of a rank, with its duration in seconds."""
         text, since, ended = self._read(rank)
         now = time.monotonic_ns()
+        # The text stays: a message about a rank outside any call names its last call.
         if not text:
             return "it has named no call yet"
         if ended:
@@ -76,6 +80,7 @@ class RankStatus:
 
     def _read(self, rank: int) -> tuple[str, int, int]:
         words, record, begin = self._words, self._records[rank], self._texts + rank * STATUS_BYTES
+        # ``errors="replace"``: the cut at 192 bytes and a concurrent write may split a character.
         text = bytes(self._bytes[begin : begin + words[record + _LENGTH]]).decode(errors="replace")
         return text, words[record + _SINCE], words[record + _ENDED]
 
@@ -90,6 +95,7 @@ def state_of(pid: int) -> str:
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
+            # The command name in brackets may itself contain spaces and brackets.
             letter = file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return "alive"

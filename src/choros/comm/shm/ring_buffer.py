@@ -42,6 +42,7 @@ class Ring:
     def __init__(self, segment: Segment, readers: int, depth: int) -> None:
         self.segment, self.readers, self.depth = segment, readers, depth
         self._words = segment.words
+        # The spin of a barrier is kept here: reader and writer take turns within microseconds when data are small.
         self._waiter = Waiter(self._words, segment.address)
         self._header_bytes = align(8 * (_TAKEN + readers))
         self._slot_bytes = (segment.nbytes - self._header_bytes) // depth // 64 * 64
@@ -70,11 +71,13 @@ class Ring:
             )
         # The slot is free when every reader has released the message in it. A slow reader makes the writer wait, so no
         # message is lost.
+        # The writer alone changes this word, so it needs no fence to read its own count.
         index = self._words[_WRITTEN]
         for reader in range(self.readers):
             self._waiter.wait(_TAKEN + reader, index - self.depth + 1, math.inf, check)  # only ``check`` ends this wait
         offset = self._header_bytes + index % self.depth * self._slot_bytes
         self.segment.array(np.int64, 1, offset)[0] = nbytes
+        # If ``write`` raises, the count stays. The readers never see the slot, and the next ``put`` uses it again.
         write(self.segment.array(np.uint8, nbytes, offset + _LENGTH))
         self._waiter.publish(_WRITTEN, index + 1)  # last: a reader that sees the count also sees length and data
 
@@ -87,11 +90,15 @@ class Ring:
         """
 
         def check(waited: float) -> None:
+            # ``wait`` tests the count first, so a message that is ready is taken. One that is written between that test
+            # and this load is lost. That is acceptable: the writer leaves only after an error, which ends the run.
             if self._words[_GONE]:
                 raise PeerLostError("The process that reads the data has stopped.")
             if waited > timeout:
                 raise CommTimeoutError(f"No batch came from the data for {waited:.0f} s.")
 
+        # The count is in shared memory and not in this object: a new object of this reader continues at the message
+        # that was not released.
         index = self._words[_TAKEN + reader]
         self._waiter.wait(_WRITTEN, index + 1, timeout, check)
         offset = self._header_bytes + index % self.depth * self._slot_bytes
@@ -99,6 +106,7 @@ class Ring:
 
     def let_go(self, reader: int) -> None:
         """Release the message that ``take`` returned; the writer may overwrite its slot."""
+        # The fence in ``publish`` ends this reader's loads from the slot before the writer may overwrite it.
         self._waiter.publish(_TAKEN + reader, self._words[_TAKEN + reader] + 1)
 
     def leave(self) -> None:
@@ -108,5 +116,6 @@ class Ring:
 
     def close(self) -> None:
         """Unmap the memory."""
+        # A memoryview that stays exported would keep the mapping alive.
         self._words.release()
         self.segment.close()

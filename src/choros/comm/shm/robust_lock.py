@@ -76,6 +76,7 @@ class RobustLock:
                     )
                 self._acquire(timeout, purpose)
             acquired = True
+            # For messages only. Nothing decides by this word, as it keeps the rank of a holder that was killed.
             self._words[self._holder_word] = self._rank + 1
             yield
         finally:
@@ -86,7 +87,10 @@ class RobustLock:
                 # count is published after the unlock, so a waiter that it wakes finds the lock free.
                 if acquired:
                     self._words[self._holder_word] = 0
+                # Only this process's locks are released: LOCK_UN on a byte that another process holds has no effect.
                 fcntl.lockf(self._segment.fd, fcntl.LOCK_UN, 1, _LOCK_BYTE)
+                # Two releasers may publish the same number. A waiter that loads it finds the lock free or held by a
+                # later holder, which publishes again: each releaser reads the count after its unlock.
                 if acquired:
                     self._waiter.publish(self._release_count, self._words[self._release_count] + 1)
                 thread_lock.release()
@@ -100,8 +104,11 @@ class RobustLock:
             releases = self._words[self._release_count]
             try:
                 fcntl.lockf(self._segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCK_BYTE)
+            # POSIX allows EAGAIN and EACCES for a lock that another process holds.
             except (BlockingIOError, PermissionError):
                 waited = time.perf_counter() - started
+                # LOCK_NB and a sleep, not F_SETLKW: a wait inside the kernel would see neither an abort nor the time
+                # limit.
                 self._check(waited, timeout, purpose)
                 if waited >= self._waiter.spin:
                     self._waiter.sleep(self._release_count, releases, min(_POLL_SECONDS, max(timeout - waited, 0.001)))
@@ -116,6 +123,7 @@ class RobustLock:
         if (reason := abort_reason(self._words)) is not None:
             raise PeerLostError(f"{self._name}: the run was aborted during the wait for {purpose}: {reason}")
         if waited >= timeout:
+            # The process ID comes from the kernel. The word may be one holder behind.
             rank, pid = self._words[self._holder_word] - 1, holder(self._segment.fd, _LOCK_BYTE)
             waited_text = f"{self._name} waited {waited:.1f} s for {purpose}"
             if not pid:

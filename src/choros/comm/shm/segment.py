@@ -63,6 +63,7 @@ class _Inode:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
+# Keyed by inode, not by descriptor: record locks belong to (process, inode), however many descriptors lead to it.
 _inodes: dict[tuple[int, int], _Inode] = {}
 _inodes_lock = threading.Lock()
 
@@ -99,8 +100,11 @@ class Segment:
                 f"Descriptor {fd} is not open in process {os.getpid()} ({error.strerror}): "
                 "start the worker with pass_fds=[segment.fd]."
             ) from None
+        # A pipe or a socket has length 0: a wrong number in ``pass_fds`` ends here and not in a failed ``mmap``.
         if status.st_size <= 0:
             raise InvalidInputError(f"Descriptor {fd} is not a segment: its length is {status.st_size} bytes.")
+        # ``pass_fds`` cleared CLOEXEC for this process. A program that it starts must not keep the memory alive after
+        # its end.
         os.set_inheritable(fd, False)
         self.fd = fd
         self.nbytes = status.st_size
@@ -137,11 +141,15 @@ class Segment:
         nbytes = align(nbytes, mmap.PAGESIZE)
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # memfd_create makes the file with mode 0777, and an open through /proc/<pid>/fd is checked against that
+            # mode too.
             os.fchmod(fd, 0o600)
         else:  # macOS: a temporary file that has lost its name
             fd, path = tempfile.mkstemp(prefix=f"{name}-")
             os.unlink(path)
         try:
+            # New pages of a file are zero and are allocated at the first write. The header relies on the zeros, lazy
+            # slots on the late allocation.
             os.ftruncate(fd, nbytes)
             if hasattr(fcntl, "F_ADD_SEALS"):  # access beyond the end of a file that a peer shrank is a SIGBUS
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -178,6 +186,8 @@ class Segment:
         """
         path = f"/proc/{pid}/fd/{fd}"
         try:
+            # This opens the inode again instead of receiving the descriptor: no socket between the processes is needed,
+            # and record locks work as they belong to the inode.
             own_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise PeerLostError(
@@ -222,6 +232,8 @@ class Segment:
     @property
     def words(self) -> memoryview:
         """The segment as aligned signed 64-bit integers; reading or writing one is a single load or store."""
+        # A memoryview item is copied by one 8-byte load or store, which the CPU makes atomic at an aligned address. It
+        # is also faster than an index of a numpy array, which makes a scalar object.
         return np.frombuffer(self._memory, np.uint8).data.cast("q")
 
     @property
@@ -234,6 +246,8 @@ class Segment:
         begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(align(offset + nbytes, mmap.PAGESIZE), self.nbytes)
         if sys.platform == "linux" and end > begin:
+            # The result is ignored: an older kernel returns EINVAL, and then the first write allocates the page as
+            # before.
             _libc().madvise(self.address + begin, end - begin, _MADV_POPULATE_WRITE)
 
     def write(self, array: Array, offset: int = 0) -> None:
@@ -243,6 +257,7 @@ class Segment:
             return
         remaining = array.reshape(-1).view(np.uint8)
         while remaining.size:
+            # A write may be partial: Linux transfers at most 2 GiB minus one page in one call.
             count = os.pwrite(self.fd, remaining.data, offset)
             remaining, offset = remaining[count:], offset + count
 
@@ -272,6 +287,8 @@ class Segment:
             inode.users -= 1
             if inode.users:  # closing the descriptor now would drop the record locks of the other users
                 return
+            # Under the lock until the descriptors are closed: a new Segment of this file in another thread could take a
+            # record lock that the close below would drop.
             del _inodes[self._key]
             for fd in inode.fds:
                 os.close(fd)
@@ -302,6 +319,8 @@ def _map(fd: int, nbytes: int, private: bool = False) -> Any:
         raise OSError(error_number, f"mapping a segment of {nbytes} bytes failed: {os.strerror(error_number)}")
     if sys.platform == "linux" and nbytes >= _HUGE_PAGE_BYTES:
         libc.madvise(address, nbytes, _MADV_HUGEPAGE)
+    # ``from_address`` owns nothing, so the finalizer below is the only owner of the mapping. numpy arrays keep
+    # ``memory`` alive, so it runs after the last of them.
     memory = (ctypes.c_char * nbytes).from_address(address)
     # Not at exit: other threads may still use the memory then, and the kernel unmaps it anyway.
     weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False

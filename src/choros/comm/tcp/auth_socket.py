@@ -95,6 +95,8 @@ class AuthListener:
         for port in ports:
             try:
                 existing = None if listen_fd is None else socket.socket(fileno=listen_fd)
+                # ``create_server`` sets SO_REUSEADDR: the port of a job that has just ended is in TIME_WAIT and could
+                # not be bound.
                 self._socket = existing or socket.create_server((address, port), backlog=_BACKLOG)
                 break
             except OSError as error:
@@ -109,6 +111,8 @@ class AuthListener:
         self._handshakes, self._lock = dict[socket.socket, str](), threading.Lock()
         self._rejected, self._last_rejected_host, self._last_report = 0, "", 0.0
         self._last_shortage_report = -_REPORT_SECONDS  # time of the last line about missing descriptors or threads
+        # Its own thread: ranks connect while the main thread imports a framework, and the kernel's queue alone proves
+        # nothing to them.
         threading.Thread(target=self._accept_loop, name="choros-listener", daemon=True).start()
 
     def next_peer(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
@@ -133,6 +137,8 @@ class AuthListener:
                 self._wait_for_resources(error)
                 continue
             with self._lock:
+                # ``shutdown`` and not ``close``: it wakes the thread that reads this socket. After a close that thread
+                # could read from another connection that got the same descriptor.
                 if len(self._handshakes) >= _MAX_HANDSHAKES:
                     with suppress(OSError):
                         next(iter(self._handshakes)).shutdown(socket.SHUT_RDWR)  # the oldest; its thread then fails
@@ -142,6 +148,8 @@ class AuthListener:
                     target=self._authenticate, args=(sock, host), name="choros-handshake", daemon=True
                 ).start()
             except RuntimeError as error:  # no thread is available; the peer tries again
+                # Before the put: ``_handshakes`` holds connections that the accept loop may end, and this one now
+                # belongs to a rank.
                 with self._lock:
                     del self._handshakes[sock]
                 sock.close()
@@ -155,14 +163,19 @@ class AuthListener:
                 f"no peer can connect to {self.place} for now ({error}); this process tries again. If this "
                 "lasts, raise its limit of open files (ulimit -n) or of processes (ulimit -u)."
             )
+        # Without a pause the loop would spin: a connection that cannot be accepted stays in the queue.
         time.sleep(_RETRY_SECONDS)
 
     def _authenticate(self, sock: socket.socket, host: str) -> None:
         deadline = time.monotonic() + _HANDSHAKE_SECONDS
         try:
+            # Fixed lengths until the proof is checked, and one deadline for all reads: a stranger that sends a byte at
+            # a time gets no more time or memory.
             opening = _receive_exactly(sock, len(_MAGIC) + _NONCE, deadline)
             if not opening.startswith(_MAGIC):
                 raise PeerLostError("a stranger")
+            # A nonce from each end: a recorded proof of one end is worthless, as the other end's nonce differs in every
+            # connection.
             own_nonce, client_nonce = secrets.token_bytes(_NONCE), opening[len(_MAGIC) :]
             sock.sendall(own_nonce + _sign(self.secret, b"server", client_nonce + own_nonce))
             proof, length = (
@@ -173,8 +186,11 @@ class AuthListener:
                 raise PeerLostError("a stranger")
             hello = _receive_exactly(sock, length, deadline)
             # The two proofs have different roles, so a peer cannot send the server's proof back as its own.
+            # ``compare_digest`` takes the same time for any wrong proof, so its time reveals nothing about the right
+            # one.
             if not hmac.compare_digest(proof, _sign(self.secret, b"client", client_nonce + own_nonce + hello)):
                 raise PeerLostError("a stranger")
+            # After the check: no parser reads bytes of a stranger.
             greeting = json.loads(hello)
             sock.sendall(b"\1")
             sock.settimeout(None)
@@ -192,6 +208,7 @@ class AuthListener:
         now = time.monotonic()
         with self._lock:
             del self._handshakes[sock]
+            # ``close`` itself cuts handshakes off; those are no strangers.
             self._rejected += not self._closed
             self._last_rejected_host = host
             if now - self._last_report > _REPORT_SECONDS:
@@ -213,6 +230,7 @@ class AuthListener:
         """Stop listening, and close the connections that ``next_peer`` has not returned."""
         self._closed = True
         with suppress(OSError):
+            # On Linux ``close`` does not wake a thread that is in ``accept``; ``shutdown`` does.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         with self._lock:
@@ -241,6 +259,8 @@ def free_port(address: str) -> int:
         >>> free_port("127.0.0.1") > 1023
         True
     """
+    # Another process may take the port before the caller does. Where a library accepts a descriptor,
+    # ``listening_socket`` has no such gap.
     with socket.create_server((address, 0)) as sock:
         return int(sock.getsockname()[1])
 
@@ -280,6 +300,8 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
             remaining = deadline - time.monotonic()
             try:
                 sock = close_in_children(
+                    # At least 0.1 s, so a deadline that has passed still makes one attempt. At most 5 s, as a firewall
+                    # that drops packets would use up the whole time at the first port.
                     socket.create_connection((host, port), timeout=min(max(remaining, 0.1), _CONNECT_SECONDS))
                 )
                 return _handshake(sock, f"{host}:{port}", secret, json.dumps(hello).encode())
@@ -290,11 +312,13 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
                     raise
                 reason, refused = str(error), False
             except OSError as error:
+                # The first reason stays: "wrong secret" at one port says more than "connection refused" at the next.
                 reason, refused = reason or str(error), isinstance(error, ConnectionRefusedError)
         if time.monotonic() > deadline:
             raise (RefusedError if refused else NoListenerError)(
                 f"No listener answers at {place} ({reason}): {_network_hint(host)}"
             )
+        # The listener may start later than this process: ranks start in any order.
         time.sleep(0.05)
 
 
@@ -305,6 +329,7 @@ def _handshake(sock: socket.socket, address: str, secret: bytes, greeting: bytes
         own_nonce = secrets.token_bytes(_NONCE)
         sock.settimeout(_HANDSHAKE_SECONDS)
         sock.sendall(_MAGIC + own_nonce)
+        # The listener proves itself first. A client does not send its proof to a process that does not know the secret.
         reply = _receive_exactly(sock, _NONCE + _PROOF, deadline)
         nonces = own_nonce + reply[:_NONCE]
         if not hmac.compare_digest(reply[_NONCE:], _sign(secret, b"server", nonces)):
@@ -317,6 +342,8 @@ def _handshake(sock: socket.socket, address: str, secret: bytes, greeting: bytes
         sock.settimeout(None)
     except OSError as error:
         sock.close()
+        # PeerLostError is an OSError. It means a wrong secret and must not be taken for a cut connection, which is
+        # tried again.
         if isinstance(error, PeerLostError):
             raise
         raise _HandshakeCutError(
@@ -336,6 +363,8 @@ def _sign(secret: bytes, role: bytes, data: bytes) -> bytes:
 def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     received = b""
     while len(received) < count:
+        # Each read gets what is left of the whole handshake. 0 would make the socket non-blocking, hence the lower
+        # bound.
         sock.settimeout(max(deadline - time.monotonic(), 1e-3))
         piece = sock.recv(count - len(received))
         if not piece:
@@ -346,8 +375,12 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 def _set_socket_options(sock: socket.socket) -> socket.socket:
     """Send small frames at once, and notice a lost host within two minutes."""
+    # Nagle's algorithm would hold a small frame back until the last one is acknowledged, for up to 40 ms with delayed
+    # ACKs.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Keepalive covers an idle connection only. TCP_USER_TIMEOUT covers one with unacknowledged data, for which the
+    # kernel otherwise tries for about 15 minutes.
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6), ("TCP_USER_TIMEOUT", 120_000)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -55,6 +55,8 @@ class _Connection:
 
     def receive(self, request: Request) -> None:
         """Receive the next message of the request's key into the request's buffer."""
+        # Messages of one key stay in the order of their arrival: an early one must be used before the socket is read
+        # further.
         if waiting := self.early.get(request.key):
             self._deliver(request, waiting.popleft())
             return
@@ -65,6 +67,8 @@ class _Connection:
         """Send as many queued bytes as the kernel accepts now."""
         while self.sends:
             view, request = self.sends[0]
+            # The kernel may accept a part. The rest stays at the head of the queue, as no other message may come
+            # between.
             sent = self.sock.send(view)
             if sent < len(view):
                 self.sends[0] = view[sent:], request
@@ -78,12 +82,15 @@ class _Connection:
         while self.pending:  # without a pending receive the bytes stay in the kernel, which slows the sender down
             if self.key is None:
                 self.header_bytes += self._recv_into(memoryview(self.header)[self.header_bytes :])
+                # A stream has no message bounds: even the 24 bytes of a header may arrive in two parts.
                 if self.header_bytes < _HEADER.size:
                     continue
                 group, tag, self.length = _HEADER.unpack(self.header)
                 self.key, self.header_bytes = (group, tag), 0
             if self.target is None:
                 self._choose_target(self.key)
+            # An empty message has an empty target. ``recv_into`` with an empty buffer returns 0, which means the end of
+            # the stream.
             if self.target:
                 self.target = self.target[self._recv_into(self.target) :]
             if not self.target:
@@ -92,6 +99,7 @@ class _Connection:
     def _choose_target(self, key: _Key) -> None:
         """Choose the buffer of the present message: that of its receive, or new memory."""
         if waiting := self.receives.get(key):
+            # Into the caller's buffer at once, without a copy.
             self.receiver = waiting.popleft()
             self.target = self._checked_view(self.receiver, self.length)
         else:
@@ -113,6 +121,7 @@ class _Connection:
         if receiver is not None:
             receiver.done = True
             self.pending -= 1
+        # ``receive`` queued the request, as ``early`` did not have this message yet.
         elif waiting := self.receives.get(key):  # its receive started while the data arrived
             self._deliver(waiting.popleft(), self.early_data)
             self.pending -= 1
@@ -131,6 +140,8 @@ class _Connection:
     def _recv_into(self, target: memoryview) -> int:
         count = self.sock.recv_into(target)
         if not count:
+            # With an errno, unlike the errors of a wrong length: ``_describe_lost`` then looks for other peers that
+            # have gone.
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         return count
 
@@ -144,6 +155,7 @@ class _Connection:
     def has_ended(self) -> bool:
         """Return whether the peer closed the connection, as far as the kernel knows now."""
         try:
+            # Peek: the byte belongs to a message. No byte without an error means that the peer closed its end.
             return not self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
@@ -162,6 +174,8 @@ class ConnectionMesh:
         self.connections = {rank: _Connection(sock, peer) for rank, (sock, peer) in sockets.items()}
         self.lock, self.subgroup_counts = threading.RLock(), defaultdict[tuple[int, ...], int](int)
         for connection in self.connections.values():
+            # One thread serves all sockets. A blocking send to a peer that sends to this rank at the same moment would
+            # be a deadlock when both kernel buffers are full.
             connection.sock.setblocking(False)
 
     def progress(self) -> None:
@@ -199,12 +213,16 @@ class ConnectionMesh:
 
     def sleep(self, seconds: float) -> None:
         """Sleep until a socket can make progress, or until the seconds are over."""
+        # ``poll`` and not ``select``: FD_SETSIZE limits ``select`` to descriptors below 1,024, and a job has a socket
+        # for each pair of ranks.
         poll = select.poll()
         with self.lock:
             for connection in self.connections.values():
                 flags = (select.POLLIN if connection.pending else 0) | (select.POLLOUT if connection.sends else 0)
                 if flags:
                     poll.register(connection.sock, flags)
+        # Outside the lock: a thread that sends to another group must not wait for this sleep. The kernel counts whole
+        # milliseconds.
         poll.poll(max(seconds * 1e3, 1.0))
 
     def close(self) -> None:
@@ -249,6 +267,8 @@ class TcpMessages:
         header = memoryview(_HEADER.pack(self._group, tag, array.nbytes))
         with self._mesh.lock:
             sends = self._mesh.connections[self._ranks[rank]].sends
+            # Header and data are queued under one lock: a message of another thread between them would break the
+            # stream.
             sends.append((header, None if array.nbytes else request))
             if array.nbytes:
                 sends.append((request.view, request))
@@ -274,6 +294,8 @@ class TcpMessages:
         """Return the messages among some of the ranks, on the same sockets."""
         members = tuple(self._ranks[rank] for rank in ranks)
         with self._mesh.lock:
+            # The number is part of the label: a second group of the same members must not receive late messages of the
+            # first. All members count alike, as they make the same calls.
             self._mesh.subgroup_counts[members] += 1
             label = repr((self._group, members, self._mesh.subgroup_counts[members])).encode()
         return TcpMessages(
@@ -290,5 +312,6 @@ class TcpMessages:
     def free(self, broken: bool) -> None:
         """Close the sockets, if this is the group of all ranks."""
         self._freed = True
+        # Subgroups share the sockets, so only the group of all ranks may close them.
         if not self._group:
             self._mesh.close()

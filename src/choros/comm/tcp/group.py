@@ -52,6 +52,7 @@ class TcpGroup(MessageGroup):
     ) -> None:
         where = f"rank {rank} on {os.uname().nodename}"
         deadline = time.monotonic() + timeout
+        # The listener opens before the addresses are exchanged: a rank that has an address can connect at once.
         with AuthListener(address, secret) as listener:
             addresses = [
                 json.loads(text) for text in exchange(json.dumps([listener.place, os.uname().nodename]).encode())
@@ -60,6 +61,8 @@ class TcpGroup(MessageGroup):
             # A rank connects to all lower ranks and accepts all higher ranks, so each pair has one socket.
             for peer in range(rank):
                 try:
+                    # No deadlock although every rank first connects and then accepts: the listener's thread answers
+                    # handshakes meanwhile.
                     sock = dial(addresses[peer][0], secret, {"rank": rank}, deadline - time.monotonic())
                 except PeerLostError as error:
                     raise PeerLostError(f"{where} cannot reach rank {peer} on {addresses[peer][1]}. {error}") from None

@@ -64,6 +64,7 @@ class ReconnectingClient:
 
     def send(self, header: Header, arrays: Sequence[Array] = ()) -> None:
         """Send a request. The arrays must not change until ``receive`` returns: they may be sent again."""
+        # Before the send: if the send fails halfway, ``receive`` repeats this request.
         self._last_request = header, arrays
         if self._lost_message:
             raise PeerLostError(self._lost_message)
@@ -79,12 +80,16 @@ class ReconnectingClient:
         Args:
             progress: see ``RpcConnection.receive``. Defaults to None.
         """
+        # One deadline for all attempts of this call: a server that accepts and dies again and again must not be tried
+        # for ever.
         deadline: float | None = None
         while True:
             try:
                 if self._connection.broken:
                     deadline = deadline or time.monotonic() + self._timeout
                     self._connection = self._reconnect(deadline)
+                    # The lost server may have carried the request out. Its counters in shared memory let the new server
+                    # detect that.
                     self._connection.send(*self._last_request)
                 return self._connection.receive(progress)
             except PeerLostError:
@@ -102,8 +107,12 @@ class ReconnectingClient:
         while True:
             try:
                 remaining = deadline - time.monotonic()
+                # Short attempts: while the server restarts, the kernel queues connections at the open port, and nothing
+                # answers them.
                 sock = dial(self._place, self._secret, self._hello, min(_CONNECT_SECONDS, remaining))
                 return RpcConnection(sock, self._peer, self._timeout)
+            # Refused, not silent: the first rank keeps the port open across restarts of its server, so nobody will
+            # listen again.
             except RefusedError:
                 reason = "and so has the rank that would start another one: see the last output of that rank"
             except PeerLostError as error:

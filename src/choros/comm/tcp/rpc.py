@@ -87,6 +87,7 @@ class RpcConnection:
         array_specs = [[array.dtype.name, array.size] for array in flat]
         data = json.dumps([header, array_specs]).encode()
         with _NamedErrors(self):
+            # One call for length and header: with TCP_NODELAY each call may become a packet.
             self._sock.sendall(_LENGTH.pack(len(data)) + data)
             for array in flat:
                 if array.nbytes:
@@ -115,6 +116,8 @@ class RpcConnection:
                 self._read_into(array.data)
                 arrays.append(array.view(dtype))
         if "error" in header:
+            # The name comes from the wire, so only classes of ``choros.errors`` that are errors of Choros may be
+            # raised.
             error_type = getattr(errors, str(header["error"]), PeerLostError)
             is_choros_error = isinstance(error_type, type) and issubclass(error_type, ChorosError)
             raise (error_type if is_choros_error else PeerLostError)(f"{self.peer}: {header.get('text', '')}")
@@ -125,6 +128,7 @@ class RpcConnection:
         poller, begun, waited = select.poll(), time.monotonic(), 0.0
         poller.register(self._sock, select.POLLIN)
         while not progress() and not poller.poll(0 if waited < _BUSY_SECONDS else 1):
+            # The other library's progress may need this core: its messages move only inside calls of the ranks.
             os.sched_yield()
             waited = time.monotonic() - begun
             if self._timeout is not None and waited > self._timeout:
@@ -145,6 +149,7 @@ class RpcConnection:
             checked = [
                 (numeric(dtype_of(name)), _require_type(count, int)) for name, count in _require_type(array_specs, list)
             ]
+            # Before any allocation: the sizes come from the wire, and ``count`` may be negative or huge.
             if any(not 0 <= count * dtype.itemsize <= _MAX_ARRAY_BYTES for dtype, count in checked):
                 raise ValueError("too long")
             _require_type(header, dict)
@@ -156,6 +161,8 @@ class RpcConnection:
 
     def serve(self, handler: Handler) -> None:
         """Serve requests until the other end closes the connection. An exception of ``handler`` goes to the client."""
+        # A client may compute for hours between two requests. Its death closes the connection, and keepalive notices a
+        # lost host.
         self._sock.settimeout(None)
         while True:
             try:
@@ -165,6 +172,7 @@ class RpcConnection:
                 return
             try:
                 reply, reply_arrays = handler(header, arrays)
+            # The server survives every error of a handler: other workers use the same shard.
             except Exception as error:
                 error_type = type(error).__name__ if isinstance(error, ChorosError) else "PeerLostError"
                 if not isinstance(error, ChorosError):  # a defect of the server: the client gets one line of it
@@ -178,6 +186,7 @@ class RpcConnection:
 
     def _buffer(self, index: int, nbytes: int) -> Array:
         """Return memory for the n-th array of a message; the last message's, if it is large enough."""
+        # Kept between messages: new memory for each vector would cost a page fault for every 4 KiB that arrives.
         buffer = self._buffers.get(index)
         if buffer is None or buffer.size < nbytes:
             try:
