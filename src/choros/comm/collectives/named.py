@@ -349,8 +349,8 @@ class _InlineReduction:
 
     def gather(self, x: bytes) -> list[bytes]:
         """Return each rank's bytes; zeros for a rank that has joined."""
+        # A rank that has joined sends no body; zeros do not change the sum.
         return [
-            # A rank that has joined sends no body; zeros do not change the sum.
             details.get("body") or bytes(len(x)) for _, details in self._collectives._negotiate(self._signature, body=x)
         ]
 
