@@ -34,6 +34,7 @@ class _Tape:
         self.ops: list[_Vector] = []
 
     def constant(self, value: Any) -> _Vector:
+        # ``bool`` and numpy scalars are refused too: with them the dtype of the rule's own result could be another.
         if type(value) not in (int, float):
             raise TypeError(f"a vector meets {type(value).__name__}")
         key = (float(value),)
@@ -49,6 +50,7 @@ class _Tape:
         if function is np.multiply and type(operands[0]) in (int, float) and operands[0] == 1:
             return operands[1]  # type: ignore[no-any-return]
         sources = tuple(v if isinstance(v, _Vector) else self.constant(v) for v in operands)
+        # By identity: ``_Vector`` has no equality. The objects live in ``values``, so no ID is reused.
         key = (function, *map(id, sources))
         if key not in self.values:
             self.values[key] = _Vector(self, function, sources)
@@ -67,6 +69,8 @@ def _reflected(function: object) -> Callable[[_Vector, Any], _Vector]:
 class _Vector:
     """Stand-in for a vector during a trace. numpy's functions and comparisons refuse it."""
 
+    # numpy then returns NotImplemented for ``array + vector``, so the trace fails in ``__radd__`` instead of making an
+    # array of objects.
     __array_ufunc__ = None
 
     def __init__(
@@ -88,6 +92,7 @@ class _Vector:
         return self.tape.apply(np.negative, self)
 
     def __pow__(self, power: object) -> _Vector:
+        # The same function as numpy's own ``**``: ``np.power(x, 0.5)`` may differ from ``np.sqrt(x)`` in the last bit.
         if type(power) in (int, float) and power in _POWER_FUNCTIONS:
             return self.tape.apply(_POWER_FUNCTIONS[power], self)
         return self.tape.apply(np.power, self, power)
@@ -134,6 +139,8 @@ class Program:
         free_scratch: list[int] = []
         for index, op in enumerate(ops):
             sources = [places[source] for source in op.sources]
+            # A source that is used for the last time frees its scratch block before the result gets one: an elementwise
+            # function may write to its own input.
             finished = {
                 s for s in op.sources if last_use[s] == index and places[s] >= first_scratch and s is not adopted
             }
@@ -167,6 +174,8 @@ class Program:
             scratch: blocks that the caller keeps for the next exchange; the list grows as needed.
         """
         dtype, size = inputs[CENTER].dtype, max((block.stop - block.start for block in blocks), default=0)
+        # As arrays of the center's type: float32 times a Python float is float32 as in the rule, without a conversion
+        # per block.
         constants = [np.asarray(constant.value, dtype) for constant in self._tape.constants]
         scratch += [np.empty(size, dtype) for _ in range(self._scratch - len(scratch))]
         used_scratch = scratch[: self._scratch]
@@ -224,6 +233,7 @@ def trace_rule(rule: MergeRule, window: int, info: Any, memories: int) -> Progra
         new, new_memory = rule.merge(inputs[CENTER], message, info, tuple(inputs[MEMORY:]))
         shown = inputs[CENTER] if rule.shows == "before" else new
         adopted = rule.adopt(inputs[LOCAL], shown)
+    # Any exception: the rule is the user's, and its error appears again, with real vectors, in the caller.
     except Exception:
         return None
     results = [new, adopted, *new_memory]

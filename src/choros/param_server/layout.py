@@ -60,6 +60,7 @@ class Layout(NamedTuple):
         offset = align(second_header + align(8 * header_words), _PAGE)
         areas = []
         for size in sizes:
+            # Whole pages: a page of a buffer belongs to no other area, so unused areas take no memory.
             buffer_bytes = align(size, _PAGE)
             areas.append((offset, offset + buffer_bytes))
             offset += 2 * buffer_bytes

@@ -93,6 +93,8 @@ class ParameterShard(SharedMemoryParameterServer):
     def __init__(
         self, segment: Segment, rule: MergeRule, rank: int, workers: int, replies: Segment, timeout: float = 300.0
     ) -> None:
+        # No spin: a server has a thread for each worker, and a spinning thread keeps the GIL from the holder of the
+        # lock.
         super().__init__(segment, ShardRule(rule), rank, workers, timeout, spin=0.0)
         (_, others), (shown, reply_bytes) = self.blank(), _reply_sizes(self)
         self._reply_vector = reply_vector(replies, self, rank)
@@ -126,6 +128,7 @@ class ParameterShard(SharedMemoryParameterServer):
         raise AssertionError(f"no reply to {type(request).__name__}")
 
     def _reply_to_exchange(self, request: Exchange) -> ExchangeReply:
+        # The worker sends its counters with each request, so a server that was restarted needs no state of its own.
         self._set_counters(request.contributions, request.clock, request.times_set)
         statistics = self._request_statistics = request.statistics
         self.position = request.position
@@ -153,6 +156,8 @@ class ParameterShard(SharedMemoryParameterServer):
 
     def _commit(self, commit: int, header: Array) -> None:
         if self._request_statistics is not None:
+            # Before the commit: after it the exchange counts as done, and a repeated request is answered from this
+            # memory. The vector is there already, as the exchange wrote it to ``_reply_vector``.
             self._reply_statistics[:] = self._request_statistics
         super()._commit(commit, header)
 

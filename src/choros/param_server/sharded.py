@@ -80,6 +80,7 @@ class _RemoteShard:
 
     def receive(self, kind: type[_T]) -> _T:
         """Return the reply of the last request, which is of this kind. Update the counters from it."""
+        # Before the receive: if it raises, no reply will come, and ``receive_all`` must not wait for one.
         self.awaits_reply = False
         reply = decode(kind, *self.connection.receive())
         if isinstance(reply, ExchangeReply):
@@ -229,6 +230,8 @@ class ShardedParameterServer:
                 with Span(self._trace, "wait", f"reply of shard {index}") if self._trace else nullcontext():
                     replies.append((index, shard, shard.receive(kind)))
             except ChorosError as error:
+                # All replies are read before the error is raised: an unread one would be taken for the reply to the
+                # next request.
                 first_error = first_error or error
         if first_error is not None:
             raise first_error

@@ -37,6 +37,7 @@ def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
             shard.send(ExportState())
         states = {index: snapshot.export_state(local) for index, _, local in server._local_shards}
     for index, _, reply in server.receive_all(ShardState):
+        # Copies: a reply's arrays are valid only until the next request on its connection.
         states[index] = reply.header.copy(), [vector.copy() for vector in reply.vectors]
     (first, (_, others, *_)), count = states[0], len(states[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):

@@ -101,6 +101,7 @@ class SharedMemoryParameterServer:
         number = -1 if rank is None else rank
         self._lock = RobustLock(self._segment, fields.RELEASED, fields.HOLDER, self._name, number, spin)
         self._clock_seen = 0
+        # The own count of contributions: if the header's count is another, a second process exchanges under this rank.
         self._contributions = self._header()[self._contributions_index] if rank is not None else 0
         self._has_exchanged, self.position = False, 0
         self._times_set = int(self._header()[fields.TIMES_SET])
@@ -132,6 +133,8 @@ class SharedMemoryParameterServer:
             (segment.array(vector_dtype, count, pair[0]), segment.array(vector_dtype, count, pair[1]))
             for (vector_dtype, count), pair in zip(vectors, layout.areas, strict=True)
         ]
+        # A rule gets read-only views of the committed buffers: a rule that writes in place fails before it changes the
+        # center.
         self._read_only_buffers = [tuple(read_only(buffer) for buffer in pair) for pair in self._buffers]
         self._pending_offset = layout.pending
         self._pending = segment.array("int64", self.workers * fields.PENDING_WORDS, layout.pending).reshape(
@@ -186,12 +189,16 @@ class SharedMemoryParameterServer:
         )
         header[fields.DTYPE], header[fields.DTYPE + 1] = dtype_code(center.dtype)
         header[fields.DTYPE_OTHERS], header[fields.DTYPE_OTHERS + 1] = dtype_code(others.dtype)
+        # The header is zero: it names buffer 0 of each vector, clock 0 and commit 0. So the first buffers are the
+        # center.
         for vector, (first, _) in zip(vectors, layout.areas, strict=True):
             segment.array(vector.dtype, vector.size, first)[:] = vector
+        # Last: a process that sees the magic number also sees sizes and values.
         stamp(segment, PARAM_SERVER, fields.RELEASED, 1, 1)
         return segment
 
     def _header(self) -> Array:
+        # Only the parity selects a header. The full number lets a reader notice two commits during its copy.
         return self._headers[self._words[fields.COMMIT] % 2]
 
     @property
@@ -256,11 +263,15 @@ class SharedMemoryParameterServer:
             # leaves the center as it was; the next holder of the lock writes the same spare buffers again.
             commit = self._words[fields.COMMIT]
             header = self._headers[commit % 2].copy()
+            # Inside the lock, as only there the header cannot change between the test and the merge.
             if header[self._contributions_index] != self._contributions:
                 return self._repeat_reply(header, others)
+            # A message that was computed from a center before the set would bring the old values back.
             if header[fields.TIMES_SET] != self._times_set:
                 self._clock_seen, self._times_set = self._copy_committed(commit, local, others)
                 seen[:] = local
+                # Also without a merge: the worker's progress is lost, and a restart must not repeat the batches before
+                # this position.
                 header[self._position_index] = self.position
                 self._commit(commit, header)
                 return 0
@@ -269,10 +280,14 @@ class SharedMemoryParameterServer:
             self._merge(self._rule, header, local, seen, window, info)
             self._average(header, others)
             header[fields.CLOCK] += 1
+            # Clock, contributions and position change with the same store as the center. If the worker dies here,
+            # either all of them or none count, so a restart from the position neither loses nor repeats a contribution.
             header[self._clock_seen_index] = header[fields.CLOCK]
             header[self._contributions_index] += 1
             header[self._position_index] = self.position
             self._commit(commit, header)
+        # After the lock: if the release raises (KeyboardInterrupt), the committed header is ahead of these counters,
+        # and the next exchange refuses instead of merging twice.
         self._clock_seen, self._contributions, self._has_exchanged = (
             int(header[fields.CLOCK]),
             self._contributions + 1,
@@ -296,6 +311,7 @@ class SharedMemoryParameterServer:
         fence()  # readers must see the odd version before any new value of the message
         self._rule.write_message(local, seen, window, message)
         mean[:] = others
+        # Inside the odd version too: a reader uses these words to decide whether the message is already in the center.
         record[fields.PENDING_CONTRIBUTIONS], record[fields.PENDING_TIMES_SET], record[fields.PENDING_CLOCK] = (
             self._contributions,
             self._times_set,
@@ -326,6 +342,8 @@ class SharedMemoryParameterServer:
             memory_pairs = enumerate(self._buffers[2:] if valid_ranks else [], fields.ACTIVE + 2)
             memory = tuple(pair[int(header[i])].copy() for i, pair in memory_pairs)
         message, mean, clock = np.empty_like(out), np.empty_like(others), int(header[fields.CLOCK])
+        # Outside the lock: a merge of all messages takes as many passes as there are workers, and nobody must wait for
+        # it.
         for rank in valid_ranks:
             clock_seen = self._copy_pending(header, rank, message, mean)
             if clock_seen is None:  # it has exchanged meanwhile
@@ -350,6 +368,8 @@ class SharedMemoryParameterServer:
             # message that replaces the checked one is rejected.
             version = int(record[0])
             fence()
+            # Compared with the header that was copied with the center: a worker that has exchanged since is not in that
+            # copy, but its pending message is of a later center.
             if not self._pending_is_valid(header, rank):
                 return None
             clock_seen = int(record[fields.PENDING_CLOCK])
@@ -359,6 +379,7 @@ class SharedMemoryParameterServer:
                 return clock_seen
             if time.monotonic() > deadline:  # the worker was killed during the write
                 return None
+            # A sleep and no futex: a write takes microseconds, and this wait is rare.
             time.sleep(1e-4)
 
     def _repeat_reply(self, header: Array, others: Array) -> int:
@@ -367,8 +388,12 @@ class SharedMemoryParameterServer:
 
     def _commit(self, commit: int, header: Array) -> None:
         """Make a new header and its buffers the center, by one 8-byte store, which is atomic."""
+        # Readers do not use this header: it is the one of the commit before. A reader that still copies it notices the
+        # new commit word and rejects its copy.
         self._headers[(commit + 1) % 2][:] = header
         fence()  # the stores to buffers and header must come before the store that makes them the center
+        # The buffers of the commit before are written next, by the next holder of the lock. The unlock and the lock are
+        # system calls in between, so no reader sees those writes before this store.
         self._words[fields.COMMIT] = commit + 1
 
     def replace(self, center: Array, others: Array, after: int | None = None) -> None:
@@ -390,6 +415,7 @@ class SharedMemoryParameterServer:
                 return
             for i, vector in enumerate((center, others)):
                 active = int(header[fields.ACTIVE + i])
+                # Into the spare buffer, as in a merge: a reader without the lock may be copying the active one.
                 self._buffers[i][1 - active][:] = vector
                 header[fields.ACTIVE + i] = 1 - active
             self._replace_memory(header, center)
@@ -437,6 +463,7 @@ class SharedMemoryParameterServer:
             return
         active = int(header[fields.ACTIVE + 1])
         old, new = self._buffers[1][active], self._buffers[1][1 - active]
+        # Not the formula below: with one worker ``old + (others - old)`` may differ from ``others`` in the last bit.
         if self.workers == 1:
             new[:] = others
         else:
@@ -476,11 +503,14 @@ class SharedMemoryParameterServer:
         """Copy both vectors; return their clock, and the number of times that the center was set."""
         fence()  # the header must not be older than the commit word that selected it
         clock, times_set, first, second = self._headers[commit % 2][: fields.ACTIVE + 2].tolist()
+        # Without the lock this header may be overwritten during the read. ``& 1`` keeps a torn index within the pair;
+        # the caller then rejects the copy.
         out[:] = self._buffers[0][first & 1]
         others[:] = self._buffers[1][second & 1]
         return int(clock), int(times_set)
 
     def _note_seen(self, clock: int, times_set: int) -> int:
+        # Later the clock of the last exchange counts: a worker may read the center for a validation without using it.
         if not self._has_exchanged:
             self._clock_seen, self._times_set = clock, times_set
         return clock

@@ -35,6 +35,7 @@ def position_of(center: SharedMemoryParameterServer, rank: int) -> tuple[int, in
 def set_positions(center: SharedMemoryParameterServer, epoch: int, batch: int) -> None:
     """Set the start position of all workers, before any worker exchanges."""
     first = center._position_index - (center.rank or 0)
+    # In place and without a commit: no worker exchanges yet, so nobody reads the header meanwhile.
     center._header()[first : first + center.workers] = encode_position(epoch, batch)
 
 
@@ -53,6 +54,7 @@ def export_state(center: SharedMemoryParameterServer) -> tuple[Array, list[Array
 def import_state(center: SharedMemoryParameterServer, header: Array, vectors: list[Array]) -> None:
     """Restore the result of ``export_state``, before any worker exchanges."""
     for pair, vector in zip(center._buffers, vectors, strict=True):
+        # Buffer 0 for all, whatever was valid at the export: the indices below are set to 0.
         pair[0][:] = vector
     current = center._header()
     current[:] = header

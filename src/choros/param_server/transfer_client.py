@@ -73,10 +73,13 @@ class TransferClient:
         if not self._is_transfer:
             self._client.send(header, arrays)
             return
+        # Counted before the request: if the connection breaks, the repeated request has the same number and starts no
+        # second transfer.
         self._pushes += bool(arrays)
         with self._checked():
             self._client.send(*encode(Transfer(self._pushes if arrays else None, header, list(arrays[1:]))))
             if arrays:
+                # After the request: the server posts its receive on the request, so a large message finds it waiting.
                 self._start(self._messages.send, np.ascontiguousarray(arrays[0]).reshape(-1), PUSH)
 
     def receive(self) -> tuple[dict[str, Any], list[Array]]:
@@ -84,6 +87,8 @@ class TransferClient:
         if not self._is_transfer:
             return self._client.receive()
         with self._checked():
+            # The wait for the reply polls the message too: a library without hardware support moves data only inside
+            # calls.
             envelope = decode(TransferReply, *self._client.receive(self._is_done))
             self._finish()
             if envelope.source is None:

@@ -58,6 +58,7 @@ class TransferSlots:
             segment.array(vector.dtype, vector.size, first + rank * slot_bytes) for rank in range(center.workers)
         ]
         self._words = segment.words
+        # No spin: a transfer crosses the network, and the other end of the wait may need this core.
         self._waiter = Waiter(self._words, segment.address, spin=0.0)
         self._locks = [threading.Lock() for _ in range(center.workers)]
         self._connections = [0] * center.workers
@@ -78,6 +79,8 @@ class TransferSlots:
     def hold(self, rank: int, connection: int) -> Iterator[None]:
         """Keep a rank's slot for one request of its latest connection. An earlier one may still have a request."""
         with self._locks[rank]:
+            # A worker that connected again repeats its request. The thread of its broken connection may still wait for
+            # a vector, and must not use the slot afterwards.
             if connection != self._connections[rank]:
                 raise PeerLostError(f"Rank {rank} has connected again.")
             yield
@@ -99,6 +102,7 @@ class TransferSlots:
 
     def send(self, rank: int, number: int, source: int, timeout: float) -> None:
         """Send the worker the vector of a source, as the transfer of this number. Errors: as ``receive``."""
+        # Only for a new number: a repeated request must not change the source of a transfer that is under way.
         if number == self._word(rank, _PULL_REQUESTED) + 1:
             self._words[_index(rank, _SOURCE)] = source
         self._request(rank, _PULL_REQUESTED, number)
@@ -109,6 +113,8 @@ class TransferSlots:
         if number not in (before, before + 1):
             raise InvalidInputError(f"Transfer {number} of rank {rank} was requested after transfer {before}.")
         self._waiter.publish(_index(rank, word), number)
+        # Two threads may publish the same count. The relay still misses nothing: a thread publishes its rank's number
+        # before it reads the count, and the relay reads the count before it looks at the ranks.
         self._waiter.publish(_REQUESTS, self._words[_REQUESTS] + 1)
 
     def _wait(self, rank: int, word: int, number: int, timeout: float) -> None:
@@ -145,6 +151,7 @@ class TransferSlots:
 
     def fail(self) -> None:
         """Record that no transfer can be done any more."""
+        # No wake-up: the waiting threads check this word at least every POLL_SECONDS.
         self._words[_FAILED] = 1
 
     def request_count(self) -> int:
@@ -192,6 +199,7 @@ def serve_transfers(slots: TransferSlots, shard: ParameterShard, handler: Handle
         if not TRANSFERS.has(header):
             return handler(header, arrays)
         envelope = TRANSFERS.decode(header, arrays)
+        # Not under ``hold``: the source is kept by the numbers, and a send may wait long for the worker.
         if isinstance(envelope, Fetch):
             slots.send(rank, envelope.number, envelope.source, shard.timeout)
             return encode(Done())
@@ -241,11 +249,14 @@ class VectorRelay:
         self._closed_at = 0.0
         self._thread = threading.Thread(target=self._run, name="choros-vectors", daemon=True)
         self._thread.start()
+        # The thread calls MPI, so it must end before MPI_Finalize.
         atexit.register(self.close)
 
     def _run(self) -> None:
         try:
             while not self._closed_at or (self._open and time.monotonic() - self._closed_at < _END_SECONDS):
+                # Before the look at the ranks: a request that comes after it changes the count, so the sleep below ends
+                # at once.
                 count = self._slots.request_count()
                 for rank in self._replies.keys() - self._open.keys():
                     self._start(rank)
