@@ -41,10 +41,38 @@ class Group(Protocol):
 
     rank: int
     size: int
-    timeout: float
-    warn_after: float
-    doing: str
-    trace: Trace | None
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one wait may last."""
+        ...
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None: ...
+
+    @property
+    def warn_after(self) -> float:
+        """Seconds after which a wait is reported on stderr, once."""
+        ...
+
+    @warn_after.setter
+    def warn_after(self, seconds: float) -> None: ...
+
+    @property
+    def doing(self) -> str:
+        """The present activity of this rank."""
+        ...
+
+    @doing.setter
+    def doing(self, text: str) -> None: ...
+
+    @property
+    def trace(self) -> Trace | None:
+        """The receiver of the timing of every wait and reduction, or None."""
+        ...
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None: ...
 
     def slot(self, count: int, dtype: DTypeLike) -> Array:
         """Return the buffer of ``count`` values that ``sum_slots`` reads: write the summands into it (no copy)."""
@@ -101,7 +129,13 @@ class ParameterServer(Protocol):
         trace: Trace or None. Receives the timing of every wait for the lock, or for another host.
     """
 
-    trace: Trace | None
+    @property
+    def trace(self) -> Trace | None:
+        """The receiver of the timing of every wait for the lock, or None."""
+        ...
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None: ...
 
     def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
         """Propose, merge and adopt in one locked pass; update ``local``, ``seen`` and ``others`` in place.
