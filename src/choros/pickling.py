@@ -309,9 +309,9 @@ def restore_identities(part: Any) -> None:
 def set_variable(variable: keras.Variable, state: tuple[dict[str, Any], Any]) -> None:
     """Set the attributes of a variable, and its value on a device of this process."""
     attributes, value = state
-    vars(variable).update(attributes)
-    vars(variable)["_value"] = None
-    vars(variable)["_layout"] = None  # Keras sets a new layout if this process has a distribution
+    variable.__dict__.update(attributes)
+    variable.__dict__["_value"] = None
+    variable.__dict__["_layout"] = None  # Keras sets a new layout if this process has a distribution
     if isinstance(value, tuple):
         value = variable._convert_to_tensor(_array(*value), dtype=variable._dtype)
     if value is not None:

@@ -494,7 +494,7 @@ class BaseReplica(Metrics):
         counters = [v for v in self.model.optimizer.variables if not v.shape]
         for variable, value in zip(counters, self._values(counters), strict=True):
             variable.assign(value)
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        return float(np.asarray(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
@@ -558,7 +558,7 @@ def blind(model: keras.Model, batch: Batch) -> Iterator[bool]:
     Yields:
         bool: True if they were removed.
     """
-    attributes = vars(model)
+    attributes = model.__dict__
     names = ("_compile_loss", "_compile_metrics")
     previous = {name: attributes[name] for name in names}
     missing = batch.y is None and any(part is not None and not part.built for part in previous.values())

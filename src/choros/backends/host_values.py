@@ -14,5 +14,5 @@ def to_host(variables: Sequence[Any]) -> list[Array]:
     """Return copies of Keras variables or tensors as numpy arrays on the host."""
     import keras
 
-    arrays = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    arrays = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     return [array if array.flags.owndata and array.flags.writeable else np.array(array) for array in arrays]

@@ -527,7 +527,7 @@ def _kept_gradients(
         A list, to which each call of the stand-in appends its gradients.
     """
     captured: list[list[Any]] = []
-    attributes, plain = vars(optimizer), optimizer.stateless_apply
+    attributes, plain = optimizer.__dict__, optimizer.stateless_apply
     before = {
         name: attributes[name] for name in ("stateless_apply",) if name in attributes
     }  # set by ``hvd.DistributedOptimizer``

@@ -131,7 +131,7 @@ class Metrics(ABC):
         if self._logs is not None:
             of_metrics = {name: results[name] for name, (_, is_extra) in self._said.items() if not is_extra}
             results = {**self._logs, **of_metrics}
-        figures = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in results.items()}
+        figures = {name: np.asarray(keras.ops.convert_to_numpy(value)).tolist() for name, value in results.items()}
         return figures | {name: loss for name, loss in self._exact().items() if name in figures}
 
     def metric_values(self, state: Array) -> list[float]:
@@ -272,7 +272,7 @@ def flattened(logs: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _loss_metric(model: keras.Model) -> keras.Metric:
+def _loss_metric(model: keras.Model) -> keras.metrics.Mean | None:
     """Return the running mean that Keras logs as ``loss``: the first ``Mean`` with that name, or None."""
     means = (m for m in model.metrics if isinstance(m, keras.metrics.Mean) and m.name == "loss")
     return next(means, None)

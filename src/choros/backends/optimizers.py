@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NoReturn
 
 import keras
+import numpy as np
 
 from choros.errors import InvalidInputError, brief
 
@@ -97,7 +98,7 @@ def build_held(model: keras.Model, data: object) -> None:
     if not unbuilt or keras.backend.backend() == "jax":
         return
     variables = model_variables(model)
-    before = [keras.ops.convert_to_numpy(variable).copy() for variable in variables]
+    before = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
     optimizers = [model.optimizer, *held_optimizers(model).values()]
     try:
         with ExitStack() as stack:

@@ -312,7 +312,7 @@ class _Watch:
 class _Loss:
     """A context that extracts the loss of one batch from Keras' running mean, and restores the mean."""
 
-    def __init__(self, metric: keras.Metric) -> None:
+    def __init__(self, metric: keras.metrics.Mean | None) -> None:
         self._state = [] if metric is None else [metric.total.value, metric.count.value]
 
     def __enter__(self) -> _Loss:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from choros.callbacks import BeforeTimeLimit
 from choros.comm.collectives import Collectives
@@ -132,7 +133,9 @@ class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
 def mean_logs(logs: dict[str, Any], calls: Collectives, name: str) -> dict[str, float]:
     """Return the unweighted mean over the ranks of each numeric entry that all ranks have, by name."""
     local_logs = {
-        key: float(keras.ops.convert_to_numpy(value)) for key, value in sorted(logs.items()) if _number(value)
+        key: float(np.asarray(keras.ops.convert_to_numpy(value)))
+        for key, value in sorted(logs.items())
+        if _number(value)
     }
     all_logs = calls.allgather_object(local_logs, name=name)
     return {

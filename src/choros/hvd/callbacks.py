@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from choros.comm.collectives import SUM
 from choros.hvd.callback_guards import mean_logs
@@ -117,12 +118,14 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if set(plain_logs) != set(model.get_metrics_result()):  # a custom step that logs other values than the metrics
             return plain_logs
         metric_variables = [v for metric in model.metrics for v in metric.variables]
-        before = [keras.ops.convert_to_numpy(v).copy() for v in metric_variables]
+        before = [np.array(keras.ops.convert_to_numpy(v)) for v in metric_variables]
         calls, foreign = collectives(), {id(v) for m in _single(model.metrics) if _foreign(m) for v in m.variables}
         for i, (variable, value) in enumerate(zip(metric_variables, before, strict=True)):
             if id(variable) not in foreign:
                 variable.assign(calls.allreduce(value, SUM, name=f"metric {i} {variable.path}"))
-        exact = {name: keras.ops.convert_to_numpy(v).tolist() for name, v in model.get_metrics_result().items()}
+        exact = {
+            name: np.asarray(keras.ops.convert_to_numpy(v)).tolist() for name, v in model.get_metrics_result().items()
+        }
         for variable, value in zip(metric_variables, before, strict=True):
             variable.assign(value)
         if foreign:

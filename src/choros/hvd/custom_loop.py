@@ -127,7 +127,7 @@ def attach(optimizer: keras.optimizers.Optimizer, how: ReductionConfig) -> None:
 
         return list(map(chosen, trained, trainable_variables)), list(map(chosen, slots, waiting))
 
-    attributes = vars(optimizer)
+    attributes = optimizer.__dict__
     attributes["apply"], attributes["_choros_reduction"] = apply, how
     attributes["register_local_var"] = how.local.append
     if plain_stateless is not None:

@@ -143,11 +143,11 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._counted = (0, 0)
         tally = WorkerStats(rank(), host=platform.node())
         how.finite = NonFiniteDetector(lambda: tally, how.size, model.optimizer, self._held)
-        vars(model)["_get_metrics_result_or_logs"] = self._results
+        model.__dict__["_get_metrics_result_or_logs"] = self._results
 
     def leave(self) -> None:
         """Remove from the model and the reduction what this callback has set."""
-        vars(self._owner).pop("_get_metrics_result_or_logs", None)
+        self._owner.__dict__.pop("_get_metrics_result_or_logs", None)
         self.how.finite = None
 
     def _results(self, logs: dict[str, Any] | None) -> Any:
@@ -236,7 +236,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return self.how.taken, self._iterations()
 
     def _iterations(self) -> int:
-        return int(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer)))
+        return int(np.asarray(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer))))
 
     def _held(self) -> Array:
         """The weights of the present step as one vector; the model's variables may be older."""
@@ -248,7 +248,9 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         variables = self._owner.trainable_variables
         local = self.how.are_local(variables)
         shared = [v for v, is_local in zip(variables, local, strict=True) if not is_local]
-        flat = np.concatenate([np.zeros(0, "float32"), *(np.ravel(keras.ops.convert_to_numpy(v)) for v in shared)])
+        flat = np.concatenate(
+            [np.zeros(0, "float32"), *(np.asarray(keras.ops.convert_to_numpy(v)).ravel() for v in shared)]
+        )
         return flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
 
     def _compare(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from choros.console import write_line
 from choros.hvd.context import rank, size
@@ -152,4 +153,4 @@ def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 
 def _rate(optimizer: keras.optimizers.Optimizer) -> float:
-    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    return float(np.asarray(keras.ops.convert_to_numpy(optimizer.learning_rate)))

@@ -79,7 +79,7 @@ def variables(
     """
     if threads < 1:
         raise InvalidInputError(f"threads must be 1 or more, got {threads}")
-    limits = dict.fromkeys(COUNTS, str(threads))
+    limits: dict[str, str] = dict.fromkeys(COUNTS, str(threads))
     limits["TF_NUM_INTEROP_THREADS"] = str(min(2, threads))
     limits["KMP_BLOCKTIME"] = "0"  # milliseconds that a thread spins after a parallel region; the default is 200
     limits["KMP_AFFINITY"] = _PINNED if bound else "none"
