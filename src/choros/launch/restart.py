@@ -27,8 +27,8 @@ def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobRes
         The outcome of the last start.
 
     Example:
-        >>> told = []
-        >>> again(lambda more: told.append(more) or JobResult(len(told) % 3), 5), told[-1]
+        >>> starts = []
+        >>> again(lambda variables: starts.append(variables) or JobResult(len(starts) % 3), 5), starts[-1]
         (JobResult(code=0, signal=0, failed=()), {'CHOROS_RESTART': '2'})
     """
     for turn in range(restarts + 1):
