@@ -1,6 +1,7 @@
-"""Application of a rule's three functions to vectors, block by block: the only caller of propose, merge and adopt.
+"""Application of a rule's three functions to vectors, block by block.
 
-``fused_update`` is the other way: it calls the functions once with stand-ins, and records what they calculate.
+Every exchange calls ``propose``, ``merge`` and ``adopt`` here. Only ``fused_update`` calls them elsewhere: once, with
+stand-ins for vectors, to record what they calculate.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class BlockRule:
         center: Array,
         memory: Sequence[Array],
         new_center: Array,
-        new_memory: Sequence[Array],
+        new_memory: Sequence[Array] | None,
         worker: tuple[Array, Array] | None = None,
     ) -> list[int]:
         """Merge a message into a center; the worker adopts the center that the rule shows.
@@ -92,7 +93,8 @@ class BlockRule:
             center: flat array.
             memory: flat arrays, of the center's size.
             new_center: receives the merged center. May be ``center``.
-            new_memory: receive the memory vectors that the rule returns as new ones. May be ``memory``.
+            new_memory: receive the memory vectors that the rule returns as new ones. May be ``memory``. None: they are
+                not written.
             worker: None, or ``(local, seen)``. They become the result of ``adopt`` and, if the rule uses it, the center
                 that is shown. ``seen`` may be ``center``.
 
@@ -112,18 +114,19 @@ class BlockRule:
                     f"{len(old_memory)}: return as many as `start` does."
                 )
             for i, (vector, before) in enumerate(zip(returned, old_memory, strict=True)):
-                if vector is not before and i not in written:
-                    # The other buffer is written from the first block that changes. It has older values before that.
+                if new_memory is None or (vector is before and i not in written):
+                    continue
+                if i not in written:
                     if new_memory[i] is not memory[i]:
+                        # Another buffer has older values: the blocks before the first change are copied.
                         new_memory[i][: block.start] = memory[i][: block.start]
                     written.append(i)
-                if i in written:
-                    new_memory[i][block] = vector
+                new_memory[i][block] = vector
             if worker is not None:
                 # The message may be a view of ``local``, and the new center the message. It must not change with it.
                 new = new.copy() if np.may_share_memory(new, worker[0]) else new
                 self._adopt(block, worker, old if rule.shows == "before" else new, new_center)
-            new_center[block] = new  # at last, as ``old``, which the worker adopts, may be a view of it
+            new_center[block] = new  # last, as ``old``, which the worker adopts, may be a view of it
         return written
 
     def adopt(self, local: Array, seen: Array, shown: Array) -> None:

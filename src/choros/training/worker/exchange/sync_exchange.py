@@ -90,8 +90,7 @@ class SyncExchange:
             (array([0.25]), array([0.]))
         """
         info, center = ExchangeInfo(workers=self.group.size), self.center.copy()
-        memory = [vector.copy() for vector in self.memory]
-        self._rule.merge(self._messages(local, window, rows), info, self.center, self.memory, center, memory)
+        self._rule.merge(self._messages(local, window, rows), info, self.center, self.memory, center, None)
         return center
 
     def _messages(self, local: Array, window: int, rows: int) -> Iterator[Message]:
