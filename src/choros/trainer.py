@@ -29,6 +29,7 @@ from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
 from choros.errors import InvalidInputError
 from choros.launch.specs import LaunchPreferences, launcher_of
+from choros.training.autolog_warning import warn_of_autologging
 from choros.training.callback_runner import CallbackRunner
 from choros.training.checkpoint.manager import CheckpointManager, facts_of
 from choros.training.data_advice import DataKind
@@ -292,6 +293,7 @@ class Trainer:
         ).checked(self._synchronous)  # fmt: skip
         check_distribution()
         request = self._request(arguments, begun)
+        warn_of_autologging(request.conductor.user)
         if request.verbose:
             request.conductor.notice = StartupNotice(self._starting())
         result = self._executor.run(request)
