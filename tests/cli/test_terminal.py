@@ -59,3 +59,11 @@ def test_plain_text_elsewhere(capsys):
 def test_without_rich_the_text_is_plain(screen, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert screen(write_rows, {"launcher": "single"}) == "launcher     single\n"
+
+
+def test_verdicts_and_failed_trials_have_colors(screen):
+    text = "2 workers  equal\nresume  differs\nVerdict: inexact (agrees)\n    1  failed: no memory"
+    output = screen(write_report, f"{text}\nunequal, indifferent")
+    for colored in ("32mequal", "31mdiffers", "1mVerdict", "33minexact", "31mfailed"):
+        assert colored in output
+    assert output.endswith("\nunequal, indifferent\n")

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from choros.cli.arguments import count
+from choros.cli.terminal import write_report
 from choros.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -82,5 +83,8 @@ def main(args: argparse.Namespace) -> int:
         epochs=args.epochs,
         rows=args.rows,
     )
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.table(args.variables))
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        write_report(report.table(args.variables))
     return report.exit_code

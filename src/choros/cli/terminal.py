@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES = {"ERROR": "bold red", "WARNING": "bold yellow", "problem": "bold yellow"}
+# Verdicts of ``choros check``, trials of ``choros tune``: words between two spaces, or at the end of a line.
+_WORDS = {
+    r"(?<= )(differs|failed|refused)(?=[: ]|$)": "bold red",
+    r"(?<= )(equal|trained)(?= )": "bold green",
+    r"(?<= )inexact(?= )": "bold yellow",
+    r"^(The fastest|Verdict)": "bold",
+}
 
 
 def terminal() -> Console | None:
@@ -48,7 +55,7 @@ def write_rows(rows: Mapping[str, str]) -> None:
 
 
 def write_report(text: str) -> None:
-    """Write lines; on a terminal those that begin with ``ERROR`` or ``WARNING`` have colors.
+    """Write lines; on a terminal, verdicts, failures, and lines that begin with ``ERROR`` or ``WARNING`` have colors.
 
     Example:
         >>> write_report("nothing to change")
@@ -61,4 +68,7 @@ def write_report(text: str) -> None:
     from rich.text import Text
 
     for line in text.splitlines():
-        console.print(Text(line, _STYLES.get(line.partition(" ")[0], "")), soft_wrap=True)
+        shown = Text(line, _STYLES.get(line.partition(" ")[0], ""))
+        for pattern, style in _WORDS.items():
+            shown.highlight_regex(pattern, style)
+        console.print(shown, soft_wrap=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from choros.cli.arguments import count, some_seconds, whole
+from choros.cli.terminal import write_report
 from choros.cluster.hardware import physical_cores
 from choros.errors import InvalidInputError, WorkerFailedError
 
@@ -111,11 +112,11 @@ def main(args: argparse.Namespace) -> int:
     def run(trial: Trial) -> Outcome:
         return run_trial(trial, words, settings, args.timeout)
 
-    print(HEAD, flush=True)
+    write_report(HEAD)
     outcomes = []
     for outcome in search(trials, bindings, args.blocktime, run):
         outcomes.append(outcome)
-        print(outcome.text(), flush=True)
+        write_report(outcome.text())
     best = min(outcomes, key=lambda outcome: outcome.cost)
     if best.failure:
         failed = (
@@ -125,8 +126,9 @@ def main(args: argparse.Namespace) -> int:
     similar = sum(best.about_as_fast(other) for other in outcomes if other is not best)
     if similar:
         others = "1 other setting differs" if similar == 1 else f"{similar} other settings differ"
-        print(f"\n{others} from the fastest by less than the times of its steps vary: more --steps tell them apart.")
-    print(f"\nThe fastest here; the line for the job script:\n    {best.trial.command_line(words)}", flush=True)
+        reason = "by less than the times of its steps vary: more --steps tell them apart."
+        write_report(f"\n{others} from the fastest {reason}")
+    write_report(f"\nThe fastest here; the line for the job script:\n    {best.trial.command_line(words)}")
     return 0
 
 
