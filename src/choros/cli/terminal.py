@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES = {"ERROR": "bold red", "WARNING": "bold yellow", "problem": "bold yellow"}
-# Verdicts of ``choros check``, trials of ``choros tune``: words between two spaces, or at the end of a line.
+# Verdicts of ``choros check``, trials of ``choros tune``: cells of a table, or before a colon or a bracket.
 _WORDS = {
-    r"(?<= )(differs|failed|refused)(?=[: ]|$)": "bold red",
-    r"(?<= )(equal|trained)(?= )": "bold green",
-    r"(?<= )inexact(?= )": "bold yellow",
+    r"(?<= )(differs|failed|refused)(?=:|  | \(|$)": "bold red",
+    r"(?<= )(equal|trained)(?=  | \(|$)": "bold green",
+    r"(?<= )inexact(?=  | \(|$)": "bold yellow",
     r"^(The fastest|Verdict)": "bold",
 }
 
