@@ -22,7 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -81,7 +81,15 @@ def dumps(thing: object) -> bytes:
     return buffer.getvalue()
 
 
-def dump_with_arrays(thing: object, known: Sequence[Any] = (), limit: int | None = None) -> tuple[bytes, list[Array]]:
+class Dump(NamedTuple):
+    """A pickle without values of variables, and the values that its reader does not have, with their variables' ids."""
+
+    code: bytes
+    arrays: list[Array]
+    owners: list[int]
+
+
+def dump_with_arrays(thing: object, known: Sequence[Any] = (), limit: int | None = None) -> Dump:
     """Return an object as a pickle without values of variables, and the values that the reader does not have.
 
     Args:
@@ -97,7 +105,7 @@ def dump_with_arrays(thing: object, known: Sequence[Any] = (), limit: int | None
     buffer.limit = limit
     pickler = ModelPickler(buffer, known)
     pickler.dump_all(thing)
-    return buffer.getvalue(), pickler.arrays
+    return Dump(buffer.getvalue(), pickler.arrays, pickler.owners)
 
 
 def loads(
@@ -159,6 +167,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Attributes:
         arrays: the values of all other variables.
+        owners: the ids of these variables, or of PyTorch's parameters.
     """
 
     def __init__(self, file: Any, known: Sequence[Any] | None = ()) -> None:
@@ -181,6 +190,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.variables = known
         self.queue: deque[Any] = deque()
         self.arrays: list[Array] = []
+        self.owners: list[int] = []
         self.parameter = getattr(getattr(sys.modules.get("torch"), "nn", None), "Parameter", ())
 
     def dump_all(self, thing: object) -> None:
@@ -247,6 +257,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self.inline:
             return array, 0, *form
         self.arrays.append(array)
+        self.owners.append(id(variable))
         return False, len(self.arrays) - 1, *form
 
     def state_of(self, part: Any) -> Any:

@@ -270,3 +270,38 @@ def test_low_precision(policy):
     assert (vector(replica) != before).any()
     replica.set(before)
     np.testing.assert_array_equal(vector(replica), before)
+
+
+def a_step(replica):
+    replica.step(batch(8))
+    replica.finish()
+    return replica.reusable
+
+
+def test_a_replica_is_reusable_if_its_traces_have_no_state_besides_the_models():
+    assert a_step(build())
+    assert not a_step(build(run_eagerly=True))
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda x: x + tf.random.normal(tf.shape(x)),
+        lambda x: tf.ensure_shape(tf.numpy_function(lambda value: value, [x], tf.float32), (None, 6)),
+        lambda x: tf.map_fn(lambda row: row + tf.random.uniform(()), x),
+    ],
+)
+def test_a_replica_with_operations_of_another_state_is_not_reusable(noise):
+    replica = build(lambda: keras.Sequential([keras.Input((6,)), layers.Lambda(noise), *network()]), jit_compile=False)
+    assert not a_step(replica)
+
+
+def test_a_replica_with_a_variable_that_the_model_does_not_track_is_not_reusable():
+    count = tf.Variable(0.0)
+
+    def counting(x):
+        count.assign_add(1.0)
+        return x + 0.0 * count
+
+    replica = build(lambda: keras.Sequential([keras.Input((6,)), layers.Lambda(counting), *network()]))
+    assert not a_step(replica)

@@ -6,7 +6,6 @@ the optimizer and evaluate a batch.
 
 from __future__ import annotations
 
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -25,10 +24,9 @@ from choros.backends.gradient_presence import keep, leave_out, left_out
 from choros.backends.loss_exactness import mixed_rows
 from choros.backends.loss_weighting import LossWeightTracker
 from choros.backends.metrics import LossSample, Metrics, gather, scatter, slices_of
-from choros.backends.optimizers import build_held, held_variables, model_variables, optimizer_variables, unbuilt_refused
+from choros.backends.optimizers import build_held, model_variables, optimizer_variables, unbuilt_refused
+from choros.backends.variable_groups import large_frozen, moving_statistics, vector_dtype
 from choros.types import Array, Batch
-
-_LARGE = 1 << 18  # least number of values of a large variable
 
 Mark = tuple[list[Any], list[Array], tuple[Any, ...]]
 
@@ -53,6 +51,23 @@ class BaseReplica(Metrics):
         self._held: tuple[Any, ...] | None = None  # the packed batch of the last gradients, if ``repeats`` is set
         self._refusing = ExitStack()
         self._lay_out()
+
+    def renew(self, arrays: list[Array]) -> None:
+        """Replace ``build`` for a further fit of the same model: set the values that ``snapshot`` returns."""
+        self.revocable = self.repeats = self.watches = False
+        self._total, self._held, self.packing = 0, None, 0.0
+        self._refusing.enter_context(unbuilt_refused(self.model))
+        self._load(arrays)
+        self.reset_metrics()
+
+    def _load(self, arrays: list[Array]) -> None:
+        """Set all variables of the model and its optimizers before a further fit."""
+        self.restore(arrays)
+
+    @property
+    def reusable(self) -> bool:
+        """True if another fit of an equal model may use this replica, after ``finish``, with its compiled steps."""
+        return False
 
     # The methods that a backend implements, besides _values and _assign.
 
@@ -455,7 +470,7 @@ class BaseReplica(Metrics):
 
     def take_settings(self, values: dict[str, Any]) -> None:
         """Set values that ``Settings.changed`` returned; see ``Replica``."""
-        Settings(self.model).write(values)
+        self.altered |= Settings(self.model).write(values)
 
     @property
     def iterations(self) -> int:
@@ -568,33 +583,3 @@ def blind(model: keras.Model, batch: Batch) -> Iterator[bool]:
         yield missing
     finally:
         attributes.update(previous)
-
-
-def vector_dtype(trainable: list[Any]) -> np.dtype[Any]:
-    """Return the dtype of flat vectors: float64 if any trainable variable has it, else float32."""
-    wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in trainable)
-    return np.dtype(np.float64 if wide else np.float32)
-
-
-def large_frozen(model: keras.Model) -> list[Any]:
-    """Return large non-trainable variables (2^18 values or more), such as frozen or quantized weights.
-
-    The variables of other optimizers of the model are not included.
-    """
-    held = {id(v) for v in held_variables(model)}
-    return [v for v in model.non_trainable_variables if id(v) not in held and math.prod(v.shape) >= _LARGE]
-
-
-def moving_statistics(model: keras.Model) -> list[Any]:
-    """Return the float variables that layers created as non-trainable, such as those of BatchNormalization.
-
-    Weights that a user froze are not included. Variables of a second optimizer are not either, although the model may
-    list them: each worker keeps the slots of that optimizer.
-    """
-    frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
-    frozen |= {id(v) for v in held_variables(model)}
-    return [
-        v
-        for v in model.non_trainable_weights
-        if id(v) not in frozen and keras.backend.is_float_dtype(keras.backend.standardize_dtype(v.dtype))
-    ]

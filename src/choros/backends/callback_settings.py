@@ -110,8 +110,13 @@ class Settings:
         now = self.read()
         return {name: value for name, value in now.items() if name not in before or _differ(before[name], value)}
 
-    def write(self, values: Values) -> None:
-        """Set values that ``changed`` returned, for this or another copy of the model."""
+    def write(self, values: Values) -> bool:
+        """Set values that ``changed`` returned, for this or another copy of the model.
+
+        Returns:
+            Whether a setting has another value than before.
+        """
+        before = self.read()
         for name, value in values.items():
             if name in self.variables:
                 self.variables[name].assign(np.asarray(value))
@@ -124,6 +129,7 @@ class Settings:
             if place in self._objects:
                 holder = self._objects[place]
                 setattr(holder, attribute, _as_before(getattr(holder, attribute, None), value))
+        return bool(self.changed(before))
 
 
 def _values(variables: dict[str, Any]) -> Values:

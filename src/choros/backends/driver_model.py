@@ -12,11 +12,12 @@ import keras
 import numpy as np
 
 from choros.backends import averages_of
-from choros.backends.base import blind, moving_statistics, parts, vector_dtype
+from choros.backends.base import blind, parts
 from choros.backends.encoded_inputs import as_keras_input
 from choros.backends.metrics import gather, scatter, slices_of
 from choros.backends.optimizers import build_held, optimizer_variables
 from choros.backends.rowwise_parts import of_keras
+from choros.backends.variable_groups import moving_statistics, vector_dtype
 from choros.errors import InvalidInputError, brief
 from choros.types import Array, Batch, aligned_copy, same_bits
 

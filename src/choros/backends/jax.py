@@ -20,12 +20,13 @@ import keras
 import numpy as np
 
 from choros.backends import step_counter
-from choros.backends.base import BaseReplica, large_frozen
+from choros.backends.base import BaseReplica
 from choros.backends.devices.jax import MeshSharding, devices_of, row_shards
 from choros.backends.devices.placement import Placement, VariablePlacement
 from choros.backends.gradient_capture import refuse_other_optimizers
 from choros.backends.metrics import UNUSED, LossSample, flattened
 from choros.backends.optimizers import model_variables
+from choros.backends.variable_groups import large_frozen
 from choros.errors import InexactLossError
 from choros.types import Array, Batch
 
@@ -63,6 +64,17 @@ class JaxReplica(BaseReplica):
             value is not previous for value, previous in zip(now, self._left, strict=True)
         ):
             self._built()
+
+    def _load(self, arrays: list[Array]) -> None:
+        # The Keras model's variables are set, not only the state: their old values would stay in memory beside it.
+        for variable, array in zip(model_variables(self.model), arrays, strict=True):
+            variable.assign(copied(np.asarray(array, keras.backend.standardize_dtype(variable.dtype))))
+        self._built()
+
+    @property
+    def reusable(self) -> bool:
+        """True if the steps are compiled, for one device; see ``BaseReplica``."""
+        return self._compiles and self.spread is None and not self.altered
 
     def sync(self) -> None:
         """Copy all state into the Keras model, with the weights at x. The replica keeps its state."""

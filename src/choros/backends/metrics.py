@@ -39,6 +39,7 @@ class Metrics(ABC):
     weigher: LossWeightTracker
     averaged: Sequence[int] = ()  # indices of metric variables that are averaged over ranks, weighted by rows
     _after: Array | None = None  # the metric variables after the last gradients, if a backend has read them
+    altered = False  # whether callbacks have changed a setting of the model
     within_fit = False  # whether Keras' loop runs the steps; it then handles the loss metric and the logs
 
     def _take_metrics(self) -> None:

@@ -257,5 +257,13 @@ class Replica(Protocol):
     def finish(self) -> None:
         """Copy all state into the Keras model, and finalize the weights as ``fit`` does (averages of ``use_ema``)."""
 
+    @property
+    def reusable(self) -> bool:
+        """True if another fit of an equal model may use this replica, after ``finish``, with its compiled steps."""
+        ...
+
+    def renew(self, arrays: list[Array]) -> None:
+        """Replace ``build`` for a further fit of the same model: set the values that ``snapshot`` returns."""
+
     def close(self) -> None:
         """Release resources, such as threads."""

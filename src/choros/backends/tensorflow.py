@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from choros.backends.base import BaseReplica
 from choros.backends.gradient_capture import Capture
@@ -316,6 +317,19 @@ class TensorFlowReplica(BaseReplica):
             trace.graph._function_captures = None
         self._update, self._ready = None, False
 
+    @property
+    def reusable(self) -> bool:
+        """True if no trace has state besides the model's variables; see ``BaseReplica``."""
+        if self.altered or self.model.run_eagerly or self._capture is None:
+            return False
+        model = self.model
+        held = [*model_variables(model), *model.metrics_variables]
+        parts = [] if model._compile_loss is None else model._compile_loss.metrics
+        held += [variable for metric in parts for variable in metric.variables]
+        known = {id(variable.value.handle) for variable in held}
+        steps = [self._train, self._differentiate, self._differentiate_kept, self._test]
+        return all(stateless(trace.graph, known) for step in steps for trace in step.traces())
+
     # Momentum.
 
     def look_ahead(self, momentum: float) -> None:
@@ -398,10 +412,36 @@ class _Batched:
             self._traces[kind] = self._function.get_concrete_function(opened, *more)
         return self._traces[kind](tensors, *more)
 
+    def traces(self) -> list[Any]:
+        """Return the traces."""
+        return list(self._traces.values())
+
     def take_traces(self) -> list[Any]:
         """Return the traces, and remove them from this step."""
         traces, self._traces = list(self._traces.values()), {}
         return traces
+
+
+# Operations that TensorFlow counts as stateful, and whose only state is that of variables.
+_ON_VARIABLES = ("ReadVariable", "Assign", "Resource", "Var", "StatefulPartitionedCall", "While", "If", "Case")
+
+
+def stateless(graph: tf.Graph, known: Collection[int]) -> bool:
+    """Return whether a traced step depends on nothing but its inputs and known variables, and changes nothing else.
+
+    A random operation of TensorFlow has a seed and a counter of its own, and a call of Python may have any state.
+
+    Args:
+        graph: the graph of the trace.
+        known: ids of the known variables' handles.
+    """
+    if any(id(variable.handle) not in known for variable in graph.variables):
+        return False
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    stateful = (name for name in {node.op for node in nodes} if not name.startswith(_ON_VARIABLES))
+    # Operations of functions, such as a gradient's, are no operations of TensorFlow: their nodes are looked at.
+    return not any((found := op_def_registry.get(name)) is not None and found.is_stateful for name in stateful)
 
 
 @functools.lru_cache(maxsize=256)

@@ -133,7 +133,7 @@ def unpack_payload(
     """
     arrays = serialization.views(layout.entries, data.array(np.uint8, data.nbytes, 0))
     model, *blobs = code
-    return *unpack_sources(job, arrays, blobs), PackedModel(model, arrays[: layout.model_arrays])
+    return *unpack_sources(job, arrays, blobs), PackedModel(model, arrays[: layout.model_arrays], layout.foreign)
 
 
 class SharedCodeFolder:

@@ -405,6 +405,14 @@ class MirroredReplica:
         self.threads.each(lambda number: self.replicas[number].finish())
         self._bring_home()
 
+    @property
+    def reusable(self) -> bool:
+        """False: the threads end with the fit."""
+        return False
+
+    def renew(self, arrays: list[Array]) -> None:
+        """Do nothing: the replica is not reusable."""
+
     def close(self) -> None:
         """End the devices' threads."""
         self.threads.close()

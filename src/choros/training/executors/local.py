@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from choros.backends import averages_of
-from choros.backends.base import large_frozen
 from choros.backends.driver_model import (
     assign_average,
     assign_optimizer,
@@ -26,6 +25,7 @@ from choros.backends.driver_model import (
 )
 from choros.backends.optimizers import model_variables, optimizer_variables
 from choros.backends.replica_state import Groups
+from choros.backends.variable_groups import large_frozen
 from choros.comm.messages import header_of
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
@@ -221,7 +221,7 @@ class LocalRun:
         task = messages.WorkerTask(
             self.job,
             self.weights.layout,
-            messages.DataLayout(self.entries, len(self.payload.model.arrays)),
+            messages.DataLayout(self.entries, len(self.payload.model.arrays), self.payload.model.foreign),
             depth=0 if self.stream is None else self.stream.depth,
             ahead=0 if self.stream is None else self.stream.ahead,
             again=self.job.asynchronous and self.saver.latest is not None,

@@ -131,6 +131,14 @@ class SharedWeights:
             arrays[index] = initial[index]
         return arrays, lent
 
+    def read(self) -> list[Array]:
+        """Return copies of the values of all variables. Each is copied as soon as it is there."""
+        copies = []
+        for index, array in enumerate(self.views()):
+            self.wait(index)
+            copies.append(np.array(array))
+        return copies
+
     def views(self) -> list[Array]:
         """Return the last written values of all variables, read-only and without a copy."""
         arrays = serialization.views(self.entries, self._values)

@@ -27,11 +27,14 @@ class PackedModel:
 
     Attributes:
         code: the pickle. It must come from a process of this user.
-        arrays: values of variables that do not belong to the model, such as those of a teacher that its loss uses.
+        arrays: values of variables that do not belong to the model, such as those of a teacher that its loss uses, and
+            of its metrics.
+        foreign: int. Number of these arrays without those of metrics, which a fit resets.
     """
 
     code: bytes = b""
     arrays: list[Array] = field(default_factory=list)
+    foreign: int = 0
 
     def unpack(
         self,
@@ -68,7 +71,7 @@ def pack_model(model: Any) -> PackedModel:
     """
     name = f"The model {model.name!r}"
     try:
-        return PackedModel(*pickling.dump_with_arrays(model, _own_variables(model), _MOST))
+        written = pickling.dump_with_arrays(model, _own_variables(model), _MOST)
     except pickling.TooLargeError:
         place, part, size = pickling.culprit(model, "model", _MOST // 4)
         much = f"{size >> 20} MB" if isinstance(size, int) else "more"
@@ -78,6 +81,9 @@ def pack_model(model: Any) -> PackedModel:
         ) from None
     except Exception as error:  # an object's __reduce__ may raise any exception
         raise pickling.refusal(name, model, "model", error) from error
+    reset = {id(variable) for variable in model.metrics_variables}
+    reset |= {id(variable._value) for variable in model.metrics_variables}  # a parameter of PyTorch
+    return PackedModel(written.code, written.arrays, sum(owner not in reset for owner in written.owners))
 
 
 def copy_model(model: Any) -> Any:

@@ -33,6 +33,7 @@ from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
 from choros.training.payload import unpack_algorithm, unpack_payload
 from choros.training.spec import FitRequest, Show, TrainerControl
+from choros.training.worker import reuse
 from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.loop.train import train
@@ -49,7 +50,7 @@ from choros.training.worker.messages import (
     WorkerTask,
 )
 from choros.training.worker.rank_program import run_rank
-from choros.training.worker.setup import join_exchange, rank_devices
+from choros.training.worker.setup import adding, build_replica, join_exchange, rank_devices
 
 if TYPE_CHECKING:
     import keras
@@ -174,8 +175,16 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         code = [bytes(blob) for blob in blobs]
         source, validation, written = unpack_payload(job, task.data, code, data)
         algorithm = unpack_algorithm(job, code[1:])
-        model = written.unpack(*weights.lend(), weights.wait)
-        weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
+        key = None
+        if weights.nbytes <= reuse.MOST and not (devices or weights.given()):
+            key = reuse.key_of(job, adding(job, algorithm), written, source.sample(job.batch_size))
+        replica = reuse.take(key)
+        if replica is not None:
+            replica.renew(weights.read())
+            model = replica.model
+        else:
+            model = written.unpack(*weights.lend(), weights.wait)
+            weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
         if job.ensemble and rank > 0:  # the first member starts from the given weights
             redraw_member(model, job.seed, rank)
         if task.depth:
@@ -202,8 +211,15 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             lanes = context.lane()
             link.send(header_of(WorkerDone(context.tally, context.score, len(lanes))), [*lanes, *trained])
 
+        if key is not None and replica is None:
+            sample = source.sample(job.batch_size)
+            replica = build_replica(model, sample, adding(job, algorithm), job.averaged_metrics)
         request = FitRequest(model, algorithm, job, source, validation, None, written, arrived)
-        run_rank(request, rank, connect, train_rank, devices=devices, layout=layout, state=state, again=task.again)
+        with reuse.kept(key, replica):
+            run_rank(
+                request, rank, connect, train_rank,
+                devices=devices, layout=layout, replica=replica, state=state, again=task.again,
+            )  # fmt: skip
 
 
 def serve(link: object, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:

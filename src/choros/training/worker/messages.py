@@ -149,10 +149,14 @@ class AwaitEnd:
 # -- from the caller to a rank
 @dataclass(frozen=True)
 class DataLayout:
-    """Layout of the arrays of a job. ``model_arrays``: the number of arrays of the model, which come first."""
+    """Layout of the arrays of a job. ``model_arrays``, ``foreign``: the numbers of arrays of ``PackedModel``.
+
+    The arrays of the model come first.
+    """
 
     entries: list[dict[str, Any]]
     model_arrays: int
+    foreign: int = 0
 
 
 @dataclass(frozen=True)
