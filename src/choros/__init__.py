@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from choros.tools.check import check
     from choros.trainer import Trainer
     from choros.training.checkpoint import Checkpoint
+    from choros.training.executors.idle_workers import close
     from choros.training.executors.worker_pool import WorkerPool
     from choros.training.run_record import RunRecord, WorkerRecord
 
@@ -65,6 +66,7 @@ _WHERE = {
     **dict.fromkeys(("files", "prefetch"), "choros.data"),
     **dict.fromkeys(("Mpiexec", "Srun", "Ssh"), "choros.launch.specs"),
     "check": "choros.tools.check",
+    "close": "choros.training.executors.idle_workers",
     "rank_zero_first": "choros.comm.bootstrap.rank_zero",
     "run": "choros.launch.run_function",
     "shard": "choros.hvd.rank_shard",
@@ -105,6 +107,7 @@ __all__ = [
     "algorithms",
     "callbacks",
     "check",
+    "close",
     "cluster",
     "data",
     "errors",

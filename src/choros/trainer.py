@@ -311,7 +311,7 @@ class Trainer:
     def _starting(self) -> str:
         """Return the workers that ``fit`` has to start, as text; "" if they run already."""
         local = self._launcher is None
-        if self._place.size > 1 or (local and (self._executor is not self._local or self._local.pool.started)):
+        if self._place.size > 1 or (local and (self._executor is not self._local or self._local.ready)):
             return ""
         plural = "s" if self.workers > 1 else ""
         by = "" if self._launcher is None else f" by {type(self._launcher).__name__}"

@@ -73,6 +73,7 @@ class LocalRun:
         self.payload, self.workers, self.begun, self.ranks = payload, pool, plan.begun, range(plan.job.workers)
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
         self.members: dict[int, tuple[float, list[Array]]] = {}
+        self.files: dict[str, list[int]] = {}  # ``loaded_files`` of the workers
         self.lanes: dict[int, list[bytes]] = {}  # by rank: its lane of the timeline, if it recorded one
         self.losses: dict[int, tuple[float, int, float]] = {}
         self.slots: dict[int, list[Array]] = {}  # by asynchronous rank: its optimizer variables
@@ -314,6 +315,7 @@ class LocalRun:
             self.take_optimizer(rank, *from_blobs(message.part, blobs))
         elif isinstance(message, messages.WorkerDone):
             self.tallies[rank] = message.stats
+            self.files |= message.files
             self.lanes[rank] = [bytes(blobs.pop(0)) for _ in range(message.lanes)]
             if blobs:
                 self.members[rank] = (message.score, [np.frombuffer(bytes(blob), np.uint8) for blob in blobs])

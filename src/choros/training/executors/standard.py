@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from choros.launch.specs import Launcher, LaunchPreferences
-from choros.training.executors import in_job
+from choros.training.executors import idle_workers, in_job
 from choros.training.executors.executor import Executor, ExecutorLauncher, FitResult
 from choros.training.executors.local import LocalRun
 from choros.training.executors.remote import RemoteRun
@@ -28,7 +28,8 @@ class LocalExecutor:
     Attributes:
         pool: WorkerPool.
         restarts: int. Total number of restarts after failures. Defaults to 0.
-        owned: bool. Whether this executor may end the workers: after each fit, unless ``kept``. Defaults to False.
+        owned: bool. Whether this executor starts and ends the workers. Unless ``kept``, they stay idle after a fit,
+            for the next fit of any executor. Defaults to False.
         kept: bool. Whether the workers stay until ``close``. Defaults to False.
     """
 
@@ -41,15 +42,24 @@ class LocalExecutor:
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``Executor``."""
         request, payload = load_payload(request, here=True)
+        if self.owned:
+            idle_workers.take(self.pool)
         try:
             run = LocalRun(request, payload, self.pool, self.restarts)
             record = run.run()
             result = FitResult(record, run.gather_members(), [lane for rank in run.ranks for lane in run.lanes[rank]])
+            if self.owned and not self.kept:
+                idle_workers.keep(self.pool, run.files)
         finally:
             if not self.kept:
                 self.close()
         request.conductor.end()
         return result
+
+    @property
+    def ready(self) -> bool:
+        """True if the workers run already."""
+        return idle_workers.ready(self.pool) if self.owned else self.pool.started
 
     def close(self) -> None:
         """End the workers if this executor owns them."""

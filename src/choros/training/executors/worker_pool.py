@@ -68,6 +68,7 @@ class WorkerPool:
         threads = None if threads is None else int(threads)
         self._threads, self._bind, self._devices, self._echo = threads, bind, devices, echo
         self._pool: Pool | None = None
+        self._surroundings: list[object] = []  # of the processes, when they were started
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -126,6 +127,7 @@ class WorkerPool:
                 }
                 for b, gpu_list in zip(bindings, gpus, strict=True)
             ]
+            self._surroundings = surroundings()
             self._pool = Pool(
                 self.size,
                 environment=environment,
@@ -133,6 +135,28 @@ class WorkerPool:
                 echo=show if self._echo else None,
             )
         return self._pool
+
+    def split_off(self) -> WorkerPool:
+        """Return a pool with the same settings that holds the processes; this one has none then."""
+        other = WorkerPool.__new__(WorkerPool)
+        other.__setstate__(self.__getstate__())
+        other.adopt(self)
+        return other
+
+    def adopt(self, other: WorkerPool) -> None:
+        """Take the processes of another pool."""
+        self._pool, other._pool = other._pool, None
+        self._surroundings = other._surroundings
+
+    def same_workers(self, other: WorkerPool) -> bool:
+        """Return whether all processes of this pool run and are what another pool would start now."""
+        names = ("size", "backend", "per_worker", "_threads", "_bind", "_devices", "_echo")
+        return (
+            all(getattr(self, name) == getattr(other, name) for name in names)
+            and self._surroundings == surroundings()
+            and self._pool is not None
+            and all(map(self._pool.alive, range(self.size)))
+        )
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -201,6 +225,11 @@ class WorkerPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def surroundings() -> list[object]:
+    """Return what a new process takes from this one: environment, directory, module path."""
+    return [dict(os.environ), os.getcwd(), list(sys.path)]
 
 
 def default_workers(backend: str, devices: str = "auto", per_worker: int | Sequence[int] = 1) -> int:

@@ -28,6 +28,7 @@ from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part, from_blobs, raw, to_blobs
 from choros.training.executors.batch_channel import WorkerBatchLine
+from choros.training.executors.idle_workers import loaded_files
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 _LARGE = 64 << 20  # bytes of weights from which a model is freed after its job
 _FORGETS = 16  # number of jobs after which a worker frees their compiled functions
 _jobs = count(1)
+_begun = time.time()  # before this process has loaded a module of the user
 
 
 class PipeCallbackChannel:
@@ -209,7 +211,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             train(context)
             trained = raw(context.replica.snapshot()) if job.ensemble else []
             lanes = context.lane()
-            link.send(header_of(WorkerDone(context.tally, context.score, len(lanes))), [*lanes, *trained])
+            done = WorkerDone(context.tally, context.score, len(lanes), loaded_files(_begun))
+            link.send(header_of(done), [*lanes, *trained])
 
         if key is not None and replica is None:
             sample = source.sample(job.batch_size)

@@ -71,11 +71,15 @@ class OptimizerSent:
 
 @dataclass(frozen=True)
 class WorkerDone:
-    """The worker has trained. ``score``: loss of an Ensemble's member. ``lanes``: number of its timeline's arrays."""
+    """The worker has trained.
+
+    ``score``: loss of an Ensemble's member. ``lanes``: number of its timeline's arrays. ``files``: ``loaded_files``.
+    """
 
     stats: WorkerStats
     score: float
     lanes: int
+    files: dict[str, list[int]]
 
 
 # -- events and requests of ranks that a launcher started

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,10 +68,11 @@ def kept(key: str | None, replica: Replica | None) -> Iterator[None]:
     reset = replica.metric_state()
     try:
         yield
-        # A metric of the user may keep values when it is reset. The caller's values would not replace them.
-        replica.reset_metrics()
-        if key is not None and replica.reusable and np.array_equal(reset, replica.metric_state(), equal_nan=True):
-            _kept.append((key, replica))
+        with suppress(Exception):  # of a metric of the user: the fit has ended well
+            # Such a metric may also keep values when it is reset. The caller's values would not replace them.
+            replica.reset_metrics()
+            if key is not None and replica.reusable and np.array_equal(reset, replica.metric_state(), equal_nan=True):
+                _kept.append((key, replica))
     finally:
         if not (_kept and _kept[0][1] is replica):
             replica.close()

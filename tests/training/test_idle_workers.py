@@ -1,0 +1,234 @@
+"""Workers stay after a fit, and serve the next one only if new workers would be the same."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+from choros.errors import InvalidInputError
+from choros.training.executors import idle_workers
+
+X, Y = np.ones((16, 3), "float32"), np.ones(16, "float32")
+
+
+def make_model(layer=None):
+    hidden = [] if layer is None else [layer]
+    model = keras.Sequential([keras.Input((3,)), *hidden, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def fit(layer=None, **options):
+    return choros.Trainer(make_model(layer), **{"workers": 2, "echo": False, **options}).fit(X, Y, verbose=0)
+
+
+def pids():
+    return idle_workers._idle[0].pool.start().pids if idle_workers._idle else ()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    """Begin and end without idle workers."""
+    choros.close()
+    monkeypatch.delenv(idle_workers.VARIABLE, raising=False)
+    yield
+    choros.close()
+
+
+def test_another_trainer_uses_the_same_processes_until_they_are_closed():
+    fit()
+    before = pids()
+    fit()
+    assert pids() == before
+    choros.close()
+    assert not pids()
+    assert not any(map(alive, before))
+
+
+@pytest.mark.parametrize("other", [{"workers": 1}, {"threads": 2}, {"bind": False}])
+def test_other_settings_start_other_processes(other):
+    fit()
+    before = pids()
+    fit(**other)
+    assert not {*pids()} & {*before}
+    assert not any(map(alive, before))
+
+
+def test_another_environment_directory_or_path_starts_other_processes(monkeypatch, tmp_path):
+    fit()
+    seen = [pids()]
+    changes = (
+        lambda: monkeypatch.setenv("SETTING", "1"),
+        lambda: monkeypatch.chdir(tmp_path),
+        lambda: monkeypatch.syspath_prepend(tmp_path),
+    )
+    for change in changes:
+        change()
+        fit()
+        assert not {*pids()} & {pid for earlier in seen for pid in earlier}
+        seen.append(pids())
+
+
+LAYER = """
+    import keras
+
+    class Factor(keras.layers.Layer):
+        def call(self, inputs):
+            return {factor} * inputs
+"""
+
+
+def test_a_module_that_is_edited_between_two_fits_is_loaded_again(monkeypatch, tmp_path):
+    module = tmp_path / "edited_between_fits.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    losses = []
+    for number, factor in enumerate((0.0, 2.0, 2.0)):
+        if number < 2:
+            module.write_text(textwrap.dedent(LAYER.format(factor=factor)))
+            os.utime(module, ns=(10**9 * (number + 1), 10**9 * (number + 1)))  # before the workers were started
+            sys.modules.pop("edited_between_fits", None)
+        import edited_between_fits
+
+        keras.utils.set_random_seed(1)
+        before = pids()
+        losses.append(fit(edited_between_fits.Factor()).history["loss"][0])
+        assert (pids() == before) == (number == 2)
+    assert losses[0] == 1.0
+    assert losses[1] != 1.0
+    assert losses[2] == losses[1]
+    sys.modules.pop("edited_between_fits")
+
+
+def test_a_module_that_was_written_after_the_workers_began_ends_them(monkeypatch, tmp_path):
+    module = tmp_path / "written_later.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    fit()
+    module.write_text(textwrap.dedent(LAYER.format(factor=1.0)))
+    import written_later
+
+    fit(written_later.Factor())
+    before = pids()
+    fit(written_later.Factor())
+    assert not {*pids()} & {*before}
+    sys.modules.pop("written_later")
+
+
+def test_a_class_that_is_defined_again_is_used():
+    losses = []
+    for value in (0.0, 3.0):
+
+        class Constant(keras.layers.Layer):
+            def call(self, inputs, value=value):
+                return 0.0 * inputs + value
+
+        keras.utils.set_random_seed(1)
+        losses.append(fit(Constant()).history["loss"][0])
+    assert losses[0] == 1.0
+    assert losses[1] != 1.0
+
+
+def test_workers_of_a_fit_that_failed_end():
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise RuntimeError("stop")
+
+    fit()
+    before = pids()
+    with pytest.raises(RuntimeError, match="stop"):
+        choros.Trainer(make_model(), workers=2, echo=False).fit(X, Y, verbose=0, callbacks=[Fails()])
+    assert not pids()
+    assert not any(map(alive, before))
+    assert np.isfinite(fit().history["loss"][0])
+
+
+def test_an_idle_worker_that_died_is_replaced():
+    fit()
+    before = pids()
+    os.kill(before[0], 9)
+    limit = time.monotonic() + 10
+    while idle_workers._idle[0].pool._pool.alive(0):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    fit()
+    assert not {*pids()} & {*before}
+
+
+def test_workers_end_after_some_seconds_without_a_fit(monkeypatch):
+    monkeypatch.setenv(idle_workers.VARIABLE, "0.5")
+    fit()
+    before = pids()
+    limit = time.monotonic() + 20
+    while any(map(alive, before)):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    assert not pids()
+
+
+def test_no_worker_stays_if_the_user_wants_none(monkeypatch):
+    monkeypatch.setenv(idle_workers.VARIABLE, "0")
+    fit()
+    assert not pids()
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "soon"])
+def test_another_number_of_seconds_is_refused(monkeypatch, text):
+    monkeypatch.setenv(idle_workers.VARIABLE, text)
+    with pytest.raises(InvalidInputError, match=f"CHOROS_IDLE_SECONDS={text}: give a number"):
+        idle_workers.idle_seconds()
+
+
+def test_two_threads_have_workers_of_their_own():
+    fit()
+    histories = []
+    threads = [threading.Thread(target=lambda: histories.append(fit())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(histories) == 2
+    assert len(pids()) == 2
+
+
+SCRIPT = """
+    import os, sys
+    import choros, keras, numpy as np
+    from choros.training.executors import idle_workers
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    choros.Trainer(model, workers=2).fit(np.ones((16, 3)), np.ones(16), verbose=0)
+    if os.fork() == 0:
+        choros.close()  # a forked child ends no worker of its parent
+        os._exit(0)
+    os.wait()
+    print(*idle_workers._idle[0].pool.start().pids, flush=True)
+    {end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)", "raise SystemExit(3)"])
+def test_workers_end_with_the_process(end):
+    script = textwrap.dedent(SCRIPT.format(end=end))
+    environment = {name: value for name, value in os.environ.items() if name != idle_workers.VARIABLE}
+    begun = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
+    workers = [int(pid) for pid in begun.stdout.split()]
+    assert len(workers) == 2, begun.stderr
+    limit = time.monotonic() + 10
+    while any(map(alive, workers)):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
