@@ -257,11 +257,13 @@ class Raises(K.Callback):
 )
 def test_a_callback_that_raises(algorithm, hook, make_model, data):
     x, y = data()
+    choros.close()
     fds = len(os.listdir("/proc/self/fd"))
     trainer = choros.Trainer(make_model(), algorithm, workers=2, echo=False)
     with pytest.raises(ArithmeticError, match="the callback's own"):
         trainer.fit(x, y, batch_size=8, callbacks=[Raises(hook)], verbose=0)
     assert not trainer._local.pool.started
+    choros.close()
     assert len(os.listdir("/proc/self/fd")) <= fds
 
 

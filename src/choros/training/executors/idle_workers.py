@@ -139,6 +139,8 @@ def _end(idle: list[_Idle]) -> None:
     for each in idle:
         each.timer.cancel()
         each.pool.close()
+        if each.timer is not threading.current_thread():
+            each.timer.join()
 
 
 def _forget_in_child() -> None:
