@@ -217,6 +217,7 @@ def main() -> int:
     """Run the drills, and print the results."""
     options = parser_of(__doc__, 30, "how many drills that kill; some runs end first").parse_args()
     choose_backend(options.backend)
+    os.environ["CHOROS_IDLE_SECONDS"] = "0"  # each drill starts its own workers
     done: list[dict[str, Any]] = []
     wholes: dict[str, Whole] = {}
     with_kills = 0
