@@ -74,6 +74,7 @@ class BestMemberSlots:
         head = self._place(epoch)
         key = order(score, rank)
         with self.control_block.locked():
+            # Ties go to the lower rank, so the result does not depend on the order in which members end.
             if int(head[0]) == epoch + 1 and order(float(head[2]), int(head[1])) <= key:
                 return
             head[0] = 0  # if this process is killed while it writes, the slot stays invalid
@@ -98,6 +99,7 @@ class BestMemberSlots:
         state = self.read(epoch) or self.read(None)
         rate = model.optimizer.learning_rate
         for variable, value in zip(model_variables(model), state or [], strict=state is not None):
+            # Callbacks own the learning rate of the model that they see.
             if variable is not rate:
                 variable.assign(value)
 

@@ -137,6 +137,7 @@ class ControlBlock:
 
     def request_end(self) -> None:
         """Request a checkpoint and the end of training."""
+        # One store without a lock, because signal handlers call this.
         self._header[Header.END_REQUESTED] = 1.0
 
     @property
@@ -146,6 +147,7 @@ class ControlBlock:
 
     def set_exit_code(self, code: int) -> None:
         """Make all asynchronous ranks end their process with this exit code."""
+        # Plus 1, because memory begins as zeros and 0 is a valid exit code.
         self._header[Header.EXIT_CODE] = code + 1
 
     @property
@@ -155,6 +157,7 @@ class ControlBlock:
 
     def allow_epoch(self, epoch: int) -> None:
         """Record that the callbacks of all epochs before this one have run, so waiting workers may begin it."""
+        # Never lower: workers may have begun the allowed epoch already.
         self._header[Header.ALLOWED_EPOCH] = max(epoch, self._header[Header.ALLOWED_EPOCH])
 
     @property
@@ -304,6 +307,7 @@ class ControlBlock:
         """Restore the result of ``export_state``. It must begin with the epoch passed there."""
         turns, saved, ended, parts = state
         self._turns[:], self._left[:] = turns, saved
+        # A resumed run may have another number of epochs than the saved one.
         count = min(len(ended), len(self._ended))
         self._ended[:count], self._parts[:count] = ended[:count], parts[:count]
 
@@ -317,8 +321,11 @@ class ControlBlock:
         limit = time.monotonic() + self.timeout
         while True:
             try:
+                # Polled, because a blocking call of the kernel has no limit: a stopped holder would stop all other
+                # ranks.
                 fcntl.lockf(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
                 break
+            # POSIX allows both errors, EAGAIN and EACCES, for a lock that another process holds.
             except (BlockingIOError, PermissionError):
                 if time.monotonic() > limit:
                     raise CommTimeoutError(

@@ -60,6 +60,7 @@ class HeartbeatMonitor:
 
     def late(self, seconds: float, done: Collection[int]) -> list[int]:
         """Return the ranks that have done no step for ``seconds``, without those that are ``done`` or starting."""
+        # A rank without a step is still starting up, which ``first_timeout`` limits and not ``timeout``.
         stepping = set(np.flatnonzero(self.beats).tolist()) - self.starting - set(done)
         return [rank for rank in sorted(stepping) if time.monotonic() - self.moved[rank] > seconds]
 
@@ -69,6 +70,7 @@ class HeartbeatMonitor:
 
     def process_restarted(self, rank: int) -> None:
         """Record that a rank has a new process, which is starting up."""
+        # Steps of the old process that were not polled yet must not count as the first step of the new one.
         self.beats[rank] = self.control_block.step_counts()[rank]
         self.starting.add(rank)
         self.restart_clock(rank)
@@ -99,6 +101,7 @@ def hung_rank(beats: Array, group: Segment | None) -> int:
             show nothing, the result is the rank with the fewest steps.
     """
     last = None if group is None else last_at_barriers(group, len(beats))
+    # Without barriers to compare, the slowest rank is the best guess.
     return int(np.argmin(beats)) if last is None else last
 
 
@@ -161,6 +164,7 @@ class JobHangs:
         self.hangs.look()
         finished = {*self.hangs.finished(), self.rank}
         if self.control_block.stopped:
+            # Counted from when this rank sees the stop, because the monotonic clocks of hosts differ.
             self._stopped = self._stopped or now
             over = now - self._stopped > self.job.first_timeout
             return [rank for rank in range(self.job.workers) if over and rank not in finished]

@@ -34,6 +34,8 @@ class ShardedCheckpointer(AsyncCheckpointer):
         self.control_block.request_pause(self.number)
         stay_paused = False
         try:
+            # Half of the timeout at most: ranks that have joined the pause give up after the whole timeout
+            # (``QuiesceClient``).
             late = self._late(self.number, min(_COME, 0.5 * self.job.timeout))
             if late:
                 self._warn(late, asked)
@@ -94,6 +96,7 @@ class QuiesceClient:
         if not number:
             return
         self.control_block.join_pause(self.rank, number)
+        # An exit code ends the pause too: the caller of this method then ends the process.
         while self.control_block.requested_pause == number and self.control_block.exit_code is None:
             if time.monotonic() > end:
                 raise CommTimeoutError(f"rank 0 has been saving the state of the center for {self.timeout:g} s.")

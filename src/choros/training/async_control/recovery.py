@@ -56,6 +56,7 @@ def resume_worker(run: WorkerContext) -> bool:
         counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
         run.tally = replace(run.tally, **counted)
         run.before = run.tally.seconds
+    # The worker ended between its last exchange and ``save_position``: the saved metrics are those of an earlier epoch.
     if epoch != run.begin[0]:
         return False
     run.replica.set_metric_state(state[: len(run.replica.metric_state())])

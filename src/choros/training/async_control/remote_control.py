@@ -201,12 +201,15 @@ class RemoteControlBlock:
         """
         place, iterations, tally, state = self._unsent or ((-1, 0), 0, [], _NONE)
         ask(self._line, JoinPause(rank, number, place, tally, iterations, state), Done)
+        # The saved header shows the state from before the pause.
         self._read = 0.0
 
     def save_position(
         self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array
     ) -> None:
         """Hold the arguments of ``ControlBlock.save_position`` until ``join_pause`` sends them."""
+        # Only a checkpoint needs the position, and each checkpoint makes a pause. A request at each exchange would cost
+        # a round trip.
         self._unsent = place, iterations, tally, np.array(state, np.float64)
 
     def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
@@ -214,6 +217,7 @@ class RemoteControlBlock:
         reply = ask(self._line, ReadPosition(rank), PositionReply)
         if reply.position is None:
             return None
+        # Copies, because the arrays of a reply are valid only until the next request.
         return reply.position, reply.iterations, reply.counts.copy(), reply.metrics.copy()
 
     def ended(self, epoch: int, rank: int) -> bool:
@@ -316,6 +320,7 @@ def protocols(control_block: ControlBlock, epoch_log: EpochLog) -> list[tuple[Me
 def _reply(control_block: ControlBlock, epoch_log: EpochLog, request: Any) -> object:
     match request:
         case ReadHeader():
+            # Before its first step a client does not know its rank, and sends 0 steps for rank 0.
             if request.steps:
                 control_block.set_steps(request.rank, request.steps)
             if request.end_requested:

@@ -129,6 +129,7 @@ class ShardServerProcess:
         self._lock, self._closing = threading.Lock(), False
         self._process = self._start()
         assert self._process.stdout is not None  # noqa: S101 - a pipe, as requested
+        # The server prints its address once it accepts connections. The end of the pipe means that it has ended.
         if not self._process.stdout.readline():
             self.close()
             raise PeerLostError(
@@ -142,6 +143,8 @@ class ShardServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=self._config.descriptors(),
+            # The variable prevents that code of the user starts a training in this process
+            # (``training/validation.py``).
             env={**os.environ, "CHOROS_WORKER": "server"},
         )
         assert process.stdin is not None  # noqa: S101 - a pipe, as requested
@@ -152,10 +155,12 @@ class ShardServerProcess:
 
     def _watch(self) -> None:
         """Wait for the end of the server, and restart it unless it was closed. The number of restarts is limited."""
+        # One turn more than restarts: the last one reports the end and gives up.
         for turn in range(1, _MOST_RESTARTS + 2):
             if not self._has_died():
                 return
             with self._lock:
+                # ``close`` ends the process too, which is no failure.
                 if self._closing:
                     return
                 before = self._process
@@ -191,6 +196,8 @@ class ShardServerProcess:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_END_SECONDS)
                     return True
+                # A server without its output pipe serves no more, but its process still holds the memory and the
+                # socket.
                 process.kill()
             elif process.poll() is not None:
                 return True
@@ -198,6 +205,8 @@ class ShardServerProcess:
 
     def _give_up(self) -> None:
         """Close the listening socket, so that new connections are refused."""
+        # As long as the socket is open, the kernel accepts connections, and clients would wait for a server that never
+        # comes.
         if self._listener >= 0:
             os.close(self._listener)
             self._listener = -1
@@ -210,6 +219,7 @@ class ShardServerProcess:
             process = self._process
         if process.stdin is not None:
             with suppress(BrokenPipeError):
+                # The server ends when its input is closed.
                 process.stdin.close()
         try:
             process.wait(_END_SECONDS)

@@ -58,11 +58,14 @@ class AsyncCheckpointer:
         self.slots_of: Callable[[int], Part] | None = None  # returns the optimizer's state of a rank
         self.ranks = range(1)  # the ranks whose optimizer's state is saved
         if saver.latest is None:
+            # A worker that fails before its first exchange must find a position to resume from.
             state_of(center).set_positions(center, job.initial_epoch, job.initial_batch)
         else:
             _, groups = saver.latest.parts[0]
             state_of(center).import_state(center, groups["header"][0], groups["center"])
             control_block.import_state(groups["control_block"])
+            # Workers begin with the rate of their optimizer. They poll the control block, so they take the saved rate
+            # from it.
             control_block.publish(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
 
     def look(self) -> None:
@@ -135,10 +138,12 @@ class AsyncSupervisor(AsyncCheckpointer):
         engine = self.engine
         place = snapshot.position_of(self.near, rank)
         failure = engine.pool.failure(rank, report)
+        # This supervisor has killed the process, so its signal is not the reason to report.
         if rank in self.hung:
             failure = WorkerFailedError(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
         self.restart_policy.count(failure, place, whole=False)
         engine.pool.replace(rank)
+        # The new process reports that it is ready, as at the start of a run.
         engine.ready.discard(rank)
         restart = replace(engine.task, job=replace(engine.task.job, counts_on=True), again=True)
         engine.send_task(rank, restart, engine.slots_of(rank))
@@ -155,10 +160,13 @@ class AsyncSupervisor(AsyncCheckpointer):
         late = self.hangs.late(limit, done)
         if late and self.restart_policy.left:
             holder = snapshot.lock_holder(self.near)
+            # A rank that hangs while it holds the center's lock makes others late too: end the cause, not one that
+            # waits.
             rank = holder if holder in late else late[0]
             how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
             worker_name = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
             self.hung[rank] = f"{worker_name} made no step for {how}, and was ended"
+            # The others may have waited for that lock. They get the whole time again.
             self.hangs.restart_clock()
             self.engine.pool.end(rank)
         if self.saver.checkpoint is not None and self.saver.checkpoint.asked:

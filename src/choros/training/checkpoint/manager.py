@@ -88,8 +88,11 @@ class CheckpointManager:
         )
         job, self._epochs = replace(job, keep=rule), job.epochs
         facts_now = {name: getattr(job, name) for name in _SAME} | facts()
+        # Facts of a checkpoint have passed through JSON, which makes lists of tuples. Both sides of the comparison must
+        # have.
         self._run = json.loads(json.dumps(facts_now, default=named))
         if self.checkpoint is not None and lead:
+            # Before training: a directory that cannot be written must not be noticed only after the first epoch.
             self.checkpoint.store.try_out()
         saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
         if saved is not None:
@@ -199,6 +202,7 @@ class CheckpointManager:
         coming[rank] = part
         if len(coming) < workers:
             return False
+        # Ranks save in the order of their steps, so no part for an earlier position is still to come.
         self._coming = {at: parts for at, parts in self._coming.items() if at > place}
         facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
         self.store_state(Snapshot(facts, coming), asked)
@@ -248,6 +252,8 @@ class CheckpointManager:
                 seed = self._run["seed"]
                 run = {name: value for name, value in self._run.items() if name != "seed"}
                 self.checkpoint.store.save({**facts, "run": run, "seed": seed}, arrays)
+            # Raised by ``look`` in the thread that trains. Here the exception would end only this thread, without a
+            # message.
             except BaseException as error:
                 self._error = error
             self.busy += time.thread_time() - begun
@@ -266,6 +272,7 @@ class CheckpointManager:
             if self._thread.is_alive():
                 raise CheckpointError(f"A checkpoint is still being written after {_WRITTEN:.0f} s: check the disk.")
             self._thread = None
+        # The next ``store_state`` may start a new thread: a fit can flush more than once.
         self._ending = False
         self.look()
 
@@ -279,6 +286,7 @@ class CheckpointManager:
             with self.checkpoint.listening(then):
                 yield
         except BaseException:
+            # An error of the disk must not replace the error that ended training.
             with suppress(Exception):
                 self.flush()
             raise

@@ -121,6 +121,7 @@ class CheckpointStore:
                 new.unlink(missing_ok=True)
             last = f"the last good one is {before[-1]}" if before else "there is none yet"
             raise self._failed(error, last) from error
+        # Only now: the new file and its name are on disk.
         for old in before[: max(0, len(before) + 1 - self.keep)]:
             with contextlib.suppress(OSError):  # a directory with such a name is not a checkpoint
                 old.unlink(missing_ok=True)
@@ -157,6 +158,7 @@ class CheckpointStore:
                 try:
                     return read(path)
                 except _OtherVersionError as error:
+                    # An older file would silently undo the training since then.
                     raise CheckpointError(
                         f"{path}: {error}. Resume with that version, or give another directory."
                     ) from None

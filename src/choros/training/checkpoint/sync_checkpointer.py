@@ -38,6 +38,7 @@ class SyncCheckpointer:
         batches = self.rule.get("batches")
         if batches is not None and batch % batches == 0:
             self.save(epoch, batch)
+        # Only right after an exchange, where the ranks have just waited for each other: there a small gather is cheap.
         elif (self.asks or self.seconds) and not self.loop.schedule.pending:
             self.wait -= 1
             if self.wait <= 0:
@@ -71,9 +72,11 @@ class SyncCheckpointer:
         look_seconds = (now - self.looked) / self.waited
         self.looked = now
         wait = max(1, min(_MOST, int(_LOOK / max(look_seconds, 1e-9))))
+        # Only rank 0's value counts. The ranks' clocks differ, and all must save after the same step.
         due = bool(self.seconds) and now - self.saved >= self.seconds
         message = json.dumps([due, bool(self.run.control_block.end_requested), wait]).encode()
         replies = [json.loads(text) for text in self.run.group.gather(message)]
+        # All ranks take rank 0's number, else they would make the next collective call after different steps.
         self.wait = self.waited = replies[0][2]
         self.run.tally.keeping += time.thread_time() - begun
         return replies[0][0], any(stop_requested for _, stop_requested, _ in replies)
@@ -121,6 +124,7 @@ class SyncCheckpointer:
         """
         facts, groups = part
         replica_state.put(loop.replica, facts["replica"], groups)
+        # After ``put``, which restores the rate of the checkpoint's time.
         if rate is not None:
             loop.replica.learning_rate = rate
         if loop.exchange is not None:

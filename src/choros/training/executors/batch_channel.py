@@ -79,6 +79,7 @@ class WorkerBatchLine:
         self._link, (self._records, self._answers) = link, fds
         self._names: tuple[str, ...] = ()
         self._format = _format(0)
+        # A blocking read of this pipe would not notice a reply over the socket.
         os.set_blocking(self._answers, False)
         self._poll = select.poll()
         self._poll.register(self._answers, select.POLLIN)
@@ -87,6 +88,7 @@ class WorkerBatchLine:
     def report(self, epoch: int, step: int, logs: Logs) -> bool:
         """Send a record. Return False if these logs must be sent over the socket, for example if a name is new."""
         names, floats = tuple(logs), set(map(type, logs.values())) == {float}
+        # Both sides must know the names before a record, which has only numbers. So these logs go over the socket.
         if names != self._names:
             self._names = names if len(names) + 2 <= _MOST and floats else ()
             self._format = _format(len(names))
@@ -98,6 +100,8 @@ class WorkerBatchLine:
 
     def no_change_arrived(self) -> bool:
         """Wait for the reply. Return True for "continue", False if the reply arrives over the socket."""
+        # A frame that was read from the socket already does not make the socket readable, so ``poll`` would wait
+        # forever.
         while not self._link.pending:
             with suppress(BlockingIOError):  # usually the reply has arrived while gradients were calculated
                 if os.read(self._answers, 1):

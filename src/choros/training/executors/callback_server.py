@@ -100,6 +100,7 @@ class CallbackServer(ABC):
             self._asking.put((header_of(ShowWeights()), []))
             limit = time.monotonic() + self.job.timeout
             while True:
+                # Not ``next``, which would return the events that this loop has stored.
                 received = self._receive(0.5)
                 message = received.message if received is not None and received.rank == 0 else None
                 if received is not None and isinstance(message, WeightsShown):
@@ -107,6 +108,8 @@ class CallbackServer(ABC):
                     self.conductor.show_metrics(message.metrics)
                     break
                 if received is not None:
+                    # Events of other ranks may come meanwhile. They are handled after this callback, in the order of
+                    # their arrival.
                     self._later.append(received)
                 if isinstance(message, (ConnectionClosed, RankFailure)):
                     raise PeerLostError("rank 0 has ended while a callback read its weights: see what it printed.")
@@ -123,6 +126,7 @@ class CallbackServer(ABC):
             here: whether some of the ranks run on this host.
         """
         secret = secrets.token_bytes(32)
+        # A restart opens this server again: events of earlier ranks must not be read as those of the new ones.
         self.hosts, self._came = {}, queue.Queue()
         with AuthListener(head_address(network, here), secret) as door:
             threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
@@ -133,6 +137,7 @@ class CallbackServer(ABC):
             try:
                 hello, end = door.next_peer(threading.TIMEOUT_MAX)
             except ChorosError:
+                # The listener is closed: the run is over.
                 return
             rank, host = int(hello["rank"]), str(hello["host"])
             self.hosts[rank] = host
@@ -149,6 +154,7 @@ class CallbackServer(ABC):
                 return self.answer(RANK_REQUESTS.decode(head), rank)
             back: queue.Queue[Reply | None] = queue.Queue()
             message = RANK_EVENTS.decode(head)
+            # Copies, because the connection reuses its buffers for the next message.
             came.put(RankEvent(rank, message, [np.array(array) for array in arrays], back))
             if came is not self._came:  # no code reads this queue any more
                 self._dismiss(came)
@@ -161,11 +167,14 @@ class CallbackServer(ABC):
             return answer
 
         channel.serve(reply)
+        # The end of an additional connection, for states or polling, does not mean that the rank has ended.
         if not aside:
             came.put(RankEvent(rank, ConnectionClosed(), [], queue.Queue()))
 
     def dismiss(self) -> None:
         """Stop replying to ranks: waiting and later requests fail with the error that the run has ended."""
+        # The queue is replaced first. A thread that still puts an event into the old one then sees that, and dismisses
+        # the event itself.
         came, self._came = self._came, queue.Queue()
         while self._later:
             self._later.popleft().reply.put(None)
@@ -215,6 +224,7 @@ class CallbackServer(ABC):
         elif isinstance(message, BatchEnded):
             self._asking = back
             control = self.conductor.batch(message.epoch, message.step, message.logs)
+            # A request for weights during the callback has replaced the queue: the rank waits on the newest one.
             back, self._asking = self._asking, None
         else:
             control = self.conductor.epoch_end(message.epoch, message.logs, message.metrics)
@@ -228,5 +238,6 @@ class CallbackServer(ABC):
         before = shown(self.model)
         put(self.model, self.latest)
         last = to_host(self.model.trainable_variables)
+        # The user's model keeps its weights: this method only reads values, for an error.
         put(self.model, before)
         return last

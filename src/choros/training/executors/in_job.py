@@ -119,9 +119,11 @@ class InJobCallbackChannel:
         if logs is not None:
             self.done(epoch, step, logs, show)
             control = self.control
+            # No collective call: asynchronous ranks are in different steps, and poll the control block instead.
             if not self.synchronous:
                 self.command(control)
                 self.run_epoch_callbacks()
+        # Without batch hooks no rank enters this collective call, so a step needs no message from rank 0.
         if self.synchronous and self.run.job.per_batch:
             return self.spread_control(control)
         return control
@@ -152,6 +154,7 @@ class InJobCallbackChannel:
         control = TrainerControl()
         if self.lead and logs is not None:
             control = self.record(epoch, logs, seconds, held)
+        # The other ranks need the logs too, because every rank keeps the history.
         values, logs, seconds = self.spread([vars(control), logs, seconds])
         if not self.lead and logs is not None:
             self.record(epoch, logs, seconds, [])
@@ -173,6 +176,7 @@ class InJobCallbackChannel:
         Args:
             lazy: whether to copy the training state only when a callback touches the model.
         """
+        # Without callbacks of the user no code touches the model, so the copies are not needed.
         if not (self.lead and self.conductor.user):
             yield
             return
@@ -182,6 +186,7 @@ class InJobCallbackChannel:
         try:
             yield
             if self.held is not None:
+                # Callbacks may have set any variable. Read all of them before the training state is restored.
                 self.set = to_host(model_variables(self.conductor.model))
         finally:
             if self.held is not None:
@@ -208,6 +213,8 @@ class InJobCallbackChannel:
     def command(self, control: TrainerControl) -> None:
         """Publish rank 0's control message for asynchronous ranks. New weights replace the center."""
         if control.weights and self.run.center is not None:
+            # ``take`` changes this rank's model only to make the new center. Rank 0 keeps its own weights: like the
+            # other ranks, it merges with the new center at its next exchange.
             with self.run.aside():
                 self.run.take(self.set, control)
                 self.run.center.replace(*self.run.vectors())
@@ -237,6 +244,7 @@ class InJobCallbackChannel:
             self.saver.store_state(Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), asked)
         if asked:
             leaving = self.saver.flush_for_exit() if self.lead else SystemExit(0)
+            # No rank may end before the state is written: rank 0 writes it before this collective call.
             code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
             raise RequestedExit(code)
 
@@ -278,6 +286,7 @@ class InJobCallbackChannel:
         code = self.run.control_block.exit_code if self.saver.checkpoint is not None else None
         if code is not None:
             if self.quiesce is not None:
+                # Rank 0 waits for this mark before its host stops to serve the control block (``wait_for_exits``).
                 self.quiesce.done()
             raise RequestedExit(code)
 
@@ -289,6 +298,8 @@ class InJobCallbackChannel:
         moved, beats, job = time.monotonic(), b"", self.run.job
         while not self.run.control_block.stopped and self.conductor.epoch is not None:
             room = self.conductor.epoch + SLOTS >= job.epochs  # then no other rank has to wait for callbacks
+            # A rank that waits for a free slot of the center's snapshots makes no step, but rank 0's callbacks will
+            # free the slot. So ranks have the whole timeout while such a wait is possible.
             if time.monotonic() - moved > (_REST if room else job.timeout):
                 break
             latest = self.run.control_block.step_counts().tobytes()
@@ -305,6 +316,8 @@ class InJobCallbackChannel:
         if self.hangs is None:
             self.base.barrier()
             return
+        # Slower ranks may train for hours, so a short timeout of the barrier would be wrong. The thread of ``watching``
+        # looks for ranks that hang instead.
         with _patient(self.base), self.hangs.watching(give_up):
             self.base.barrier()
 
@@ -324,10 +337,12 @@ class InJobCallbackChannel:
         if control.variables:
             group = self.run.group if self.synchronous else self.base
             local_set = self.set if self.lead else self.run.replica.snapshot()
+            # On the other ranks the arrays only give the broadcast its shapes and types.
             self.run.take([group.broadcast(value) for value in local_set], control)
             if control.weights and self.lead and self.run.center is not None:
                 self.run.center.replace(*self.run.vectors())
             if not self.synchronous:
+                # The loop reads the center next. No rank may do that before rank 0 has replaced it.
                 group.barrier()
         return control
 
@@ -365,6 +380,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
 
     def connect(replica: Replica) -> CommHandles:
         """Give all ranks the variables of rank 0, and connect them."""
+        # Each rank has built its own model, with its own random weights.
         replica.restore([base.broadcast(value) for value in replica.snapshot()])
         comm = connect_ranks(
             base, job, plan.algorithm, replica.size * replica.dtype.itemsize, partial(vectors, replica)
@@ -386,6 +402,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
         with saver.listening(comm.control_block.request_end):
             with report_exit(rank, job.workers):
                 train(context)
+            # Within ``listening``, so that a signal also saves the state while this rank waits for slower ones.
             _wait_for_the_others(reporter)
         tallies = _end(reporter, plan.model, buffers)
         transport = "nothing" if job.ensemble else transport_name(comm.group, comm.center)
@@ -422,6 +439,7 @@ def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> Non
         )
     elif between:
         reporter.quiesce = QuiesceClient(context.control_block, context.rank, context.job.timeout)
+    # The constructor of rank 0's checkpointer has restored the center. No rank may read it earlier.
     reporter.base.barrier()
     state_of(center).refresh(center)
     context.again = saver.latest is not None
@@ -446,12 +464,14 @@ def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Ar
 def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
     """Wait until all ranks have trained. Rank 0 runs callbacks until then."""
     if reporter.quiesce is not None:
+        # This rank makes no more exchanges and may wait long in the barrier, where it could not join a pause.
         reporter.quiesce.done()
     if reporter.run.job.asynchronous and reporter.lead:
         reporter.run_late_callbacks()
     try:
         reporter.wait_for_all()
     except PeerLostError:
+        # Ranks that end on request close their connections, which looks like a failure to a rank that waits.
         reporter.exit_if_requested()
         raise
 
@@ -461,6 +481,7 @@ def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Arra
     context, base, saver = reporter.run, reporter.base, reporter.saver
     replica, center = context.replica, context.center
     if center is not None:
+        # All ranks have passed the barrier, so the logs of all epochs have arrived.
         reporter.run_epoch_callbacks()
         if reporter.checkpointer is not None:
             reporter.checkpointer.save()
@@ -522,6 +543,7 @@ def _ending(conductor: CallbackRunner) -> int | None:
 def _share_history(base: Group, conductor: CallbackRunner) -> None:
     """Copy rank 0's history to every rank, because its callbacks may have stopped training or added logs."""
     history = getattr(conductor, "history", None)
+    # ``float``, because callbacks may add numbers of numpy to the logs, which JSON does not know.
     text = json.dumps(None if history is None else [history.epoch, history.history], default=float)
     contents = json.loads(base.gather(text.encode())[0])
     if contents is not None and history is not None and base.rank:
@@ -532,6 +554,7 @@ def decode_together(group: Group, source: Any) -> None:
     """Share decoded files among the ranks of a host: the first rank's cache is used by all. Collective."""
     source = getattr(source, "inner", source)
     files = isinstance(source, FileSource)
+    # A rank without files takes part too, because the call is collective.
     paths = group.gather(source.spill.path.encode() if files else b"")
     for ranks in hosts_of(group):
         if files and group.rank in ranks[1:]:

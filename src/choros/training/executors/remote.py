@@ -106,12 +106,14 @@ class RemoteRun(CallbackServer):
             try:
                 return self.follow(process)
             except (KeyboardInterrupt, SystemExit):
+                # An interrupted run keeps what it has learned, as ``fit`` of plain Keras does.
                 put(self.model, self.latest)
                 raise
             except BaseException:
                 put(self.model, self.given)  # later weights may have been loaded for callbacks
                 raise
             finally:
+                # First the replies: ranks that wait for one then end by themselves, before ``end`` must use force.
                 self.dismiss()
                 process.end(self.patience)
 
@@ -149,6 +151,7 @@ class RemoteRun(CallbackServer):
         latest = self.saver.latest
         if latest is None:
             return header_of(StateReply(None, None)), []
+        # The other asynchronous ranks take their weights from the center, which rank 0 restores.
         if self.job.asynchronous and rank:
             return header_of(StateReply(latest.facts, None)), []
         head, blobs = to_blobs(latest.of_rank(rank))
@@ -160,8 +163,11 @@ class RemoteRun(CallbackServer):
         done: dict[int, RanksDone] = {}
         begun = time.monotonic()
         while len(done) < self.job.workers:
+            # A short wait: this loop must also notice a failed write of a checkpoint, and a launcher that ends without
+            # a message.
             item = self.next(0.5)
             self.saver.look()
+            # The time limit of ``CHOROS_STOP_AT`` sends no signal, so it is polled.
             if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
                 self.asked.set()
             if item is None:
@@ -204,15 +210,19 @@ class RemoteRun(CallbackServer):
             if item is not None and isinstance(item.message, RankFailure) and not item.message.is_echo:
                 rank, report = item.rank, item.message
             elif item is not None and isinstance(item.message, ConnectionClosed) and item.rank != rank:
+                # A rank that disappeared without a report is the cause; the first report only says that a peer was
+                # lost.
                 self.gone(process, item.rank)
         self.restart_policy.judge(report)
         raise failure(rank, self.job.workers, report, self.last(), what="worker")
 
     def gone(self, process: LaunchedJob, rank: int) -> None:
         """Raise for a rank whose connection closed without a report."""
+        # Ranks that wait for a reply must get their error now, or the launcher could not end within the wait below.
         self.dismiss()
         code = process.wait(_CAUSE)
         name = ""
+        # Launchers report a signal as shells do: 128 plus its number.
         if code is not None and code > 128:
             with suppress(ValueError):
                 name = signal.Signals(code - 128).name

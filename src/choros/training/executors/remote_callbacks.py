@@ -111,6 +111,7 @@ class _RemoteCheckpoint(Checkpoint):
             yield
 
     def _poll_end_request(self, then: Callable[[], None]) -> None:
+        # The connection ends with the run. If the caller has failed, the first connection reports that.
         with suppress(ChorosError, OSError):
             line = self._dial()
             while not ask(line, AwaitEnd(), EndReply).requested:  # the caller replies late (long polling)
@@ -136,6 +137,8 @@ class RemoteCheckpointManager(CheckpointManager):
     def flush_for_exit(self) -> SystemExit:
         """Send all states to the caller, and return the ``SystemExit`` that ends this process."""
         self.flush()
+        # Only the caller decides whether the job's script requeues the job, which changes the code
+        # (``Checkpoint.code``).
         return SystemExit(AGAIN)
 
 
@@ -148,5 +151,6 @@ def take_state(line: RpcConnection, rank: int) -> Snapshot | None:
     state = Snapshot(reply.facts)
     if reply.part is not None:
         part: Part = from_blobs(reply.part, [array.tobytes() for array in arrays])
+        # ``Snapshot.of_rank`` takes shared arrays from rank 0's part. The caller has put them into this one.
         state.parts = {0: part, rank: part}
     return state

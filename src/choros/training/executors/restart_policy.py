@@ -13,6 +13,7 @@ from choros.training.run_record import Restart
 
 logger = logging.getLogger(__name__)
 
+# Errors of the user's model, data or arguments: a restart would only repeat them.
 _OWN_FAULT = (
     "InvalidInputError",
     "UnknownAlgorithmError",

@@ -175,6 +175,7 @@ class SharedWeights:
         data, buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.empty(_MB, np.uint8)
         for start in range(0, data.size, _MB):
             part = data[start : start + _MB]
+            # Read from the file, because this process's private mapping may be the changed copy.
             if os.preadv(self.frozen.fd, [buffer[: part.size].data], place["offset"] + start) != part.size:
                 return False
             if not np.array_equal(part, buffer[: part.size]):

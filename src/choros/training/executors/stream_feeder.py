@@ -50,11 +50,13 @@ class StreamFeeder:
             for _ in range(self._job.initial_epoch, self._job.epochs):
                 for x, y, weight, rows in self._source.batches(self._job.steps):
                     self._put(Batch(x, y, weight, rows=rows, total=rows))
+                # An empty message marks the end of an epoch. Only the caller knows where a stream ends.
                 self.ring.put(0, lambda memory: None, self._check)
         except _Stopped:
             pass
         except BaseException as error:
             self.error = error
+            # The workers wait in other processes, where this exception is not seen: their waits must fail too.
             self.ring.leave()
 
     def _put(self, batch: Batch) -> None:
@@ -113,6 +115,8 @@ class StreamReader:
 
     def epoch(self, *, rank: int, size: int, **_: Any) -> Iterator[Batch]:
         """Yield one rank's share of the next epoch's batches, copied. The caller decides their order and number."""
+        # A slot is written again after the next batch is taken, and a batch that is prepared ahead is used later than
+        # that.
         for batch in divided(self._batches(), rank, size):
             x, y, weight = (map_leaves(np.copy, part) for part in (batch.x, batch.y, batch.sample_weight))
             yield Batch(x, y, weight, batch.rows, batch.total)

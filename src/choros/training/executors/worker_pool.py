@@ -82,6 +82,7 @@ class WorkerPool:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the pool without its processes. A pool is pickled if a model holds the Trainer that trains it."""
+        # Processes and locks exist only here. An unpickled pool starts its own.
         return {name: value for name, value in vars(self).items() if name not in ("_pool", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -88,6 +88,7 @@ class AllReduceSteps:
         if tail is not None:
             state = replica.state_after_gradients()
             self.values = state.size
+            # Read as late as possible: callbacks of the last step run while the gradients are calculated.
             if self.open and run.rank == 0:
                 with run.span("wait", "callbacks of a batch"):
                     self.control = run.reporter.decided(self._show)

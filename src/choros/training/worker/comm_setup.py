@@ -170,6 +170,7 @@ def _vector_messages(base: Group, nbytes: int) -> PointToPoint | None:
     if not isinstance(base, MessageGroup) or base.transport != "MPI":
         return None
     requested = os.environ.get("CHOROS_COMM") == MPI and nbytes >= _BY_MESSAGE
+    # Settings of the hosts may differ. All ranks must decide alike, because ``among`` is collective.
     answers = [json.loads(text) for text in base.gather(json.dumps([requested, base.concurrent]).encode())]
     if not all(requested for requested, _ in answers):
         return None
@@ -203,10 +204,12 @@ def _between(
     if messages is not None:
         # Its end is that of the messages: it waits until the other ranks leave too.
         held.insert(0, MessageGroup(messages, base.timeout))
+    # The server is a child of the first rank and would inherit its cores, on which that rank computes.
     cores = {core for text in near.gather(json.dumps(usable_cores()).encode()) for core in json.loads(text)}
     place, server = "", None
     if host_number < len(cuts):
         cut = cuts[host_number]
+        # Moving statistics are small and not divided: the first host has them.
         statistics = others if host_number == 0 else np.empty(0, others.dtype)
         made = None
         if near.rank == 0:

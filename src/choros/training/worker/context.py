@@ -170,6 +170,8 @@ class WorkerContext:
             self.open = batch.rows
             if self.profiler is not None:
                 self.profiler.before_step()
+            # ``counted`` adds ``open`` while the loop trains the batch, because it may exchange or save before this
+            # resumes.
             yield batch
             if self.profiler is not None:
                 self.profiler.after_step(lambda: self.replica.get(np.empty(self.replica.size, self.replica.dtype)))
@@ -182,6 +184,7 @@ class WorkerContext:
             if fresh:  # the first step of each shape compiles, which counts as start-up
                 self._shapes.add(batch.rows)
                 tally.first_rows += batch.rows
+                # In such a step an exchange also waits for ranks that still compile.
                 tally.exchanging = exchanged
                 self._compiling += time.perf_counter() - begun
             else:

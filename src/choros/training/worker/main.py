@@ -91,6 +91,7 @@ class PipeCallbackChannel:
 
     def decided(self, show: Show | None) -> TrainerControl:
         """Wait for the control message; serve requests for weights until it arrives."""
+        # The reply "continue" comes over the pipe; all other messages come over the socket.
         while self.line is None or not self.line.no_change_arrived():
             control = self._message(show)
             if control is not None:
@@ -273,6 +274,7 @@ def redraw_member(model: keras.Model, seed: int, rank: int) -> None:
     """Draw the weights of one member of an ensemble again, from (seed, rank)."""
     import keras
 
+    # The factor separates the members' seeds from those of runs with the seeds that follow.
     keras.utils.set_random_seed((seed + 7919 * rank) % 2**31)
     redraw(model)
 

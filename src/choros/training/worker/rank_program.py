@@ -56,6 +56,7 @@ def run_rank(
             count = adding(job, algorithm)
             replica = build_replica(request.model, sample, count, job.averaged_metrics, devices, layout, clone)
             stack.callback(replica.close)
+        # Before ``connect``, which gives rank 0's variables to all ranks of a job.
         if job.asynchronous and state is not None and (optimizer := state[1].get("optimizer")):
             replica.set_optimizer_state(optimizer)
         comm = connect(replica)

@@ -65,11 +65,13 @@ def main() -> int:
     try:
         _work(line, place, dial_home)
     except in_job.RequestedExit:
+        # The state is saved already, and the caller may have ended.
         with suppress(PeerLostError):
             line.request(header_of(EndedOnRequest()))
         raise
     except BaseException as error:
         with suppress(ChorosError):
+            # After an error within a request, a reply to it could be taken for the reply to this report.
             (dial_home() if line.broken else line).request(header_of(raised(error)))
         raise
     return 0

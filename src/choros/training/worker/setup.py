@@ -95,6 +95,8 @@ def seed_replica(replica: Replica, job: FitConfig, rank: int, again: bool = Fals
     """
     replica.fold_seeds(first_replica(job, rank), job.fold_seed)
     replica.seed_generators(rank, job.seed)
+    # A restarted rank has trained with the first random numbers already. The numbers added here are above those of all
+    # ranks, so no other rank has these seeds.
     if again:
         replica.fold_seeds(first_replica(job, rank) + first_replica(job, job.workers), None)
         replica.seed_generators(rank + job.workers, job.seed)

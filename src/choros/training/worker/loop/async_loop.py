@@ -43,6 +43,7 @@ class AsyncLoop:
         run.apply_control(run.reporter.begin())
         self.apply_rate()
         if self.exchange is not None:
+            # After ``begin``, whose callbacks may have replaced the center.
             run.center.read(self.local, self.others)
             self.exchange.seen[...] = self.local
             self.adopt_weights()
@@ -63,10 +64,15 @@ class AsyncLoop:
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.control_block.stopped)
             if run.control_block.stopped and epoch >= run.control_block.first_unreported_epoch:
                 break
+            # With ``whole_epochs`` the center is saved without the workers' positions, so it must have all batches of
+            # the epoch.
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.exchange_weights()
+            # Before ``end_epoch``: the state must have arrived when the callbacks of this epoch run.
             if run.job.watched or run.job.keep is not None:
                 self.give_optimizer(epoch)
+            # Before ``end_epoch``: the worker that completes the epoch makes the trial from what all workers have
+            # published.
             self.publish_pending(epoch)
             self.end_epoch(epoch)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
@@ -140,6 +146,7 @@ class AsyncLoop:
         if self.exchange is None:
             return
         with run.span("compute", "steps on the device"):
+            # Waits for the steps on the device, which is time of training and not of the exchange.
             self.replica.get(self.local)
         self.finite.weights(self.local, self.at[0], self.at[1] - 1)
         self.replica.get_others(self.others)

@@ -71,6 +71,7 @@ class SyncLoop:
                     run.leaving = self.report(epoch, number).stop
                 if self.checkpointer is not None:
                     if self.reducing is not None and self.checkpointer.due(number + 1):
+                        # The saved state must include the changes by callbacks of this step.
                         run.leaving = self.reducing.settle().stop
                     self.checkpointer.stepped(epoch, number + 1)
                 run.leaving = run.leaving or end_after_batch
@@ -201,6 +202,7 @@ class SyncLoop:
         if run.rank == 0:
             with run.at(shown):
                 run.write_weights()
+            # With a center, or with averaged weights, ``finish`` still changes the model, so it must be written again.
             self.written = self.exchange is None and not replica.averages
         return logs, held
 
@@ -239,6 +241,7 @@ class SyncLoop:
             if not (self.warned or run.rank):
                 replica_divergence.warn(drift, f"all take those of rank {drift.usual}")
             self.warned = True
+            # Rounding differs between kinds of processors. Without this the difference would grow.
             shared[...] = run.group.broadcast(shared, drift.usual)
             if self.exchange is None:
                 self.replica.set(shared)
