@@ -45,8 +45,7 @@ class EpochOptimizerStates:
         held = [buffer for parts in self._kept.values() for buffer in parts.values()]
         if epoch < seen + SLOTS or sum(map(_size, [*held, part])) <= self._room:
             self._kept.setdefault(epoch, {})[rank] = part
-        # Callbacks read the learning rate's position in a schedule from these counts, also for epochs whose complete
-        # state is not held.
+        # Callbacks of each epoch must see that epoch's counts, also if its complete state is not held.
         if rank == 0:
             arrays = enumerate(part[1]["optimizer"])
             self._counts[epoch] = {at: array for at, array in arrays if array.dtype.kind in "iu" and array.size == 1}

@@ -137,7 +137,6 @@ class CallbackServer(ABC):
             try:
                 hello, end = door.next_peer(threading.TIMEOUT_MAX)
             except ChorosError:
-                # The listener is closed: the run is over.
                 return
             rank, host = int(hello["rank"]), str(hello["host"])
             self.hosts[rank] = host
