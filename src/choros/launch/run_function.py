@@ -166,5 +166,6 @@ def _failure(outcome: JobResult, answers: Sequence[Returned | RankFailure | None
     if not outcome.failed:  # all ranks exited with 0, but some without a result
         silent = next(rank for rank, answer in enumerate(answers) if not isinstance(answer, Returned))
         reports = {silent: RankFailure(exit=0, host=platform.node())}
+    # The supervisor's list comes first. Ranks that it ended afterwards may also have reported an error.
     rank = next((rank for rank, report in reports.items() if not report.is_echo), next(iter(reports)))
     return failure(rank, len(answers), reports[rank], what="rank")

@@ -72,6 +72,7 @@ class ControlServer:
             except CommTimeoutError:
                 continue
             number = hello.get("member")
+            # Each process connects once. A second connection with its number cannot be its own.
             if not isinstance(number, int) or number in self._lines:
                 end.close()
                 continue
@@ -103,6 +104,7 @@ class _Line:
         """Queue a message. Return False if the connection is broken, or the process does not read."""
         size = len(json.dumps(head))
         with self._lock:
+            # An empty queue takes a message of any size, else a large message could never be sent.
             if self._broken or (self._bytes and self._bytes + size > _MOST):
                 return False
             self._bytes += size

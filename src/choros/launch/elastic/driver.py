@@ -134,6 +134,7 @@ class Driver(RankSupervisor):
             return
         how, remedy = fate(ended)
         self._failed(member, how, remedy)
+        # A process that fails before it joins does not affect the running ranks, so it is no failure of the job.
         if member.rank >= 0 or not self.generation:
             self.failures.append(ended)
         if member.rank >= 0:
@@ -164,6 +165,7 @@ class Driver(RankSupervisor):
         member = self.members.get(number)
         if member is None:
             return
+        # Any message shows that the process lives.
         member.answered = member.sent
         if isinstance(message, RequestRank) and self._code is None and member.state != LEAVING:
             member.state, member.sync = READY, message.sync
@@ -240,6 +242,7 @@ class Driver(RankSupervisor):
 
     def _leave(self, member: Member, now: float, limit: float) -> None:
         member.state, member.rank, member.until = LEAVING, -1, now + limit
+        # A process that has not connected yet gets no message, only a signal.
         if not self.control_server.send(member.number, Leave()):
             self.keeper.children[member.number].send_signal(signal.SIGTERM)
 
@@ -264,6 +267,7 @@ class Driver(RankSupervisor):
                 elif member.state == STARTING and now - member.began > self.terms.timeout:
                     self._give_up(member, f"did not reach hvd.init within {self.terms.timeout:g} s")
         if any(member.state == READY for member in among):
+            # The time counts from the first rank that waits for the new generation.
             self._reset = self._reset or now
             for member in among:
                 limit = self._patience if member.suspect else self.terms.timeout
@@ -358,6 +362,7 @@ class Driver(RankSupervisor):
         waited = now - self._short
         shortage = f"{count} of the {least} ranks that it needs are ready"
         if not self.terms.script:
+            # With a script the hosts may change, so only a fixed list can be too short for good.
             possible = vacancies(slots, self._staying(), self.black.barred(ever=True), self.terms.most)
             if len(self._staying()) + len(possible) < least:
                 self._stop(self._last(), f"{shortage}; its hosts have no slot left{self._out()}")

@@ -126,6 +126,7 @@ class Discovery:
             except (InvalidInputError, OSError, subprocess.TimeoutExpired) as error:
                 slots, problem = self.slots or (), self._words(error)
             if self._over.is_set():
+                # ``close`` has killed the script. That is not an error of the script.
                 return
             if problem != self.problem:
                 consequence = "the hosts that it named last are kept" if self.slots else "no hosts are known yet"
@@ -161,6 +162,7 @@ class Discovery:
             self._running = process
             try:
                 out, errors = process.communicate(timeout=self._limit)
+            # ``communicate`` kills nothing at its timeout.
             except BaseException:
                 self._end()
                 raise

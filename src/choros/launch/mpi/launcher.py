@@ -133,6 +133,7 @@ class _Job:
         where = f"rank {self.first['rank']} (host {self.first['host']})"
         if not self._asked:  # else the rank ended because of the signal
             logger.warning(f"{where} {_how(int(self.first['code']))}")
+        # Each signal follows a wait: launchers usually end the other ranks by themselves.
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 self._process.wait(self._grace)

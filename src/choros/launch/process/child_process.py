@@ -75,6 +75,7 @@ class Child:
         )
         self.pid = self._process.pid
         self.pidfd = -1
+        # Some kernels and sandboxes have no pidfd. The supervisors then call ``check`` at short intervals.
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self.pidfd = os.pidfd_open(self.pid)
@@ -117,6 +118,8 @@ class Child:
             except ChildProcessError:  # another os.wait() in this process reaped it
                 return self._end(ExitStatus(-1, "", 1, self._peak))
             most = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            # If the child used less memory than this process had, ru_maxrss is that of this process. Then only samples
+            # count.
             peak = max(self._peak, most) if most > self._before * 1.02 else self._peak
             code = os.waitstatus_to_exitcode(status)
             if code < 0:

@@ -142,6 +142,7 @@ def raised(error: BaseException) -> RankFailure:
         lines = "".join(traceback.format_exception(error))[-_MOST_TEXT:]
     except BaseException as second:  # a broken __str__, or no memory even for this
         text, lines = "", f"{name} (its text could not be made: {type(second).__name__})"
+    # The frames refer to the model and the data, which would stay in memory as long as the exception.
     traceback.clear_frames(error.__traceback__)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -41,6 +41,7 @@ class Stream:
         self.fd, self.rank, self.kind = fd, rank, kind
         self._on_line = on_line
         self._rest = b""
+        # ``OutputPump.pull`` reads in another thread. Two reads at once could exchange parts of a line.
         self._lock = threading.RLock()
 
     def pull(self) -> bool:
@@ -140,6 +141,7 @@ class OutputPump:
                 os.close(reading)
             raise
         finally:
+            # Only the child may have the writing ends, else the pipe would not end with the child.
             for _, writing in pipes.values():
                 os.close(writing)
         self.children.append(child)
@@ -202,6 +204,7 @@ class OutputPump:
                     for child in list(self.children):
                         child.sample()
         finally:
+            # Processes may have written more since the last ``select``.
             for stream in self._streams:
                 stream.pull()
                 stream.close()

@@ -44,6 +44,7 @@ def serve(link: WorkerConnection) -> None:
         if "call" not in frame[0]:  # a message for a call that has failed since
             continue
         event = _call(link, frame)
+        # The blobs may be large, and would stay in memory until the next call.
         del frame
         if event is not None:
             try:
@@ -86,6 +87,7 @@ def _call(link: WorkerConnection, frame: Frame) -> Message | None:
         find(str(message.get("call")))(link, message, blobs, fds)
     except ShutdownRequested:
         raise
+    # Also a ``SystemExit`` of the user's code: the worker must report it and serve further calls.
     except BaseException as error:
         report = raised(error)
         from choros.comm.messages import header_of  # late: it imports numpy, and a worker imports nothing before a call

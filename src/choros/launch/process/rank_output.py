@@ -90,6 +90,7 @@ class Output:
             try:
                 if file is not None:
                     file.write(f"{stamp}{line}\n")
+            # A full disk must not end the ranks: their output is still shown.
             except (OSError, ValueError) as error:
                 with contextlib.suppress(OSError):
                     self._files.pop((rank, kind)).close()

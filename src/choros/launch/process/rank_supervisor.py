@@ -162,6 +162,7 @@ class RankSupervisor:
         self._began = time.monotonic()
         self._waking = threading.RLock()  # reentrant, because a signal handler calls ``wake`` too
         self._wake_out, self._wake_in = os.pipe()
+        # A full pipe must not block a signal handler. One byte in it is enough to wake ``watch``.
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
         self._forwarded = False
@@ -216,6 +217,7 @@ class RankSupervisor:
             ]
             for rank, ended in failures:
                 self.ended[rank] = ended
+                # Read its last lines now: the message about the failure shows them.
                 self.keeper.pull(rank)
                 if self.on_end is not None:
                     self.on_end(rank)
@@ -236,6 +238,7 @@ class RankSupervisor:
 
     def end(self) -> None:
         """Kill all remaining processes, then end the thread and close the pipes."""
+        # Twice, because the thread may start one more process before it stops.
         for _ in range(2):
             self._signal(signal.SIGKILL)
             for child in self.keeper.children:
@@ -282,6 +285,7 @@ class RankSupervisor:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Record a signal to this process, and wake ``watch``, which forwards it."""
+        # A handler may interrupt any line of the main thread, so it only records the signal.
         (self._warned if number in WARNINGS else self._asked).append(number)
         self.wake()
 

@@ -89,6 +89,7 @@ class UnixConnection:
             self._cut = True
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             view = memoryview(head)
+            # The descriptors go with the first bytes that the kernel takes. A second call must not send them again.
             while rights:
                 try:
                     view = view[self._sock.sendmsg([view], rights, _QUIET) :]
@@ -175,7 +176,9 @@ class UnixConnection:
         while True:
             acquired = self._receiving.acquire(blocking=False)
             try:
+                # If both ends only wrote, both buffers could be full forever.
                 reading = select.POLLIN if acquired and not self._over else 0
+                # Another thread receives now. If it stops, this thread must read, so it tries again soon.
                 remaining = min(0.05, limit - time.monotonic()) if not acquired else limit - time.monotonic()
                 ready = _wait(self._sock, select.POLLOUT | reading, max(0.0, remaining))
                 if acquired and ready & select.POLLIN:
@@ -183,6 +186,7 @@ class UnixConnection:
             finally:
                 if acquired:
                     self._receiving.release()
+            # This includes an error of the socket, which the next write reports.
             if ready & ~select.POLLIN:
                 return
             if time.monotonic() > limit:

@@ -29,6 +29,7 @@ _FAILURES = Messages(RankFailure)
 
 _LINGER = 2.0  # seconds that a worker may live after it has closed its connection
 _EXIT = 5.0
+# With these variables of a job, a worker would take itself for a rank of that job.
 _NOT_FOR_WORKERS = (
     "CHOROS_RANK",
     "CHOROS_SIZE",
@@ -210,6 +211,7 @@ class Pool:
         with contextlib.suppress(ChorosError):
             while report.is_echo:
                 other, event, _ = self.receive(limit - time.monotonic())
+                # A second rank that only lost its peer is no cause either.
                 if isinstance(event, RankFailure) and not event.is_echo:
                     return other, event
         return rank, report
@@ -242,6 +244,7 @@ class Pool:
         try:
             for wire in self._crew.wires:
                 with contextlib.suppress(ChorosError):
+                    # A hung worker whose socket is full must not delay the end of the others.
                     wire.send({"call": "exit"}, stalled=0.5)
             limit = time.monotonic() + _EXIT
             while len(self._ended) < self.size and time.monotonic() < limit:
@@ -311,6 +314,7 @@ class Pool:
             if not each and child.pidfd not in ready:
                 continue
             if (ended := child.check()) is not None:
+                # The worker may have sent more between the read above and its end.
                 self._read(rank)
                 self._ended[rank], self._poll = ended, None
                 self._note(rank, RankFailure.of_process(ended), [])
@@ -372,6 +376,7 @@ class _Crew:
         environment |= {"CHOROS_WORKER": "1", **python_variables()}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.wires.append(UnixConnection(ours, f"worker {rank} of {size}"))
+        # Only the child may have its end: the connection then closes when the child dies.
         with theirs:
             argv = [
                 sys.executable,
@@ -399,6 +404,7 @@ class _Crew:
         child.send_signal(signal.SIGKILL)
         child.wait(10.0)
         self.hire(rank, size, *self._hired[rank])
+        # ``hire`` has appended the new process. It takes the index of its rank.
         self.wires[rank] = self.wires.pop()
         self.children[rank] = self.children.pop()
         wire.close()

@@ -44,6 +44,7 @@ def main() -> int:
     assert agent.stdin is not None and agent.stderr is not None  # noqa: S101, PT018 - pipes, as asked
 
     def stop(*_: Any) -> None:
+        # In a thread: the signal may interrupt a write to this pipe, within which Python refuses to close it.
         threading.Thread(target=_close, args=(agent.stdin,), daemon=True).start()
 
     def warn(number: int, _: object) -> None:
@@ -55,6 +56,7 @@ def main() -> int:
     with suppress(BrokenPipeError):  # the agent has ended, and has printed the reason
         agent.stdin.write(json.dumps(header).encode() + b"\n")
         agent.stdin.flush()
+    # Only now, because the first line on the agent's stdin must be the job.
     for number in WARNINGS:
         signal.signal(number, warn)
     for line in agent.stderr:

@@ -98,6 +98,7 @@ def start_on_hosts(
                 len(hosts),
                 environment=[{"CHOROS_AGENT": f"{job_fd},{answer}"} for job_fd, answer in pairs],
                 own_fds=pairs,
+                # The agents give their ranks ``wish.grace`` seconds, so they themselves need more.
                 grace=wish.grace + _LONGER,
                 output=Output(len(hosts), marks=False),
                 announce=False,
