@@ -94,6 +94,7 @@ class ElasticClient:
                 group = self._join(assigned, timeout)
                 group.timeout = timeout
                 group.barrier()
+                # The driver may have ended the generation while its group formed.
                 if not self.broken:
                     return group
                 lost = self.broken
@@ -157,6 +158,8 @@ class ElasticClient:
         if isinstance(message, Ping):
             self._send(Alive())
         elif isinstance(message, RanksChange):
+            # Not put into the queue: no call waits for this message. ``check_host_updates`` reads the flags at the next
+            # commit.
             self.coming = self.coming or message.joining
             self.changed = True
         else:
@@ -173,6 +176,7 @@ class ElasticClient:
             give_up(reason)
 
     def _send(self, message: object) -> None:
+        # The receiving thread replies to pings while another thread may send.
         with self._lock:
             self._line.send(header_of(message))
 

@@ -244,6 +244,7 @@ class GradientBuffer:
         self.how.made += 1
         if self._result is None or self._kept is None:
             return summed[:-1], divisor
+        # A copy, because the group's result is memory of all ranks, and the local variables' gradients differ by rank.
         np.copyto(self._result, summed[:-1])
         share = self.ranks if self.how.scale_local else 1
         passes = self.how.every if self.how.average_passes else 1
