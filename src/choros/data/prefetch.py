@@ -188,6 +188,7 @@ def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
     def put(last: bool, value: object) -> None:
         while not stopped.is_set():
             try:
+                # A short wait, because the reader of the queue may stop at any time. Then the thread must end.
                 ready.put((last, value), timeout=0.1)
             except queue.Full:
                 continue
@@ -200,6 +201,7 @@ def ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
                 if stopped.is_set():
                     return
             put(True, None)
+        # The consumer raises it: in this thread it would be printed, and the consumer would wait forever.
         except BaseException as error:
             put(True, error)
 

@@ -118,6 +118,7 @@ class DecodeCache:
         cores = len(os.sched_getaffinity(0))
         with self._thread, ThreadPoolExecutor(cores, thread_name_prefix="choros-decode") as threads:
             missing = [block for block in blocks if block not in self._known]
+            # First all blocks that no other process is decoding. To wait for those earlier would leave cores idle.
             for wait in (False, True):
                 done = threads.map(lambda block, wait=wait: self._fill(block, decode, wait), missing)
                 missing = [block for block, is_decoded in zip(missing, done, strict=True) if not is_decoded]
@@ -128,6 +129,7 @@ class DecodeCache:
                 return False
             if not self._state[block]:
                 decode(block)
+                # After the rows: if the process is killed while it decodes, the block is still marked as missing.
                 self._state[block] = 1
         self._known.add(block)
         return True
