@@ -179,6 +179,7 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
             same_version(plan.version)
             spill.fill(batches)
         except Exception as error:
+            # Raised only after the all-gather. The other tasks would wait in it until their timeout.
             wrong = error
         local_report = {"forms": spill.forms(), "failed": wrong is not None}
         local_report["rows"] = [0, 0] if wrong else [spill.data({}).rows, _validating(plan, spill)]

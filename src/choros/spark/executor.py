@@ -97,6 +97,8 @@ class SparkRun:
             WorkerFailedError: a task failed, and no restart was left. The model's weights are restored.
         """
         plan, restart_policy = self.plan, RestartPolicy(self.max_restarts, self.plan.job.workers)
+        # The driver keeps each epoch's center without the workers' positions. So a restart needs a center with whole
+        # epochs.
         job = replace(plan.job, whole_epochs=restart_policy.left > 0)
         initial = to_host(plan.model.variables)
         line = _Spoken(plan)
@@ -127,6 +129,7 @@ class SparkRun:
 
     def _rank(self, job: FitConfig, home: dict[str, Any], line: CallbackServer) -> TrainTask:
         plan = self.plan
+        # After a failure, the tasks start from the last weights that rank 0 has sent.
         if line.latest:
             put(plan.model, line.latest)
         callbacks = None
@@ -172,6 +175,7 @@ class SparkRun:
                 if received is not None and isinstance(received.message, CONTROLLED):
                     line.apply_control(received)
         except BaseException:
+            # The stage would continue on the cluster without this process.
             _cancel(self.session, tag)
             raise
         if stage.error is not None:

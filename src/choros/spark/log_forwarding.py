@@ -29,6 +29,7 @@ class _Tee:
         """Write to the stream, and put complete lines into the queue."""
         *complete, self._part = (self._part + text).split("\n")
         for line in complete:
+            # A progress bar writes its line again and again. Only the last state is sent.
             self._lines.put(line.rpartition("\r")[2])
         return int(self._stream.write(text))
 

@@ -74,6 +74,7 @@ class Rows:
             form: dtype and row shape from other tasks, for an array without rows.
         """
         dtype, shape = self.form or form or ("float32", ())
+        # An empty file cannot be mapped.
         if not self.count:
             return np.empty((0, *shape), dtype)
         self._file.flush()

@@ -80,6 +80,7 @@ class TrainTask:
                     group = join_by_sockets(task.rank, task.size, *how)
                 return self._train(task, job, group, member)
         finally:
+            # Spark uses this process for further tasks, which must not find the group of this run.
             leave()
 
     def _train(self, task: Task, job: FitConfig, group: Group, member: bool) -> bytes:
