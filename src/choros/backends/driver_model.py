@@ -69,6 +69,7 @@ def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
     for variable, view in zip(variables, views, strict=True):
         if keras.backend.backend() == "torch":
             backend.write(variable.value.detach(), view)
+        # Large frozen weights usually have the value already. A copy of them would take time and memory for nothing.
         elif not same_bits(host_views([variable])[0], view):
             variable.assign(copied(view))
 

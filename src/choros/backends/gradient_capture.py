@@ -59,6 +59,7 @@ class Capture:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        # The stand-in is an attribute of the instance. Without it, the method of the class is found again.
         vars(self._model.optimizer).pop("apply", None)
         for before in self._before:
             vars(self._model.optimizer)["apply"] = before
@@ -113,6 +114,7 @@ class Capture:
     def _update(self, grads: list[Any]) -> None:
         """Run the real optimizer on these gradients, in the order of the trainable variables."""
         attributes = vars(self._model.optimizer)
+        # The call below must reach the real method.
         attributes.pop("apply")
         for before in self._before:
             attributes["apply"] = before

@@ -208,6 +208,7 @@ class JaxReplica(BaseReplica):
         return [np.asarray(g) for g in gradients], LossSample(loss, weight), n
 
     def _copied(self) -> list[Any]:
+        # Copies of the lists suffice, because JAX arrays do not change and ``_gradients`` does not donate them then.
         return [list(self._state[1]), list(self._state[3])]
 
     def _go_to(self, held: list[Any]) -> None:
@@ -396,6 +397,7 @@ class JaxReplica(BaseReplica):
     def look_ahead(self, momentum: float) -> None:
         """Move from the stepped look-ahead point to the next one. The first call, before any step, switches this on."""
         if self._x is None:
+            # A copy, because the next step may donate the arrays of the state.
             self._x = [jnp.copy(v) for v in self._state[0]]
         else:
             self._x, self._state[0] = self._leap(self._state[0], self._x, momentum)
@@ -425,6 +427,7 @@ class JaxReplica(BaseReplica):
         armed, self._x = self._x is not None, None
         super().restore(arrays)
         self._shared = False
+        # A factor of 0 makes both points equal, which is a velocity of 0.
         if armed:
             self.look_ahead(0.0)
 

@@ -104,6 +104,7 @@ class Recheck:
             return
         if batch.rows:
             self.latest = batch
+            # ``on_lead`` passes the first device's share of the batch, as the tests get it.
             if self.early is None:
                 self.whole.on_lead(self._remember, batch)
         if epoch != self.epoch:
@@ -169,6 +170,7 @@ class Recheck:
         """Choose the first step of an epoch at which a check may run. It differs from epoch to epoch."""
         self.length = self.step if self.epoch >= 0 and self.length is None else self.length
         self.epoch, self.step, self.checked, self.begun = epoch, 0, False, None
+        # Drawn from the epoch alone. The last tenth is left out, so that enough steps remain for a check.
         self.first = int(np.random.default_rng(epoch).random() * 0.9 * (self.length or 0))
 
     def _check(self, batch: Batch) -> None:
@@ -235,6 +237,7 @@ class Recheck:
         replica = self.replica
         if batch.rows < 4:  # halves need two rows: a model may squeeze the axis of a single row
             batch = cut(batch, np.repeat(np.arange(batch.rows // 2 * 2), 2))
+        # ``try_parts`` makes another replica of the Keras model, whose variables may be old until now.
         replica.sync()
         held, before, generators = self._state()
         logs = replica._logs
@@ -269,6 +272,7 @@ class Recheck:
             if couples:
                 statistics.append(np.empty(couples, replica.dtype))
                 replica.get_others(statistics[-1])
+            # Each of the four batches must start from the same state.
             replica._assign(held, before)
             replica.set_generators(generators)
             numbers.restore()

@@ -88,6 +88,7 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
         off = max(apart)
         if not off:
             return
+        # The same rows in another order give the same mean. What differs comes from random numbers or from the order.
         whole, moved = attempt(cut(sample, order)), attempt(cut(sample, order[::-1]))
         if distance(model, whole, moved) * NOISE > off:
             warn(
@@ -189,6 +190,7 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
     numbers = NumberAttributes(replica.model)
     try:
         still_there, logs = replica.left(data, rows, unmoved)
+        # Both runs must start alike, also in Python numbers that a step counts up.
         numbers.restore()
         moved, other_logs = replica.left(data, rows, shifts)
     except InexactLossError:

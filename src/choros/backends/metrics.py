@@ -94,6 +94,7 @@ class Metrics(ABC):
         for total, count in self._averaged_means():
             values[total] = values[total] / np.where(values[count], values[count], 1.0)
         for index in self.averaged:
+            # Weighted by rows here and divided by all rows in ``_average``, so that a sum over ranks gives the mean.
             values[index] = values[index] * self._rows
         return np.concatenate([*values, [self._rows], *self._tally])
 
@@ -121,6 +122,7 @@ class Metrics(ABC):
     def set_metric_state(self, state: Array) -> None:
         """Set the metric variables and the tally from a metric state, or from a sum of metric states."""
         count = self._metric_slices[-1].stop if self._metric_slices else 0
+        # A copy, because ``_average`` changes it in place and callers may still need the sum.
         state, self._rows = np.array(state), max(int(state[count]), 1)
         self._average(state, self._rows)
         self._assign(self.metric_variables, scatter(state[:count], self._metric_slices, self.metric_variables))
@@ -182,6 +184,7 @@ class Metrics(ABC):
         if count % 2 or any(len(v.shape) or str(v.dtype) != "float32" for v in self.metric_variables):
             return {}
         probe = np.array(state)
+        # Primes, because a result that combines several of these means is then unlikely to equal one of them.
         primes = [n for n in range(2, 12 * count + 4) if all(n % d for d in range(2, n))][: count // 2]
         probe[0:count:2], probe[1:count:2] = 4.0 * np.array(primes), 4.0
         trained, self._trained = self._trained, [0.0, 0.0]

@@ -81,6 +81,7 @@ class StepProfiler:
         """Return the result of a call, or log a warning and return None if the call fails."""
         try:
             return call()
+        # A failure of the profiler must not end the training.
         except Exception as error:
             logger.warning(
                 f"{self.process} could not {action} the profiler of {keras.backend.backend()}, so training continues "

@@ -202,6 +202,7 @@ class TensorFlowReplica(BaseReplica):
     def _leave_out(self, absent: frozenset[int]) -> None:
         """Drop the traces of the update if the set of variables without a gradient has changed."""
         if absent != self._absent:
+            # A trace has a fixed list of gradients, with None for variables that have none.
             self._absent, self._ready, self._again = absent, False, None
             self._update = self._compiled(self._trace_update, self._by_xla)
 

@@ -56,6 +56,8 @@ class TorchReplica(BaseReplica):
         values = [v.value for v in self.trainable]
         parts = self._flat.split([value.numel() for value in values])
         self._parts = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+        # Gradients must have the variable's dtype and device. On the CPU with equal dtypes, views of the vector
+        # suffice.
         self._cast = [value for value in values if value.dtype != self._flat.dtype or value.device.type != "cpu"]
         self._shares_memory = keras.ops.convert_to_tensor(np.zeros(1, np.float32)).device.type == "cpu"
 
@@ -130,6 +132,7 @@ class TorchReplica(BaseReplica):
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """Run a trial step without ``torch.compile``; see ``BaseReplica``."""
+        # A trial runs few times, so it would not repay the compilation.
         compiled, self._differentiate = self._differentiate, lambda batch: self.model.train_step(batch)
         try:
             return super().attempt(data, rows, afresh)
@@ -215,6 +218,8 @@ class TorchReplica(BaseReplica):
             elif values:
                 torch._foreach_lerp_(self._points, values, 1 + momentum)
                 for value, point in zip(values, self._points, strict=True):
+                    # The optimizer and the module refer to the tensor objects, so their memory is exchanged and not the
+                    # objects.
                     value.data, point.data = point.data, value.data
 
     def _x_values(self) -> list[Array]:

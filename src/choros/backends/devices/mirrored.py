@@ -175,6 +175,7 @@ class MirroredReplica:
         if batch.rows:
             self.gradients(replace(batch, total=batch.rows), self.summed)
             self.apply(self.summed)
+            # A single process counts the loss of a local step in Keras' metric. ``metric_state`` does that later.
             self.local_step = True
 
     def gradients(self, batch: Batch, out: Array) -> None:
@@ -186,6 +187,8 @@ class MirroredReplica:
             self.replicas[number].gradients(parts[number], self.slots[number])
 
         def add(number: int) -> None:
+            # Each thread sums one share of the vector over all slots, in the order of the devices. So all threads work,
+            # and the result does not depend on which one is faster.
             bounds = share(len(out), number, len(self.slots))
             np.copyto(out[bounds], self.slots[0][bounds])
             for slot in self.slots[1:]:
@@ -274,6 +277,7 @@ class MirroredReplica:
         def read() -> dict[str, Any]:
             self.lead.set_metric_state(state)
             logs: dict[str, Any] = self.lead.metrics()
+            # The first device's own metrics continue to count, so they get their values back.
             self.lead.set_metric_state(lead_state)
             return logs
 
@@ -367,6 +371,7 @@ class MirroredReplica:
 
         def one(number: int) -> None:
             replica = self.replicas[number]
+            # ``restore`` sets all variables. Random layers of different devices must keep different seeds.
             states = [np.array(state) for state in replica._values(replica.seeds)] if number else []
             replica.restore(arrays)
             if number:
