@@ -32,6 +32,7 @@ def place_in_file(array: Array) -> dict[str, Any] | None:
     filename = getattr(root, "filename", None)
     if filename is None or root.mode == "c" or not os.path.isfile(filename):
         return None
+    # Only such arrays can be described by an offset and a shape.
     if not array.size or not array.flags.c_contiguous or np.dtype(array.dtype.str) != array.dtype:
         return None
     offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]

@@ -136,6 +136,7 @@ class StreamSource:
         """
         taken, fresh = 0, False
         while steps is None or taken < steps:
+            # An epoch of ``steps`` continues where the last one ended, and the stream begins again at its end.
             if self._running is None:
                 self._running, fresh = iter(self.stream), True
             batches, self._first = self._first or list(islice(self._running, 1)), []

@@ -121,6 +121,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         return
     entered: Group | None = None
     if (member := membership()) is not None:  # an elastic job: the driver assigns the place now
+        # The client lives longer than this context: ``init`` runs again after each change of the ranks.
         if give_up not in member.on_broken:
             member.on_broken.append(give_up)
         entered = member.enter(env_settings.soonest(), **_asks)
@@ -201,6 +202,7 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
     if lost is not None:
         _asks.update(lost=str(lost) or type(lost).__name__, missing=tuple(getattr(lost, "missing", ())))
     _asks["sync"] = sync
+    # The group is broken, or its ranks change. The next ``init`` reads the arguments that are set above.
     shutdown()
     init()
     member = membership()

@@ -285,6 +285,7 @@ class ReadShard(Shard):
 
     def _leave(self, complete: bool = False) -> None:
         if hasattr(self._batches, "close"):
+            # Ends the thread of ``prefetch``, which may wait for its queue.
             self._batches.close()  # type: ignore[union-attr]
         if isinstance(self._source, StreamSource) and not complete and self._steps is None:
             self._source.rewind()

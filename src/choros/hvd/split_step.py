@@ -137,6 +137,7 @@ class SplitStep:
             return
         reduced = self.flat.reduce()
         if reduced is None:
+            # This rank's gradients were not used, so they must not count as a step that lacks its update.
             self.how.taken -= 1
             self.model.stop_training = self._stopped = True
         elif reduced[1]:  # 0 if no rank had a row

@@ -158,6 +158,8 @@ class DecodeCache:
 
     def _lock(self, block: int, kind: int) -> bool:
         try:
+            # A lock of the open file: unlike a lock of the process, it stays when another descriptor of the file is
+            # closed.
             fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, block, 1, 0))
         except BlockingIOError:
             return False
