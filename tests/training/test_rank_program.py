@@ -43,7 +43,7 @@ def test_what_was_opened_is_closed_the_last_first(monkeypatch, failing, kept):
         assert connected is replica
         if failing == "connect":
             raise OSError(failing)
-        return CommHandles(SingleRankGroup(), None, None, held=[Closing("board", closed)])
+        return CommHandles(SingleRankGroup(), None, None, resources=[Closing("board", closed)])
 
     def train(context, comm):
         assert closed == []

@@ -33,7 +33,7 @@ def reads(fd, reader, count, pause, queue):
         time.sleep(pause)  # the message must stay as it is meanwhile
         seen.append((len(message), int(message.sum())))
         del message
-        ring.let_go(reader)
+        ring.release(reader)
     queue.put((reader, seen))
 
 
@@ -64,7 +64,7 @@ def test_a_writer_waits_for_room_and_can_give_up():
 
     with pytest.raises(InterruptedError):
         ring.put(64, fill(2), give_up)
-    threading.Timer(0.1, lambda: (ring.take(0, 1.0), ring.let_go(0))).start()
+    threading.Timer(0.1, lambda: (ring.take(0, 1.0), ring.release(0))).start()
     ring.put(64, fill(2), patient)
     assert [int(ring.take(0, 1.0)[0]) for _ in range(1)] == [1]
     ring.close()

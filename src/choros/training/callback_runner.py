@@ -271,14 +271,14 @@ class CallbackRunner:
         for callback in self._of_batches:
             callback.on_train_batch_end(step, logs=logs)
 
-    def show_metrics(self, held: Sequence[float]) -> None:
+    def show_metrics(self, values: Sequence[float]) -> None:
         """Set the variables of the model's metrics for callbacks, from a flat list of their values."""
         variables = self.model.metrics_variables
         slices = slices_of(variables)
-        # ``held`` is empty if there are too many values; the length differs if the model was compiled again.
-        if not held or slices[-1].stop != len(held):
+        # ``values`` is empty if there are too many values; the length differs if the model was compiled again.
+        if not values or slices[-1].stop != len(values):
             return
-        flat = np.array(held)
+        flat = np.array(values)
         for variable, where in zip(variables, slices, strict=True):
             variable.assign(flat[where].reshape(tuple(variable.shape)).astype(variable.dtype))
         self._shown = to_host(variables)
@@ -300,7 +300,7 @@ class CallbackRunner:
             )
         return all_reset
 
-    def epoch_end(self, epoch: int, logs: dict[str, float], held: Sequence[float] = ()) -> TrainerControl:
+    def epoch_end(self, epoch: int, logs: dict[str, float], metric_values: Sequence[float] = ()) -> TrainerControl:
         """Run the callbacks for the end of an epoch. The control message applies from the next epoch on.
 
         An epoch that is reported before an earlier one waits for it. If workers were restarted and an epoch ends
@@ -309,11 +309,11 @@ class CallbackRunner:
         Args:
             epoch: int. The epoch that has ended.
             logs: its logs.
-            held: the values of the metrics' variables at its end, flat.
+            metric_values: the values of the metrics' variables at its end, flat.
         """
         if epoch in self.controls:
             return self.controls[epoch]
-        self.waiting[epoch] = logs, held
+        self.waiting[epoch] = logs, metric_values
         control = TrainerControl()
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
@@ -329,7 +329,7 @@ class CallbackRunner:
             control = control.then(self.batch(epoch, step, logs))
         return control
 
-    def _end(self, epoch: int, logs: dict[str, float], held: Sequence[float]) -> TrainerControl:
+    def _end(self, epoch: int, logs: dict[str, float], metric_values: Sequence[float]) -> TrainerControl:
         self.logs = logs = _arrays(logs)
 
         ended = False
@@ -339,7 +339,7 @@ class CallbackRunner:
             if ended:  # Keras has reset the metrics before on_epoch_begin
                 self.model.reset_metrics()
             else:
-                self.show_metrics(held)
+                self.show_metrics(metric_values)
 
         with self._watched(load):
             if any(name.startswith("val_") for name in logs):
@@ -415,8 +415,8 @@ class CallbackRunner:
             return []
         variables = optimizer_variables(self.model)
         return [
-            place
-            for place, (variable, old, new) in enumerate(zip(variables, before, marks(variables), strict=False))
+            index
+            for index, (variable, old, new) in enumerate(zip(variables, before, marks(variables), strict=False))
             if variable.path.rpartition("/")[2] != "learning_rate" and not same_mark(old, new)
         ]
 
@@ -461,7 +461,7 @@ class CallbackRunner:
         if self._settings is not None and (functions := self._settings.replaced_functions()):
             self._warn_ignored(_names(functions), "Set functions before fit.")
         if started and not self.synchronous and (slots or settings):
-            paths = [optimizer_variables(self.model)[place].path for place in slots]
+            paths = [optimizer_variables(self.model)[index].path for index in slots]
             self._warn_ignored(_names([*paths, *settings]), _ONLY_WEIGHTS)
             settings, slots = {}, []
         self._given |= settings
@@ -477,8 +477,8 @@ class CallbackRunner:
         if not self._touched:
             return control
         changed = self._changed()
-        held = len(learning_rates(self.model))
-        if held and started and not self.synchronous and any(changed[-held:]):
+        rate_count = len(learning_rates(self.model))
+        if rate_count and started and not self.synchronous and any(changed[-rate_count:]):
             raise InvalidInputError(
                 "A callback has set the learning rate of a second optimizer, which does not reach asynchronous "
                 "workers: give that optimizer a schedule, or use a synchronous algorithm (LocalSGD, Averaging ...)."

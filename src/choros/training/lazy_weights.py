@@ -70,7 +70,7 @@ class LazyWeights:
         self._rate_array: object = None  # its copy on the host
         self._classes: dict[type, type] = {}
         self._objects: list[Any] = []
-        self._own: list[type] = []  # the class of each object
+        self._original_classes: list[type] = []  # the class of each object
         self._lazy: list[type] = []  # the subclass of each object while callbacks run
 
     @contextmanager
@@ -101,7 +101,7 @@ class LazyWeights:
         """Restore all classes."""
         if self._armed:
             self._armed = False
-            self._set_classes(self._own)
+            self._set_classes(self._original_classes)
 
     @property
     def inside(self) -> bool:
@@ -151,12 +151,12 @@ class LazyWeights:
         )
         unique = {id(item): (item, names) for objects, names in groups for item in objects}
         self._objects = [item for item, _ in unique.values()]
-        self._own = [type(item) for item in self._objects]
+        self._original_classes = [type(item) for item in self._objects]
         self._lazy = [self._class_of(type(item), names) for item, names in unique.values()]
         self.rate = rate if isinstance(rate, keras.Variable) else None
         if self.rate is not None:
             self._objects.append(rate)
-            self._own.append(type(rate))
+            self._original_classes.append(type(rate))
             self._lazy.append(self._watched_class(type(rate)))
 
     def _watched_class(self, base: type) -> type:
@@ -272,7 +272,7 @@ def holds_tensors(callback: keras.callbacks.Callback, model: keras.Model) -> boo
         from choros.backends.tensorflow import weights_detector
     else:
         return False
-    holds = weights_detector(model)
+    detects = weights_detector(model)
 
     watched = {id(layer) for layer in model._flatten_layers()}
     variables = {id(variable) for variable in model_variables(model)}
@@ -291,7 +291,7 @@ def holds_tensors(callback: keras.callbacks.Callback, model: keras.Model) -> boo
                 return True
             if isinstance(item, skipped) or (isinstance(item, known) and item is not callback):
                 continue
-            if holds(item):
+            if detects(item):
                 return True
             hooks = _hooks(item) if isinstance(item, keras.callbacks.Callback) else []
             for part in [*(part for _, part in children(item)), *hooks]:

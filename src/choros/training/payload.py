@@ -163,8 +163,8 @@ class SharedCodeFolder:
                 f"cannot be written to ({error.strerror}): start from a directory that all hosts share."
             ) from None
         for number, text in enumerate(code):
-            place = os.open(os.path.join(self._folder, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(place, "wb") as file:
+            descriptor = os.open(os.path.join(self._folder, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(text)
         self.files: CodeFiles = {"folder": self._folder, "digests": [hashlib.sha256(text).hexdigest() for text in code]}
 

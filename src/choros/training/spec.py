@@ -239,10 +239,12 @@ class CallbackChannel(Protocol):
         """Return rank 0's control message. Collective: every synchronous rank must call it."""
         ...
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
+    def epoch_end(
+        self, epoch: int, logs: dict[str, float] | None, seconds: float, metric_values: list[float]
+    ) -> TrainerControl:
         """Report the end of an epoch, and the seconds of training so far. If synchronous, wait for the control message.
 
-        ``held`` has the values of the metrics' variables, flat.
+        ``metric_values`` has the values of the metrics' variables, flat.
         """
         ...
 

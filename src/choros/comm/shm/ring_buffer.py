@@ -35,7 +35,7 @@ class Ring:
         >>> ring.put(5, lambda memory: memory.__setitem__(slice(None), [1, 2, 3, 4, 5]), lambda waited: None)
         >>> ring.take(0, timeout=1.0).tolist()
         [1, 2, 3, 4, 5]
-        >>> ring.let_go(0)
+        >>> ring.release(0)
         >>> ring.close()
     """
 
@@ -82,7 +82,7 @@ class Ring:
         self._waiter.publish(_WRITTEN, index + 1)  # last: a reader that sees the count also sees length and data
 
     def take(self, reader: int, timeout: float) -> Array:
-        """Return this reader's next message without a copy: a uint8 view of the slot, valid until ``let_go``.
+        """Return this reader's next message without a copy: a uint8 view of the slot, valid until ``release``.
 
         Raises:
             PeerLostError: the writer has closed.
@@ -104,7 +104,7 @@ class Ring:
         offset = self._header_bytes + index % self.depth * self._slot_bytes
         return self.segment.array(np.uint8, int(self.segment.array(np.int64, 1, offset)[0]), offset + _LENGTH)
 
-    def let_go(self, reader: int) -> None:
+    def release(self, reader: int) -> None:
         """Release the message that ``take`` returned; the writer may overwrite its slot."""
         # The fence in ``publish`` ends this reader's loads from the slot before the writer may overwrite it.
         self._waiter.publish(_TAKEN + reader, self._words[_TAKEN + reader] + 1)

@@ -71,7 +71,7 @@ class BestMemberSlots:
             score: float. Its validation loss, or its training loss without validation. Lower is better; NaN is worst.
             snapshot: returns the arrays of its model and its optimizer. Called only if they are saved.
         """
-        head = self._place(epoch)
+        head = self._slot_head(epoch)
         key = order(score, rank)
         with self.control_block.locked():
             # Ties go to the lower rank, so the result does not depend on the order in which members end.
@@ -83,14 +83,14 @@ class BestMemberSlots:
 
     def rank(self, epoch: int) -> int:
         """Return the rank of the best member of an epoch that all members have ended."""
-        return int(self._place(epoch)[1])
+        return int(self._slot_head(epoch)[1])
 
     def read(self, epoch: int | None) -> list[Array] | None:
         """Return a copy of the state saved for an epoch, or for the latest one (None). Return None if there is none."""
         with self.control_block.locked():
             if epoch is None:
-                epoch = max(int(self._place(i)[0]) for i in range(SLOTS)) - 1
-            if epoch < 0 or int(self._place(epoch)[0]) != epoch + 1:
+                epoch = max(int(self._slot_head(i)[0]) for i in range(SLOTS)) - 1
+            if epoch < 0 or int(self._slot_head(epoch)[0]) != epoch + 1:
                 return None
             return [np.array(view) for view in serialization.views(self.entries, self._slots[epoch % SLOTS])]
 
@@ -103,7 +103,7 @@ class BestMemberSlots:
             if variable is not rate:
                 variable.assign(value)
 
-    def _place(self, epoch: int) -> Array:
+    def _slot_head(self, epoch: int) -> Array:
         first = 1 + _WORDS * (epoch % SLOTS)
         values: Array = self._head[first : first + _WORDS]
         return values

@@ -253,7 +253,7 @@ class ControlBlock:
 
     # -- the state from which a restarted rank resumes
     def save_position(
-        self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array
+        self, rank: int, position: tuple[int, int], iterations: int, tally: list[float], state: Array
     ) -> None:
         """Save a rank's counts and its metric state of the current epoch.
 
@@ -262,7 +262,7 @@ class ControlBlock:
 
         Args:
             rank: int.
-            place: the epoch, and the number of its batches that are done.
+            position: the epoch, and the number of its batches that are done.
             iterations: the optimizer's count of steps.
             tally: numbers of the rank's ``WorkerStats``.
             state: the metric state.
@@ -270,7 +270,7 @@ class ControlBlock:
         turn = int(self._turns[rank])
         fence()  # a copy of the record that is overwritten now must find the turn changed
         spare = self._left[rank, 1 - turn % 2]
-        spare[:3], spare[3 : 3 + len(tally)] = (*place, iterations), tally
+        spare[:3], spare[3 : 3 + len(tally)] = (*position, iterations), tally
         spare[_NOW : _NOW + len(state)] = state
         fence()  # the copy must be complete before the turn that makes it valid
         self._turns[rank] = turn + 1

@@ -30,19 +30,21 @@ class EpochLog:
         self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0
 
-    def write(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
+    def write(self, epoch: int, logs: dict[str, float], seconds: float, metric_values: list[float]) -> None:
         """Write the line of an epoch.
 
         Args:
             epoch: int. The epoch that has ended.
             logs: its logs.
             seconds: seconds of training so far.
-            held: values of the metrics' variables. Not written if there are more than 256.
+            metric_values: values of the metrics' variables. Not written if there are more than 256.
 
         Raises:
             OverflowError: the logs need more memory than is free.
         """
-        self.append_line(json.dumps([epoch, logs, seconds, held if len(held) <= _FEW else []]).encode() + b"\n")
+        self.append_line(
+            json.dumps([epoch, logs, seconds, metric_values if len(metric_values) <= _FEW else []]).encode() + b"\n"
+        )
 
     def append_line(self, line: bytes) -> None:
         """Append a line to the segment."""
@@ -83,4 +85,4 @@ def read_lines(text: bytes) -> list[Line]:
         [(0, {'loss': 0.5}, 1.5, [4.0, 8.0])]
     """
     epoch_logs: list[Any] = [json.loads(line) for line in text.splitlines()]
-    return [(int(epoch), logs, seconds, held) for epoch, logs, seconds, held in epoch_logs]
+    return [(int(epoch), logs, seconds, metric_values) for epoch, logs, seconds, metric_values in epoch_logs]

@@ -25,7 +25,7 @@ class EpochOptimizerStates:
 
     def __init__(self, room: int = _ROOM) -> None:
         self._room = room
-        self._kept: dict[int, dict[int, Part]] = {}
+        self._states: dict[int, dict[int, Part]] = {}
         self._counts: dict[int, dict[int, Array]] = {}  # by epoch: index and value of rank 0's counts of steps
         self._latest: dict[int, tuple[int, Part]] = {}
 
@@ -39,12 +39,12 @@ class EpochOptimizerStates:
                 of the weights, or empty lists.
             seen: the next epoch whose end callbacks will see.
         """
-        self._kept = {at: parts for at, parts in self._kept.items() if at >= seen}
+        self._states = {at: parts for at, parts in self._states.items() if at >= seen}
         self._counts = {at: counts for at, counts in self._counts.items() if at >= seen}
         self._latest[rank] = epoch, part
-        held = [buffer for parts in self._kept.values() for buffer in parts.values()]
-        if epoch < seen + SLOTS or sum(map(_size, [*held, part])) <= self._room:
-            self._kept.setdefault(epoch, {})[rank] = part
+        parts_held = [buffer for parts in self._states.values() for buffer in parts.values()]
+        if epoch < seen + SLOTS or sum(map(_size, [*parts_held, part])) <= self._room:
+            self._states.setdefault(epoch, {})[rank] = part
         # Callbacks of each epoch must see that epoch's counts, also if its complete state is not held.
         if rank == 0:
             arrays = enumerate(part[1]["optimizer"])
@@ -61,15 +61,15 @@ class EpochOptimizerStates:
         """
         if epoch not in self._counts:
             return None
-        state = self._kept.get(epoch, {}).get(0) or self._latest[0][1]
-        return [self._counts[epoch].get(at, array) for at, array in enumerate(state[1]["optimizer"])]
+        state = self._states.get(epoch, {}).get(0) or self._latest[0][1]
+        return [self._counts[epoch].get(index, array) for index, array in enumerate(state[1]["optimizer"])]
 
     def averages(self, epoch: int) -> dict[int, tuple[int, Array]]:
         """Return, by rank, the rows trained and the moving average of the weights at the end of an epoch.
 
         For a rank whose state of that epoch is not held, they are its latest ones.
         """
-        states = self._kept.get(epoch, {})
+        states = self._states.get(epoch, {})
         parts = {rank: states.get(rank, latest) for rank, (_, latest) in self._latest.items()}
         return {
             rank: (facts["rows"], groups["average"][0]) for rank, (facts, groups) in parts.items() if groups["average"]

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from choros.comm.group import ParameterServer
 
 
-def save_position(run: WorkerContext, place: tuple[int, int]) -> None:
+def save_position(run: WorkerContext, position: tuple[int, int]) -> None:
     """Save in the control block the state that a new process would need.
 
     Called before the first step and right after each exchange.
 
     Args:
         run: WorkerContext.
-        place: the epoch, and the number of its batches that are done.
+        position: the epoch, and the number of its batches that are done.
     """
     begun = time.thread_time()
     figures = list(astuple(run.counted()))[1:-1]
-    run.control_block.save_position(run.rank, place, run.replica.iterations, figures, run.replica.metric_state())
+    run.control_block.save_position(run.rank, position, run.replica.iterations, figures, run.replica.metric_state())
     run.tally.keeping += time.thread_time() - begun
 
 

@@ -199,18 +199,18 @@ class RemoteControlBlock:
 
         The next access reads a new header.
         """
-        place, iterations, tally, state = self._unsent or ((-1, 0), 0, [], _NONE)
-        ask(self._line, JoinPause(rank, number, place, tally, iterations, state), Done)
+        position, iterations, tally, state = self._unsent or ((-1, 0), 0, [], _NONE)
+        ask(self._line, JoinPause(rank, number, position, tally, iterations, state), Done)
         # The saved header shows the state from before the pause.
         self._read = 0.0
 
     def save_position(
-        self, rank: int, place: tuple[int, int], iterations: int, tally: list[float], state: Array
+        self, rank: int, position: tuple[int, int], iterations: int, tally: list[float], state: Array
     ) -> None:
         """Hold the arguments of ``ControlBlock.save_position`` until ``join_pause`` sends them."""
         # Only a checkpoint needs the position, and each checkpoint makes a pause. A request at each exchange would cost
         # a round trip.
-        self._unsent = place, iterations, tally, np.array(state, np.float64)
+        self._unsent = position, iterations, tally, np.array(state, np.float64)
 
     def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.saved_position``."""
@@ -281,9 +281,9 @@ class RemoteEpochLog:
         self._line, self._taken = line, 0
         self.snapshots = RemoteSnapshots(line) if watched else None
 
-    def write(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> None:
+    def write(self, epoch: int, logs: dict[str, float], seconds: float, metric_values: list[float]) -> None:
         """Write the line of an epoch; see ``EpochLog.write``."""
-        ask(self._line, WriteLog(epoch, logs, seconds, held), Done)
+        ask(self._line, WriteLog(epoch, logs, seconds, metric_values), Done)
 
     def read_new(self) -> list[Line]:
         """Return the lines written since the last call."""

@@ -124,7 +124,7 @@ class AsyncSupervisor(AsyncCheckpointer):
 
     def __init__(self, engine: Any, center: SharedMemoryParameterServer) -> None:
         super().__init__(center, engine.control_block, engine.saver, engine.job, engine.conductor)
-        self.near = center
+        self.local_center = center
         self.slots_of, self.ranks = engine.slots_of, engine.ranks
         self.engine, self.restart_policy = engine, engine.restart_policy
         self.hangs = engine.hangs
@@ -136,12 +136,12 @@ class AsyncSupervisor(AsyncCheckpointer):
         if not self.restart_policy.retry:
             return False
         engine = self.engine
-        place = snapshot.position_of(self.near, rank)
+        position = snapshot.position_of(self.local_center, rank)
         failure = engine.pool.failure(rank, report)
         # This supervisor has killed the process, so its signal is not the reason to report.
         if rank in self.hung:
             failure = WorkerFailedError(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
-        self.restart_policy.count(failure, place, whole=False)
+        self.restart_policy.count(failure, position, all_ranks=False)
         engine.pool.replace(rank)
         # The new process reports that it is ready, as at the start of a run.
         engine.ready.discard(rank)
@@ -159,7 +159,7 @@ class AsyncSupervisor(AsyncCheckpointer):
         limit = _HUNG * self.job.timeout
         late = self.hangs.late(limit, done)
         if late and self.restart_policy.left:
-            holder = snapshot.lock_holder(self.near)
+            holder = snapshot.lock_holder(self.local_center)
             # A rank that hangs while it holds the center's lock makes others late too: end the cause, not one that
             # waits.
             rank = holder if holder in late else late[0]

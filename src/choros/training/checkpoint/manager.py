@@ -56,7 +56,7 @@ class CheckpointManager:
         self.busy = 0.0
         self._run: dict[str, Any] = {}
         self._epochs = 0
-        self._coming: dict[tuple[int, int], dict[int, Part]] = {}
+        self._incomplete: dict[tuple[int, int], dict[int, Part]] = {}
         self._waiting: Snapshot | None = None
         self._error: BaseException | None = None
         self._wake, self._ending = threading.Condition(), False
@@ -114,16 +114,16 @@ class CheckpointManager:
                 )
             else:
                 state_text = f"training resumes in epoch {epoch}, after {batch} of its batches"
-            self._say(lead, f"checkpoint {saved.path}: {state_text}")
+            self._log(lead, f"checkpoint {saved.path}: {state_text}")
         elif resume and self.checkpoint is not None:
-            self._say(
+            self._log(
                 lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training starts from the beginning"
             )
         self._run = {**self._run, "seed": job.seed}
         return self.resumed_config(job, again=False)
 
     @staticmethod
-    def _say(lead: bool, text: str) -> None:
+    def _log(lead: bool, text: str) -> None:
         if lead:
             logger.info(text)
 
@@ -197,20 +197,20 @@ class CheckpointManager:
     # -- while training
     def take(self, rank: int, part: Part, asked: bool, workers: int) -> bool:
         """Take the state of a rank. Return True if the states of all ranks for this position are now present."""
-        place = part[0]["epoch"], part[0]["batch"]
-        coming = self._coming.setdefault(place, {})
-        coming[rank] = part
-        if len(coming) < workers:
+        position = part[0]["epoch"], part[0]["batch"]
+        parts_here = self._incomplete.setdefault(position, {})
+        parts_here[rank] = part
+        if len(parts_here) < workers:
             return False
         # Ranks save in the order of their steps, so no part for an earlier position is still to come.
-        self._coming = {at: parts for at, parts in self._coming.items() if at > place}
+        self._incomplete = {other: parts for other, parts in self._incomplete.items() if other > position}
         facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-        self.store_state(Snapshot(facts, coming), asked)
+        self.store_state(Snapshot(facts, parts_here), asked)
         return True
 
     def drop_incomplete(self) -> None:
         """Drop incomplete states, which restarted workers will not complete."""
-        self._coming = {}
+        self._incomplete = {}
 
     def store_state(self, state: Snapshot, asked: bool = False) -> None:
         """Hold a complete state as the latest one, and pass it to the writing thread.
@@ -300,8 +300,8 @@ class CheckpointManager:
             logger.info("stop requested: no state is saved, so training starts from the beginning")
         else:
             facts = self.latest.facts
-            place = f"epoch {facts['epoch'] + 1}, after {facts['batch']} of its batches"
-            logger.info(f"stop requested: {place}, is saved in {self.checkpoint.store.directory}")
+            position = f"epoch {facts['epoch'] + 1}, after {facts['batch']} of its batches"
+            logger.info(f"stop requested: {position}, is saved in {self.checkpoint.store.directory}")
         return SystemExit(self.checkpoint.code())
 
 
@@ -330,14 +330,14 @@ def unlike(name: str, saved: Any, other: Any) -> tuple[str, Any, Any]:
     if isinstance(saved, list) and isinstance(other, list):
         if len(saved) != len(other):
             return f"number of {name}", len(saved), len(other)
-        at: Any = next(at for at, (a, b) in enumerate(zip(saved, other, strict=True)) if a != b)
+        key: Any = next(key for key, (a, b) in enumerate(zip(saved, other, strict=True)) if a != b)
     elif isinstance(saved, dict) and isinstance(other, dict) and saved.keys() == other.keys():
-        at = next(at for at in saved if saved[at] != other[at])
+        key = next(key for key in saved if saved[key] != other[key])
     else:
         return name, saved, other
     if name == "variables":
-        return f"{name}[{at}]", saved[at], other[at]
-    return unlike(f"{name}[{at!r}]", saved[at], other[at])
+        return f"{name}[{key}]", saved[key], other[key]
+    return unlike(f"{name}[{key!r}]", saved[key], other[key])
 
 
 def facts_of(model: keras.Model, source: Source) -> dict[str, Any]:

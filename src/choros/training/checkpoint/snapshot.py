@@ -47,9 +47,9 @@ class Snapshot:
     def of(cls, facts: dict[str, Any], arrays: list[Array]) -> Snapshot:
         """Return the state of which ``flat`` returned the metadata and arrays."""
         parts, rest = {}, list(arrays)
-        for place, entry in enumerate(facts["ranks"]):
+        for index, entry in enumerate(facts["ranks"]):
             head = dict(entry)
-            rank = head.pop("rank", place)  # files of earlier versions have no rank
+            rank = head.pop("rank", index)  # files of earlier versions have no rank
             count = sum(count for _, count in head["groups"])
             parts[rank] = nested(head, rest[:count])
             rest = rest[count:]
@@ -103,12 +103,12 @@ def read_raw(blobs: list[Any], kinds: list[Any]) -> list[Array]:
     ]
 
 
-def cut(whole: Array, head: dict[str, Any]) -> list[Array]:
+def cut(data: Array, head: dict[str, Any]) -> list[Array]:
     """Split concatenated buffers of ``to_blobs`` again, by the types and shapes in ``head``."""
     if not head["kinds"]:
         return []
     ends = np.cumsum([dtype_of(kind).itemsize * int(np.prod(shape)) for kind, shape in head["kinds"]], dtype=int)
-    return np.split(whole[: ends[-1]], ends[:-1])
+    return np.split(data[: ends[-1]], ends[:-1])
 
 
 def from_blobs(head: dict[str, Any], blobs: list[Any]) -> Part:
@@ -135,9 +135,9 @@ def packed(part: Part) -> Array:
     return np.concatenate([np.frombuffer(_LENGTH.pack(len(text)) + text, np.uint8), *blobs])
 
 
-def unpacked(whole: Array) -> Part:
+def unpacked(data: Array) -> Part:
     """Return the rank's state that ``packed`` serialized; its arrays are views of the bytes."""
-    (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
+    (length,) = _LENGTH.unpack(data[: _LENGTH.size].tobytes())
     end = _LENGTH.size + length
-    head = json.loads(whole[_LENGTH.size : end].tobytes())
-    return from_blobs(head, cut(whole[end:], head))
+    head = json.loads(data[_LENGTH.size : end].tobytes())
+    return from_blobs(head, cut(data[end:], head))

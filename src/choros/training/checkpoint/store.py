@@ -293,7 +293,9 @@ def _pieces(facts: dict[str, Any], arrays: list[Array]) -> Iterator[Any]:
         end += -(-array.nbytes // _ALIGN) * _ALIGN
     start = 0
     while True:  # the header holds the offsets of the arrays, which depend on the header's length
-        entries = [[array.dtype.name, list(array.shape), start + at] for array, at in zip(arrays, offsets, strict=True)]
+        entries = [
+            [array.dtype.name, list(array.shape), start + offset] for array, offset in zip(arrays, offsets, strict=True)
+        ]
         header = json.dumps({"facts": facts, "arrays": entries}).encode()
         need = -(-(len(_MAGIC) + _LENGTH + len(header)) // _ALIGN) * _ALIGN
         if need <= start:

@@ -96,12 +96,12 @@ class SyncCheckpointer:
             loop.replica, whole=not (loop.gradients and run.rank), ahead=bool(run.algorithm.momentum)
         )
         if loop.exchange is not None and run.rank == 0:
-            held = loop.exchange.state()
-            groups["meeting"] = [held["center"], held["seen"], *held["memory"]]
+            exchange_state = loop.exchange.state()
+            groups["meeting"] = [exchange_state["center"], exchange_state["seen"], *exchange_state["memory"]]
             if not batch and loop.trial is not None:  # callbacks saw this center, so a resumed run shows it to them
                 groups["shown"] = [loop.trial]
         tally = run.counted()
-        place = {
+        rank_facts = {
             "epoch": epoch,
             "batch": batch,
             "over": over,
@@ -111,7 +111,7 @@ class SyncCheckpointer:
             "tally": tally.json(),
             "replica": facts,
         }
-        return place, groups
+        return rank_facts, groups
 
     @staticmethod
     def restore(loop: Any, part: Part, rate: float | None) -> None:

@@ -82,7 +82,7 @@ class CallbackServer(ABC):
         self.model, self.job, self.conductor = model, job, conductor
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}
-        self._came: queue.Queue[RankEvent] = queue.Queue()
+        self._events: queue.Queue[RankEvent] = queue.Queue()
         self.begun = False
         self._later: deque[RankEvent] = deque()
         # The reply queue of rank 0, while it waits and can send its weights.
@@ -127,7 +127,7 @@ class CallbackServer(ABC):
         """
         secret = secrets.token_bytes(32)
         # A restart opens this server again: events of earlier ranks must not be read as those of the new ones.
-        self.hosts, self._came = {}, queue.Queue()
+        self.hosts, self._events = {}, queue.Queue()
         with AuthListener(head_address(network, here), secret) as door:
             threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
             yield {"place": door.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
@@ -141,10 +141,10 @@ class CallbackServer(ABC):
             rank, host = int(hello["rank"]), str(hello["host"])
             self.hosts[rank] = host
             channel = RpcConnection(end, f"rank {rank} on {host}", self.job.first_timeout)
-            guest = (rank, channel, self._came, bool(hello.get("aside")))
-            threading.Thread(target=self._guest, args=guest, name="choros-rank", daemon=True).start()
+            arguments = (rank, channel, self._events, bool(hello.get("aside")))
+            threading.Thread(target=self._serve_rank, args=arguments, name="choros-rank", daemon=True).start()
 
-    def _guest(self, rank: int, channel: RpcConnection, came: queue.Queue[RankEvent], aside: bool) -> None:
+    def _serve_rank(self, rank: int, channel: RpcConnection, events: queue.Queue[RankEvent], aside: bool) -> None:
         def reply(head: dict[str, Any], arrays: list[Any]) -> Reply:
             if _OUTPUT.has(head):
                 self.show_output(rank, _OUTPUT.decode(head).text)
@@ -154,9 +154,9 @@ class CallbackServer(ABC):
             back: queue.Queue[Reply | None] = queue.Queue()
             message = RANK_EVENTS.decode(head)
             # Copies, because the connection reuses its buffers for the next message.
-            came.put(RankEvent(rank, message, [np.array(array) for array in arrays], back))
-            if came is not self._came:  # no code reads this queue any more
-                self._dismiss(came)
+            events.put(RankEvent(rank, message, [np.array(array) for array in arrays], back))
+            if events is not self._events:  # no code reads this queue any more
+                self._dismiss(events)
             try:
                 answer = back.get(timeout=threading.TIMEOUT_MAX)
             except queue.Empty:
@@ -168,23 +168,23 @@ class CallbackServer(ABC):
         channel.serve(reply)
         # The end of an additional connection, for states or polling, does not mean that the rank has ended.
         if not aside:
-            came.put(RankEvent(rank, ConnectionClosed(), [], queue.Queue()))
+            events.put(RankEvent(rank, ConnectionClosed(), [], queue.Queue()))
 
     def dismiss(self) -> None:
         """Stop replying to ranks: waiting and later requests fail with the error that the run has ended."""
         # The queue is replaced first. A thread that still puts an event into the old one then sees that, and dismisses
         # the event itself.
-        came, self._came = self._came, queue.Queue()
+        events, self._events = self._events, queue.Queue()
         while self._later:
             self._later.popleft().reply.put(None)
         self._asking = None
-        self._dismiss(came)
+        self._dismiss(events)
 
     @staticmethod
-    def _dismiss(came: queue.Queue[RankEvent]) -> None:
+    def _dismiss(events: queue.Queue[RankEvent]) -> None:
         with suppress(queue.Empty):
             while True:
-                came.get_nowait().reply.put(None)
+                events.get_nowait().reply.put(None)
 
     @abstractmethod
     def answer(self, request: object, rank: int) -> Reply:
@@ -205,7 +205,7 @@ class CallbackServer(ABC):
 
     def _receive(self, timeout: float) -> RankEvent | None:
         try:
-            return self._came.get(timeout=timeout)
+            return self._events.get(timeout=timeout)
         except queue.Empty:
             return None
 

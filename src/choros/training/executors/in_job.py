@@ -45,7 +45,7 @@ from choros.training.executors.executor import FitResult
 from choros.training.run_record import RunRecord
 from choros.training.spec import FitConfig, FitRequest, Show, TrainerControl, WorkerStats
 from choros.training.worker.comm_setup import CommHandles, connect_ranks
-from choros.training.worker.context import Held, WorkerContext, blank_vectors, vectors
+from choros.training.worker.context import SavedState, WorkerContext, blank_vectors, vectors
 from choros.training.worker.loop.rank_means import mean_average
 from choros.training.worker.loop.train import train
 from choros.training.worker.rank_program import run_rank
@@ -99,7 +99,7 @@ class InJobCallbackChannel:
         self.run, self.conductor, self.base, self.epoch_log, self.lead = run, conductor, base, epoch_log, run.rank == 0
         self.synchronous = run.job.synchronous
         self.losses: list[tuple[float, int, float]] = []
-        self.held: Held | None = None  # a copy of this rank's training state, while callbacks use the model
+        self.saved_state: SavedState | None = None  # of this rank, while callbacks use the model
         self.metrics: list[Array] = []  # likewise the values of its metrics' variables
         self.show: Show | None = None  # writes the weights within an epoch
         self.set: list[Array] = []  # rank 0's variables after the callbacks
@@ -143,29 +143,31 @@ class InJobCallbackChannel:
         """Broadcast rank 0's control message, apply its variables, and return it. Collective."""
         return self.apply_control(self.spread([vars(control), None])[0])
 
-    def epoch_end(self, epoch: int, logs: dict[str, float] | None, seconds: float, held: list[float]) -> TrainerControl:
+    def epoch_end(
+        self, epoch: int, logs: dict[str, float] | None, seconds: float, metric_values: list[float]
+    ) -> TrainerControl:
         """Report the end of an epoch: if synchronous, wait for the control message; else write the logs for rank 0."""
         if not self.synchronous:
             if logs is not None:
-                self.epoch_log.write(epoch, logs, seconds, held)
+                self.epoch_log.write(epoch, logs, seconds, metric_values)
             if self.lead:
                 self.run_epoch_callbacks()
             return TrainerControl()
         control = TrainerControl()
         if self.lead and logs is not None:
-            control = self.record(epoch, logs, seconds, held)
+            control = self.record(epoch, logs, seconds, metric_values)
         # The other ranks need the logs too, because every rank keeps the history.
         values, logs, seconds = self.spread([vars(control), logs, seconds])
         if not self.lead and logs is not None:
             self.record(epoch, logs, seconds, [])
         return self.apply_control(values)
 
-    def record(self, epoch: int, logs: dict[str, float], seconds: float, held: list[float]) -> TrainerControl:
+    def record(self, epoch: int, logs: dict[str, float], seconds: float, metric_values: list[float]) -> TrainerControl:
         """Record an epoch's loss, and run the callbacks of its end."""
         if "loss" in logs:
             self.losses.append((seconds, epoch, logs["loss"]))
         with self.aside(lazy=True):
-            return self.conductor.epoch_end(epoch, logs, held)
+            return self.conductor.epoch_end(epoch, logs, metric_values)
 
     @contextmanager
     def aside(self, lazy: bool = False) -> Iterator[None]:
@@ -180,33 +182,33 @@ class InJobCallbackChannel:
         if not (self.lead and self.conductor.user):
             yield
             return
-        self.held = None
+        self.saved_state = None
         if not lazy:
-            self._hold()
+            self._copy_state()
         try:
             yield
-            if self.held is not None:
+            if self.saved_state is not None:
                 # Callbacks may have set any variable. Read all of them before the training state is restored.
                 self.set = to_host(model_variables(self.conductor.model))
         finally:
-            if self.held is not None:
-                self.run.put_back(self.held)
+            if self.saved_state is not None:
+                self.run.restore_state(self.saved_state)
                 for variable, value in zip(self.conductor.model.metrics_variables, self.metrics, strict=False):
                     variable.assign(value)
-                self.held = None
+                self.saved_state = None
 
-    def _hold(self) -> None:
+    def _copy_state(self) -> None:
         import keras
 
-        self.held = self.run.hold()
+        self.saved_state = self.run.copy_state()
         # On JAX the replica holds the metrics' values outside of the model, whose own arrays are no longer valid.
         if keras.backend.backend() != "jax":
             self.metrics = to_host(self.conductor.model.metrics_variables)
 
     def fetching(self) -> None:
         """Copy this rank's training state and write the weights, before callbacks touch the model."""
-        if self.held is None:
-            self._hold()
+        if self.saved_state is None:
+            self._copy_state()
             if self.show is not None:
                 self.conductor.show_metrics(self.show())
 
@@ -222,8 +224,8 @@ class InJobCallbackChannel:
 
     def run_epoch_callbacks(self) -> None:
         """Record the epochs whose logs have arrived, and run their callbacks on rank 0."""
-        for epoch, logs, seconds, held in self.epoch_log.read_new():
-            control = self.record(epoch, logs, seconds, held)
+        for epoch, logs, seconds, metric_values in self.epoch_log.read_new():
+            control = self.record(epoch, logs, seconds, metric_values)
             if self.lead:
                 self.command(control)
                 reached = self.conductor.epoch  # callbacks of an epoch that was reported too early have not run yet

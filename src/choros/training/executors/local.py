@@ -83,7 +83,7 @@ class LocalRun:
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
         self.restart_policy = RestartPolicy(restarts, plan.job.workers)
         self.given: list[Array] = []
-        self.kept = False  # whether ``given`` is unaffected by changes of the model
+        self.given_copied = False  # whether ``given`` is unaffected by changes of the model
         self.supervisor: AsyncSupervisor | None = None
         self.hangs: HeartbeatMonitor | None = None  # if workers do not wait for each other
         self.ready: set[int] = set()
@@ -103,18 +103,18 @@ class LocalRun:
         self.variables = model_variables(self.model)
         now = host_views(self.variables)
         self.given = self.given or list(now)
-        place = {id(variable): index for index, variable in enumerate(self.variables)}
-        self.places = [place[id(variable)] for variable in optimizer_variables(self.model)]
-        initial = [now[index] for index in self.places]
+        index_of = {id(variable): index for index, variable in enumerate(self.variables)}
+        self.optimizer_indices = [index_of[id(variable)] for variable in optimizer_variables(self.model)]
+        initial = [now[index] for index in self.optimizer_indices]
         if job.asynchronous:  # copied, because on PyTorch a view changes with its variable
             initial = [np.array(array) for array in initial]
         self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
         self.averages = self.saver.averages()
         self.ended, self.resumes = EpochOptimizerStates(), self.saver.latest is not None
-        for index, array in zip(self.places, self.slots[0], strict=True):
+        for index, array in zip(self.optimizer_indices, self.slots[0], strict=True):
             now[index] = array
         self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.epoch_values)
-        self.weights = SharedWeights.create(now, [place[id(variable)] for variable in large_frozen(self.model)])
+        self.weights = SharedWeights.create(now, [index_of[id(variable)] for variable in large_frozen(self.model)])
         if not job.asynchronous:
             self.slots = {}
         self.entries, nbytes = serialization.layout(self.payload.arrays)
@@ -174,8 +174,8 @@ class LocalRun:
             return False
         self.saver.drop_incomplete()
         self.job = self.saver.resumed_config(self.first_job)
-        place = (self.job.initial_epoch, self.job.initial_batch)
-        self.restart_policy.count(error, place, whole=True)
+        position = (self.job.initial_epoch, self.job.initial_batch)
+        self.restart_policy.count(error, position, all_ranks=True)
         return True
 
     def _run(self) -> RunRecord:
@@ -455,19 +455,19 @@ class LocalRun:
         elif self.best is not None:
             self.best.show(self.model, max(self.losses, default=None) if epoch is None else epoch)
             return
-        places, views = self.weights.changed(), self.weights.views()
-        assign_views([self.variables[index] for index in places], [views[index] for index in places])
+        changed, views = self.weights.changed(), self.weights.views()
+        assign_views([self.variables[index] for index in changed], [views[index] for index in changed])
 
     def keep_given(self) -> None:
         """Copy the given weights if they share memory with the model, which is about to change (PyTorch).
 
         Frozen weights are not copied: the shared memory that holds them is never written.
         """
-        if self.workers.backend != "torch" or self.kept or not self.given:
+        if self.workers.backend != "torch" or self.given_copied or not self.given:
             return
         frozen = self.weights.given()
         self.given = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
-        self.kept = True
+        self.given_copied = True
 
     def have_written(self, rank: int) -> None:
         """Request the weights for callbacks from a rank that waits for a control message, and wait for them.
@@ -497,14 +497,14 @@ class LocalRun:
 
         If training resumes from a checkpoint, a rank may have ended that epoch in the earlier run.
         """
-        wanted = self.ranks if averages_of(self.model.optimizer) else self.ranks[:1]
+        ranks = self.ranks if averages_of(self.model.optimizer) else self.ranks[:1]
         limit = time.monotonic() + self.job.timeout
 
         def missing(rank: int) -> bool:
             last = self.ended.last(rank)
             return last < epoch and (last >= 0 or not self.resumes)
 
-        while any(map(missing, wanted)):
+        while any(map(missing, ranks)):
             try:
                 rank, event, blobs = self.receive(0.5)
             except CommTimeoutError:
@@ -517,7 +517,7 @@ class LocalRun:
                 self.take_optimizer(rank, *from_blobs(event.part, blobs))
                 continue
             self.later.append((rank, event, blobs))
-            if isinstance(event, RankFailure) and rank in wanted:
+            if isinstance(event, RankFailure) and rank in ranks:
                 return
 
     def take_optimizer(self, rank: int, facts: dict[str, Any], groups: Groups) -> None:
@@ -543,8 +543,8 @@ class LocalRun:
             self.center.read(trainable, others)
             return split_vector(self.model, trainable)
         views = self.weights.views()
-        place = {id(variable): index for index, variable in enumerate(self.variables)}
-        return [np.array(views[place[id(variable)]]) for variable in self.model.trainable_variables]
+        index_of = {id(variable): index for index, variable in enumerate(self.variables)}
+        return [np.array(views[index_of[id(variable)]]) for variable in self.model.trainable_variables]
 
     def gather_members(self) -> list[Any]:
         """Return an Ensemble's models, and set the given model to the best one; [] for other algorithms."""
@@ -563,10 +563,10 @@ class LocalRun:
             SharedGroup.abort(self.exchange_segment, reason)
         self.control_block.publish(TrainerControl(stop=True))
         self.later.extend(self.departed)
-        first, gone, deadline = (rank, report), {rank, *done}, time.monotonic() + 5.0
-        gone -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause
+        first, finished, deadline = (rank, report), {rank, *done}, time.monotonic() + 5.0
+        finished -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause
         died = {rank} if report.died else set()
-        while len(gone) < self.job.workers and time.monotonic() < deadline:
+        while len(finished) < self.job.workers and time.monotonic() < deadline:
             try:
                 item = self.next(0.2)
             except PeerLostError:  # the remaining ranks had finished before they ended
@@ -575,14 +575,14 @@ class LocalRun:
                 continue
             other, event, _ = item
             if isinstance(event, (RankFailure, messages.WorkerDone)):
-                gone.add(other)
+                finished.add(other)
             if isinstance(event, RankFailure) and event.died:
                 died.add(other)
             if isinstance(event, RankFailure) and first[1].is_echo:
                 first = (other, event)
             if isinstance(event, (messages.Ready, messages.EpochEnded)):
                 self.publish(TrainerControl(stop=True), everyone=True)
-        self.restart_policy.unfit = died | (set(self.ranks) - gone)
+        self.restart_policy.unfit = died | (set(self.ranks) - finished)
         self.restart_policy.judge(first[1])
         raise self.pool.failure(*first, weights=self.last())
 

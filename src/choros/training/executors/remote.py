@@ -122,7 +122,7 @@ class RemoteRun(CallbackServer):
         if not (self.restart_policy.retry and self.hosts):  # if no rank has connected, a restart is not likely to help
             return False
         self.job = self.saver.resumed_config(self.first_job)
-        self.restart_policy.count(error, (self.job.initial_epoch, self.job.initial_batch), whole=True)
+        self.restart_policy.count(error, (self.job.initial_epoch, self.job.initial_batch), all_ranks=True)
         return True
 
     def store_line(self, text: str) -> None:
@@ -189,7 +189,7 @@ class RemoteRun(CallbackServer):
                 self.patience = _ENDS
                 raise self.saver.flush_for_exit()
             elif isinstance(message, ConnectionClosed) and rank not in done:
-                self.gone(process, rank)
+                self.fail_without_report(process, rank)
             elif isinstance(message, RanksDone):
                 done[rank] = message
                 if rank == 0:
@@ -212,11 +212,11 @@ class RemoteRun(CallbackServer):
             elif item is not None and isinstance(item.message, ConnectionClosed) and item.rank != rank:
                 # A rank that disappeared without a report is the cause; the first report only says that a peer was
                 # lost.
-                self.gone(process, item.rank)
+                self.fail_without_report(process, item.rank)
         self.restart_policy.judge(report)
         raise failure(rank, self.job.workers, report, self.last(), what="worker")
 
-    def gone(self, process: LaunchedJob, rank: int) -> None:
+    def fail_without_report(self, process: LaunchedJob, rank: int) -> None:
         """Raise for a rank whose connection closed without a report."""
         # Ranks that wait for a reply must get their error now, or the launcher could not end within the wait below.
         self.dismiss()

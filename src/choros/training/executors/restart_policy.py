@@ -53,26 +53,26 @@ class RestartPolicy:
         self.missing = report.missing
         self.retry = self.left > 0 and report.type.rpartition(".")[2] not in _OWN_FAULT
 
-    def count(self, error: WorkerFailedError, place: tuple[int, int] | None, whole: bool) -> None:
+    def count(self, error: WorkerFailedError, position: tuple[int, int] | None, all_ranks: bool) -> None:
         """Count a restart, and report it on stderr.
 
         Args:
             error: the worker's failure.
-            place: epoch and batch at which training resumes; None means from the start.
-            whole: True if all ranks go back to ``place``; False if only the failed rank does.
+            position: epoch and batch at which training resumes; None means from the start.
+            all_ranks: True if all ranks go back to ``position``; False if only the failed rank does.
         """
         self.left, self.retry = self.left - 1, False
-        epoch, batch = place or (0, 0)
+        epoch, batch = position or (0, 0)
         rank = self.missing[0] if self.missing else error.rank  # the rank that timed out is not the cause
         made = Restart(
             rank, error.host, error.signal, str(error).partition("\n")[0], time.monotonic() - self._begun,
             epoch, batch,
         )  # fmt: skip
         self.done.append(made)
-        who_restarts = "all ranks restart" if whole else f"rank {rank} restarts in a new process"
+        who_restarts = "all ranks restart" if all_ranks else f"rank {rank} restarts in a new process"
         why = made.reason.rstrip(".")
-        place_text = f"epoch {epoch + 1}, after {batch} of its batches"
-        logger.warning(f"{why}; {who_restarts} in {place_text} ({self.left} restarts left)")
+        position_text = f"epoch {epoch + 1}, after {batch} of its batches"
+        logger.warning(f"{why}; {who_restarts} in {position_text} ({self.left} restarts left)")
 
     def start(self, workers: WorkerPool) -> Pool:
         """Start the workers, with new processes for ``unfit`` ranks.

@@ -59,7 +59,7 @@ class SharedWeights:
         self.layout, self.common, self.frozen = layout, common, frozen
         self.entries: list[dict[str, Any]] = layout["entries"]
         self.nbytes: int = layout["nbytes"]
-        self._places = {index: {**self.entries[index], "offset": offset} for index, offset in layout["frozen"]}
+        self._frozen_entries = {index: {**self.entries[index], "offset": offset} for index, offset in layout["frozen"]}
         self._waiter = Waiter(common.words, common.address, spin=0.0)  # the writing takes longer than a spin
         self._flags = common.array(np.uint8, len(self.entries), CACHE_LINE)
         self._start = CACHE_LINE + align(len(self.entries))
@@ -81,8 +81,8 @@ class SharedWeights:
         placed, nbytes = serialization.layout([arrays[index] for index in order])
         entries = [entry for _, entry in sorted(zip(order, placed, strict=True), key=lambda pair: pair[0])]
         fixed, fixed_bytes = serialization.layout([arrays[index] for index in frozen])
-        places = [[index, entry["offset"]] for index, entry in zip(frozen, fixed, strict=True)]
-        layout = {"entries": entries, "nbytes": nbytes, "frozen": places}
+        offsets = [[index, entry["offset"]] for index, entry in zip(frozen, fixed, strict=True)]
+        layout = {"entries": entries, "nbytes": nbytes, "frozen": offsets}
         common = Segment.create(CACHE_LINE + align(len(arrays)) + max(nbytes, CACHE_LINE), "choros-weights")
         return cls(layout, common, Segment.create(max(fixed_bytes, CACHE_LINE), "choros-frozen"), arrays)
 
@@ -94,8 +94,8 @@ class SharedWeights:
     def fill(self) -> None:
         """Write the initial values of all variables, in order of their indices. Workers may wait for them meanwhile."""
         for index, array in enumerate(self._unwritten):
-            if (place := self._places.get(index)) is not None:
-                self.frozen.write(array, place["offset"])
+            if (entry := self._frozen_entries.get(index)) is not None:
+                self.frozen.write(array, entry["offset"])
             else:
                 self.common.write(array, self._start + self.entries[index]["offset"])
             self._waiter.publish(_FILLED, index + 1)
@@ -117,7 +117,7 @@ class SharedWeights:
 
     def given(self) -> dict[int, Array]:
         """Return the initial values of frozen variables, by index, without a copy."""
-        return {index: serialization.at(entry, self._given) for index, entry in self._places.items()}
+        return {index: serialization.at(entry, self._given) for index, entry in self._frozen_entries.items()}
 
     def lend(self) -> tuple[list[Array], list[int]]:
         """Return the last written values of all variables, and the indices of those whose memory a model may use.
@@ -152,13 +152,13 @@ class SharedWeights:
         """Return the indices of all variables without frozen ones that have their initial value; [] before ``fill``."""
         if self._unwritten:  # ``fill`` was interrupted
             return []
-        return [index for index in range(len(self.entries)) if index not in self._places or self._flags[index]]
+        return [index for index in range(len(self.entries)) if index not in self._frozen_entries or self._flags[index]]
 
     def write(self, arrays: Sequence[Array]) -> None:
         """Write all variables, without frozen ones that have their initial value."""
         for index, array in enumerate(arrays):
-            place = self._places.get(index)
-            if place is not None and not self._flags[index] and self._as_given(place, array):
+            entry = self._frozen_entries.get(index)
+            if entry is not None and not self._flags[index] and self._as_given(entry, array):
                 continue
             view = serialization.at(self.entries[index], self._values)
             if view.dtype == array.dtype and view.shape == array.shape:  # no page faults
@@ -167,16 +167,16 @@ class SharedWeights:
                 np.copyto(view, array)
             self._flags[index] = 1
 
-    def _as_given(self, place: dict[str, Any], array: Array) -> bool:
+    def _as_given(self, entry: dict[str, Any], array: Array) -> bool:
         """Return whether a frozen variable has its initial bits. A private mapping may have been written."""
-        begin = serialization.at(place, self._given)
-        if array.ctypes.data == begin.ctypes.data and not self.frozen.written(place["offset"], begin.nbytes):
+        begin = serialization.at(entry, self._given)
+        if array.ctypes.data == begin.ctypes.data and not self.frozen.written(entry["offset"], begin.nbytes):
             return True
         data, buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.empty(_MB, np.uint8)
         for start in range(0, data.size, _MB):
             part = data[start : start + _MB]
             # Read from the file, because this process's private mapping may be the changed copy.
-            if os.preadv(self.frozen.fd, [buffer[: part.size].data], place["offset"] + start) != part.size:
+            if os.preadv(self.frozen.fd, [buffer[: part.size].data], entry["offset"] + start) != part.size:
                 return False
             if not np.array_equal(part, buffer[: part.size]):
                 return False

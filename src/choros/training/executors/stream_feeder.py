@@ -125,14 +125,14 @@ class StreamReader:
         while True:
             memory = self._ring.take(self._rank, self._timeout)
             if not len(memory):
-                self._ring.let_go(self._rank)
+                self._ring.release(self._rank)
                 return
             length = int(memory[:8].view(np.int64)[0])
             tree, entries, rows = json.loads(memory[_HEAD : _HEAD + length].tobytes())
             begin = align(_HEAD + length)
             batch = serialization.nested(tree, serialization.views(entries, memory[begin:]))
             yield *batch, rows
-            self._ring.let_go(self._rank)
+            self._ring.release(self._rank)
 
     def close(self) -> None:
         """Release the ring."""

@@ -80,8 +80,8 @@ def _configurable(thing: Any) -> Iterator[Any]:
     """
     import keras
 
-    held = [*vars(thing).values(), *vars(getattr(thing, "inner_optimizer", thing)).values()]
-    kinds = [value if isinstance(value, types.FunctionType) else type(value) for value in held]
+    values = [*vars(thing).values(), *vars(getattr(thing, "inner_optimizer", thing)).values()]
+    kinds = [value if isinstance(value, types.FunctionType) else type(value) for value in values]
     lambdas = {name: value for name, value in vars(thing).items() if getattr(value, "__name__", "") == "<lambda>"}
     vars(thing).update(dict.fromkeys(lambdas, keras.activations.linear))
     try:

@@ -73,10 +73,10 @@ def pack_model(model: Any) -> PackedModel:
     try:
         written = pickling.dump_with_arrays(model, _own_variables(model), _MOST)
     except pickling.TooLargeError:
-        place, part, size = pickling.culprit(model, "model", _MOST // 4)
+        path, part, size = pickling.culprit(model, "model", _MOST // 4)
         much = f"{size >> 20} MB" if isinstance(size, int) else "more"
         raise NotSerializableError(
-            f"{name} would travel to each worker with more than {_MOST >> 20} MB beside its weights: {place}, a "
+            f"{name} would travel to each worker with more than {_MOST >> 20} MB beside its weights: {path}, a "
             f"{type(part).__name__}, brings {much}. Give data to fit, or load them from a file where they are used."
         ) from None
     except Exception as error:  # an object's __reduce__ may raise any exception

@@ -54,14 +54,14 @@ class AllReduceSteps:
     def __call__(self, batch: Batch) -> None:
         """Make one step: write the gradients to the group's buffer, sum them over ranks, run the optimizer."""
         if self.loop.recheck is not None:
-            self.loop.recheck(batch, self.loop.at[0])
+            self.loop.recheck(batch, self.loop.position[0])
         summed, lost = self._sum(batch)
         if self.open and not self._accepts_gradients(summed):
             if self.run.dropped:
                 return
             summed, lost = self._sum(batch)
         self.open = False
-        self.loop.finite.note(lost, *self.loop.at)
+        self.loop.finite.note(lost, *self.loop.position)
         self.run.tally.exchanges += 1
         with self.run.span("compute", "optimizer"):
             self.replica.apply(summed[: self.count])
@@ -102,9 +102,9 @@ class AllReduceSteps:
     def _show(self) -> list[float]:
         """Write the weights for callbacks as they were after the last step; return the metrics' variables, flat."""
         now = self.replica.swap(self.mark)
-        held: list[float] = self.loop.show(self.state)
+        metric_values: list[float] = self.loop.show(self.state)
         self.replica.swap(now)
-        return held
+        return metric_values
 
     def _accepts_gradients(self, summed: Array) -> bool:
         """Take the control message from the sum. Return False if the gradients must be dropped."""

@@ -62,7 +62,7 @@ class CommHandles:
         weights: SharedWeights, in which the driver reads weights, or None.
         snapshots: the center at epochs' ends, or None.
         best: the best member of an Ensemble, or None.
-        held: further resources that ``close`` closes, in this order.
+        resources: further resources that ``close`` closes, in this order.
         server: ShardServerProcess of this host's part of the center, or None.
     """
 
@@ -73,12 +73,12 @@ class CommHandles:
     weights: SharedWeights | None = None
     snapshots: Slots | None = None
     best: BestMemberSlots | None = None
-    held: list[Any] = field(default_factory=list)
+    resources: list[Any] = field(default_factory=list)
     server: ShardServerProcess | None = None
 
     def close(self) -> None:
         """Close all connections. The server comes first: it must not be restarted after its memory is released."""
-        for resource in (self.server, self.center, self.group, *self.held):
+        for resource in (self.server, self.center, self.group, *self.resources):
             if resource is not None:
                 resource.close()
 
@@ -104,7 +104,7 @@ def connect_ranks(
         # A separate group: training sets its timeout to that of a step, and ``base`` keeps the longer one.
         group = part(base, range(base.size)) or base
         control_block = ControlBlock.create(job.workers, epochs, job.epoch_values)
-        return CommHandles(group, None, control_block, held=[control_block])
+        return CommHandles(group, None, control_block, resources=[control_block])
     wide = base.control if isinstance(base, OffloadGroup) else base  # no vectors are summed here
     return _between(wide, job, algorithm, *vectors(), hosts)
 
@@ -119,18 +119,25 @@ def _on_one(
         segment = share(base, create_exchange_segment(job, algorithm, nbytes, vectors) if lead else None)
     group, center = join_exchange(job, algorithm, segment, base.rank)
     return CommHandles(
-        group, center, control_block, epoch_log, snapshots=epoch_log.snapshots, held=[epoch_log, control_block, segment]
+        group,
+        center,
+        control_block,
+        epoch_log,
+        snapshots=epoch_log.snapshots,
+        resources=[epoch_log, control_block, segment],
     )
 
 
-def _notes(near: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array]]) -> tuple[ControlBlock, EpochLog]:
+def _notes(
+    host_group: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array]]
+) -> tuple[ControlBlock, EpochLog]:
     """Return the control block and the epoch log, in memory that the ranks of one host share."""
-    lead, sizes = near.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.epoch_values)
-    control_block = ControlBlock(share(near, ControlBlock.create(*sizes).segment if lead else None), *sizes)
-    logs = share(near, Segment.create((sizes[1] + 1) * LINE, "choros-epoch-log") if lead else None)
+    lead, sizes = host_group.rank == 0, (job.workers, job.epochs - job.initial_epoch, job.epoch_values)
+    control_block = ControlBlock(share(host_group, ControlBlock.create(*sizes).segment if lead else None), *sizes)
+    logs = share(host_group, Segment.create((sizes[1] + 1) * LINE, "choros-epoch-log") if lead else None)
     snapshots = None
     if job.asynchronous and job.watched:
-        snapshots = Snapshots(share(near, Snapshots.create(*vectors()).segment if lead else None))
+        snapshots = Snapshots(share(host_group, Snapshots.create(*vectors()).segment if lead else None))
     return control_block, EpochLog(logs, control_block, snapshots)
 
 
@@ -190,46 +197,46 @@ def _between(
 ) -> CommHandles:
     """Connect to a center on several hosts: each host holds a part, or the first host holds all of it."""
     host_number = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
-    near = part(base, hosts[host_number])
-    assert near is not None  # noqa: S101 - this rank is a member
-    near.timeout = base.timeout
-    held: list[Any] = [near]
+    host_group = part(base, hosts[host_number])
+    assert host_group is not None  # noqa: S101 - this rank is a member
+    host_group.timeout = base.timeout
+    resources: list[Any] = [host_group]
     cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
     # Every rank draws a secret, and all use rank 0's.
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
     control_block, epoch_log, center = None, None, None
     if host_number == 0:
-        control_block, epoch_log = _notes(near, job, lambda: (trainable, others))
+        control_block, epoch_log = _notes(host_group, job, lambda: (trainable, others))
     messages = _vector_messages(base, trainable.nbytes // len(cuts))
     if messages is not None:
         # Its end is that of the messages: it waits until the other ranks leave too.
-        held.insert(0, MessageGroup(messages, base.timeout))
+        resources.insert(0, MessageGroup(messages, base.timeout))
     # The server is a child of the first rank and would inherit its cores, on which that rank computes.
-    cores = {core for text in near.gather(json.dumps(usable_cores()).encode()) for core in json.loads(text)}
-    place, server = "", None
+    cores = {core for text in host_group.gather(json.dumps(usable_cores()).encode()) for core in json.loads(text)}
+    server_address, server = "", None
     if host_number < len(cuts):
         cut = cuts[host_number]
         # Moving statistics are small and not divided: the first host has them.
         statistics = others if host_number == 0 else np.empty(0, others.dtype)
         made = None
-        if near.rank == 0:
+        if host_group.rank == 0:
             vector = trainable[cut]
             made = SharedMemoryParameterServer.create(
                 vector, statistics, algorithm.start(vector, job.workers), job.workers
             )
-        segment = share(near, made)
-        held.append(segment)
+        segment = share(host_group, made)
+        resources.append(segment)
         center = SharedMemoryParameterServer(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
         code = pack_algorithm(algorithm)  # on each rank, so that all raise if it cannot be pickled
-        if near.rank == 0:
+        if host_group.rank == 0:
             replies = reply_segment(center)
-            held.append(replies)
+            resources.append(replies)
             transfers = None
             if messages is not None:
                 transfers = TransferSlots.create(center)
                 remote_ranks = set(range(base.size)) - set(hosts[host_number])
                 relay = VectorRelay(TransferSlots(transfers, center), messages, replies, center, remote_ranks)
-                held = [relay, *held, transfers]
+                resources = [relay, *resources, transfers]
             config = ServerConfig(
                 algorithm=job.algorithm,
                 algorithm_code=code.hex(),
@@ -244,8 +251,8 @@ def _between(
                 cores=sorted(cores),  # of this host's ranks
             )
             server = ShardServerProcess(config, base.rank)
-            place = server.place
-    places = [json.loads(text) for text in base.gather(json.dumps([place, os.uname().nodename]).encode())]
+            server_address = server.place
+    addresses = [json.loads(text) for text in base.gather(json.dumps([server_address, os.uname().nodename]).encode())]
     clients: dict[int, ReconnectingClient] = {}
     parts: list[tuple[slice, Any]] = []
     for i, cut in enumerate(cuts):
@@ -253,7 +260,7 @@ def _between(
             parts.append((cut, center))
             continue
         leader = hosts[i][0]
-        where, host = places[leader]
+        where, host = addresses[leader]
         hello = {"rank": base.rank, "host": os.uname().nodename}
         peer = f"The center's server on {host} (rank {leader})"
         clients[i] = ReconnectingClient(where, secret, hello, peer, job.timeout, base.timeout)
@@ -264,5 +271,7 @@ def _between(
     sharded = ShardedParameterServer(algorithm, parts, messages.name if messages else "")
     control = control_block or RemoteControlBlock(clients[0])
     logs = epoch_log or RemoteEpochLog(clients[0], job.watched)
-    held = [logs, control, *held]
-    return CommHandles(SingleRankGroup(), sharded, control, logs, snapshots=logs.snapshots, held=held, server=server)
+    resources = [logs, control, *resources]
+    return CommHandles(
+        SingleRankGroup(), sharded, control, logs, snapshots=logs.snapshots, resources=resources, server=server
+    )

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,7 +34,7 @@ _SHOWN = 65_536  # most metric values that callbacks get
 
 _NO_SPAN: AbstractContextManager[object] = nullcontext()
 
-Held = tuple[list[Array], list[Array] | None]
+SavedState = tuple[list[Array], list[Array] | None]
 
 
 @dataclass
@@ -263,13 +263,13 @@ class WorkerContext:
         logs = self.replica.metrics() | mean_own_logs(all_numbers)
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def held_by_metrics(self) -> list[float]:
+    def shown_metric_values(self) -> list[float]:
         """Return the values of the metrics' variables, flat, if callbacks may read them; else an empty list."""
-        wanted = self.job.watched and self.job.metric_values <= _SHOWN
-        return self.replica.metric_values(self.replica.metric_state()) if wanted else []
+        readable = self.job.watched and self.job.metric_values <= _SHOWN
+        return self.replica.metric_values(self.replica.metric_state()) if readable else []
 
     @contextmanager
-    def at(self, center: Array | None) -> Iterator[None]:
+    def using_weights(self, center: Array | None) -> Iterator[None]:
         """Use the center's weights within this context instead of this worker's weights. None changes nothing."""
         if center is None:
             yield
@@ -296,13 +296,13 @@ class WorkerContext:
         """Return this rank's trainable vector and its moving statistics."""
         return vectors(self.replica)
 
-    def hold(self) -> Held:
+    def copy_state(self) -> SavedState:
         """Return copies of the variables of model and optimizer, and of the algorithm's look-ahead point or None."""
         return self.replica.snapshot(), self.replica.ahead() if self.algorithm.momentum else None
 
-    def put_back(self, held: Held) -> None:
-        """Restore the result of ``hold``."""
-        arrays, ahead = held
+    def restore_state(self, saved: SavedState) -> None:
+        """Restore the result of ``copy_state``."""
+        arrays, ahead = saved
         self.replica.restore(arrays)
         if ahead is not None:
             self.replica.set_ahead(ahead)
@@ -310,11 +310,11 @@ class WorkerContext:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Restore this rank's weights at the end of this context."""
-        held = self.hold()
+        saved = self.copy_state()
         try:
             yield
         finally:
-            self.put_back(held)
+            self.restore_state(saved)
 
     def write_trainable(self, vector: Array) -> None:
         """Set the trainable variables to ``vector``, and write all variables; for the last center, when a run fails."""
@@ -333,7 +333,7 @@ class WorkerContext:
             control: the control message.
         """
         model, current, optimizers = self.replica.model, self.replica.view(), optimizer_variables(self.replica.model)
-        taken = {id(optimizers[place]) for place in control.slots}
+        taken = {id(optimizers[index]) for index in control.slots}
         rates = {id(variable) for variable in learning_rates(model)}
         skipped = {id(variable) for variable in [*self.replica.seeds, *optimizers]} - rates
         for index, variable in enumerate(model_variables(model)):
@@ -369,7 +369,7 @@ def vectors(replica: Replica) -> tuple[Array, Array]:
     return trainable, others
 
 
-def mean_own_logs(of_ranks: list[list[Any]]) -> dict[str, float]:
+def mean_own_logs(of_ranks: Sequence[Sequence[Any]]) -> dict[str, float]:
     """Return the mean, weighted by rows, of figures that the user's ``train_step`` logs without a metric.
 
     Args:

@@ -202,7 +202,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             snapshots = Snapshots(Segment.attach(fds.pop())) if task.snapshots else None
             best = BestMemberSlots(Segment.attach(fds.pop()), weights.entries, control_block) if task.best else None
             group, center = join_exchange(job, algorithm, fds[4] if fds[4:] else None, rank)
-            return CommHandles(group, center, control_block, None, weights, snapshots, best, held=[best, snapshots])
+            return CommHandles(
+                group, center, control_block, None, weights, snapshots, best, resources=[best, snapshots]
+            )
 
         def train_rank(context: WorkerContext, comm: CommHandles) -> None:
             """Train, and send the results to the driver."""

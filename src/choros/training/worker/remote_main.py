@@ -106,18 +106,18 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
 
 def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
     """Return the data in memory that the ranks of a host share. The first of these ranks requests them."""
-    near, made = group, None
+    host_group, segment_made = group, None
     local_ranks = next(ranks for ranks in hosts_of(group) if group.rank in ranks)
     if len(local_ranks) < group.size:
-        near = part(group, local_ranks) or group
-    if near.rank == 0:
-        made = Segment.create(max(nbytes, 64), "choros-data")
+        host_group = part(group, local_ranks) or group
+    if host_group.rank == 0:
+        segment_made = Segment.create(max(nbytes, 64), "choros-data")
         if nbytes:
             _, (data,) = line.request(header_of(GetData()))
-            made.array(np.uint8, nbytes, 0)[:] = data
-    segment = share(near, made)
-    if near is not group:
-        near.close()
+            segment_made.array(np.uint8, nbytes, 0)[:] = data
+    segment = share(host_group, segment_made)
+    if host_group is not group:
+        host_group.close()
     return segment
 
 

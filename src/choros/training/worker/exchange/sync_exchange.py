@@ -127,8 +127,8 @@ class SyncExchange:
         """Set the center to new values, such as those a callback assigned. Every rank must pass the same values."""
         self.center[...] = center
         self.seen[...] = center
-        held = self.algorithm.replaced(self.center, self.memory)
-        for vector, new in zip(self.memory, held, strict=True):
+        replaced = self.algorithm.replaced(self.center, self.memory)
+        for vector, new in zip(self.memory, replaced, strict=True):
             if new is not vector:
                 vector[...] = new
 

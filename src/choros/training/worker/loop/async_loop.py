@@ -32,7 +32,7 @@ class AsyncLoop:
         self.schedule = Schedule(run.algorithm.window)
         self.exchange = None if run.center is None else AsyncExchange(run.center, self.local.copy())
         self.solo = SingleRankGroup()
-        self.at = run.begin  # the epoch, and the number of its batches that are done
+        self.position = run.begin  # the epoch, and the number of its batches that are done
         self.values = len(run.replica.metric_state())  # before any evaluation, which adds a count to the state
         self.finite = finite(run)
         self.recheck = late_check(run, None)
@@ -91,7 +91,7 @@ class AsyncLoop:
             self.recheck(batch, epoch)
         with run.span("compute", "step"):
             self.replica.step(batch)
-        self.at = (epoch, number + 1)
+        self.position = (epoch, number + 1)
         if batch.rows and run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
         if batch.rows and self.schedule.due():  # without rows there was no optimizer step
@@ -110,7 +110,7 @@ class AsyncLoop:
     def show(self) -> list[float]:
         """Write the weights of an Ensemble's first member for callbacks, and return its metrics' values, flat."""
         self.run.write_weights()
-        return self.run.held_by_metrics()
+        return self.run.shown_metric_values()
 
     def publish_pending(self, epoch: int) -> None:
         """Save the not yet exchanged update at an epoch's end, for the worker that validates and reports the epoch."""
@@ -148,9 +148,9 @@ class AsyncLoop:
         with run.span("compute", "steps on the device"):
             # Waits for the steps on the device, which is time of training and not of the exchange.
             self.replica.get(self.local)
-        self.finite.weights(self.local, self.at[0], self.at[1] - 1)
+        self.finite.weights(self.local, self.position[0], self.position[1] - 1)
         self.replica.get_others(self.others)
-        run.center.position = encode_position(*self.at)  # stored with the exchange: a new process resumes from it
+        run.center.position = encode_position(*self.position)  # stored with the exchange: a new process resumes from it
         begun = time.perf_counter()
         with run.span("exchange", "weights", self.local.nbytes):
             run.tally.staleness += self.exchange.run(self.local, pending, self.others)
@@ -159,7 +159,7 @@ class AsyncLoop:
         run.tally.exchanging += time.perf_counter() - begun
         run.tally.exchanges += 1
         if run.job.keep is not None:
-            save_position(run, self.at)
+            save_position(run, self.position)
 
     def apply_rate(self) -> None:
         """Take the learning rate if a callback has set one since the last call."""
@@ -224,15 +224,15 @@ class AsyncLoop:
         train, valid = run.control_block.sums(index) if best is None else run.control_block.rank_metrics(index, best)
         replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
-        held = run.held_by_metrics()
+        metric_values = run.shown_metric_values()
         if best is not None:
             logs |= dict(zip(members, valid.tolist(), strict=False))
         elif run.snapshots is not None or run.job.validates(epoch):
             shown = self.snapshot(epoch)
             if run.job.validates(epoch):
                 logs |= self.validate_at(epoch, *shown)
-                held = run.held_by_metrics()
-        run.reporter.epoch_end(epoch, logs, run.clock(), held)
+                metric_values = run.shown_metric_values()
+        run.reporter.epoch_end(epoch, logs, run.clock(), metric_values)
 
     def snapshot(self, epoch: int) -> tuple[Array, Array]:
         """Return the center of an epoch's end, including updates not yet exchanged, and save it for callbacks.
@@ -271,7 +271,7 @@ class AsyncLoop:
         """Validate a snapshot of the center while the other workers continue."""
         replica, values = self.replica, np.empty_like(self.others)
         replica.get_others(values)
-        with self.run.at(center):
+        with self.run.using_weights(center):
             replica.set_others(others)
             logs = self.run.validate(self.solo, epoch)
             replica.set_others(values)

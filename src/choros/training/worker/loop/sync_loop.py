@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,24 @@ from choros.training.worker.setup import adding
 from choros.types import Array, Batch, aligned
 
 
+class RankReport(NamedTuple):
+    """What a rank reports when the ranks compare their weights.
+
+    Attributes:
+        rows: int. The rows of its last batch.
+        logs: dict of name to (value, whether ``train_step`` computed it), as ``Replica.own_logs``; or None.
+        fingerprint: list. That of its weights or center; see ``replica_divergence.mark``.
+        host: str.
+        lost_epoch: int. The epoch at which its numbers were first not finite; -1 if they are finite.
+    """
+
+    rows: int
+    logs: dict[str, Any] | None
+    fingerprint: list[Any]
+    host: str
+    lost_epoch: int
+
+
 class SyncLoop:
     """The synchronous loop: ranks divide every global batch, and synchronize at least at each epoch's end."""
 
@@ -34,7 +52,7 @@ class SyncLoop:
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
         self.exchange: SyncExchange | None = None
-        self.finite, self.at, self.warned = finite(run), (run.begin[0], -1), False
+        self.finite, self.position, self.warned = finite(run), (run.begin[0], -1), False
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
         self.written = False  # whether the caller's memory holds the weights as they are
         self.checkpointer = None if run.job.keep is None else SyncCheckpointer(self)
@@ -60,7 +78,7 @@ class SyncLoop:
             self.written = False
             step = self.reducing or self.window
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
-                self.at = (epoch, number)
+                self.position = (epoch, number)
                 step(batch)
                 if run.dropped:
                     continue
@@ -80,9 +98,9 @@ class SyncLoop:
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
             if self.exchange is not None and run.algorithm.window == 0:
                 self.exchange_weights()
-            logs, held = self.end_epoch(epoch, run.tally.rows - self.rows_before)
+            logs, metric_values = self.end_epoch(epoch, run.tally.rows - self.rows_before)
             with run.span("wait", "callbacks of an epoch"):
-                control = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), held)
+                control = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), metric_values)
             self.apply_control(control)
             end_after_batch = control.end_after_batch
             if self.checkpointer is not None:
@@ -115,18 +133,18 @@ class SyncLoop:
         Returns:
             The values of the metrics' variables, flat.
         """
-        with self.run.at(self.center()):
+        with self.run.using_weights(self.center()):
             self.run.write_weights()
-        held: list[float] = self.replica.metric_values(state)
-        return held
+        metric_values: list[float] = self.replica.metric_values(state)
+        return metric_values
 
     def center(self) -> Array | None:
         """Return the center if this rank's weights differ from it; else None.
 
         They differ within a window. With EASGD they also differ right after an exchange.
         """
-        at_it = not self.schedule.pending and self.exchange and np.array_equal(self.local, self.exchange.center)
-        return None if self.exchange is None or at_it else self.exchange.center
+        equals_center = not self.schedule.pending and self.exchange and np.array_equal(self.local, self.exchange.center)
+        return None if self.exchange is None or equals_center else self.exchange.center
 
     def shown(self, epoch: int) -> Array | None:
         """Return the center to validate and show to callbacks at an epoch's end, if this rank's weights differ from it.
@@ -134,9 +152,9 @@ class SyncLoop:
         Within a window it is the center that an exchange would produce now. The exchange is only a trial: training is
         the same with and without validation.
         """
-        wanted = self.run.job.watched or self.run.job.validates(epoch)
+        is_read = self.run.job.watched or self.run.job.validates(epoch)
         self.trial = None
-        if self.exchange is None or not self.schedule.pending or not wanted:
+        if self.exchange is None or not self.schedule.pending or not is_read:
             return self.center()
         self.replica.get(self.local)
         window = self.schedule.trial_steps(epoch + 1 == self.run.job.epochs)
@@ -146,7 +164,7 @@ class SyncLoop:
     def window(self, batch: Batch) -> None:
         """Make one local step, and exchange at the end of a window."""
         if self.recheck is not None:
-            self.recheck(batch, self.at[0])
+            self.recheck(batch, self.position[0])
         with self.run.span("compute", "step"):
             self.replica.step(batch)
         self.rows += batch.rows
@@ -163,7 +181,7 @@ class SyncLoop:
             return
         with self.run.span("compute", "steps on the device"):
             self.replica.get(self.local)  # waits for these steps, which is time of training, not of exchanging
-        self.finite.weights(self.local, *self.at)
+        self.finite.weights(self.local, *self.position)
         begun = time.perf_counter()
         with self.run.span("exchange", "weights", self.local.nbytes):
             self.exchange.run(self.local, self.schedule.reset(), self.rows)
@@ -186,27 +204,27 @@ class SyncLoop:
             replica.set_average(mean_average(replica, group, rows))
         replica.set_metric_state(group.sum(replica.metric_state()))
         logs: dict[str, float] = replica.metrics()
-        held = run.held_by_metrics()
+        metric_values = run.shown_metric_values()
         lost = False
         if group.size > 1:
             reports = self.same(epoch)
             logs |= mean_own_logs(reports)
-            lost = any(report[4] >= 0 for report in reports)
+            lost = any(report.lost_epoch >= 0 for report in reports)
         if run.rank == 0 and not lost:
             self.finite.loss(logs.get("loss"), epoch)
         shown = self.shown(epoch)
         if run.job.validates(epoch):
-            with run.at(average_of(replica) if run.job.validate_average else shown):
+            with run.using_weights(average_of(replica) if run.job.validate_average else shown):
                 logs |= run.validate(group, epoch)
-            held = run.held_by_metrics()
+            metric_values = run.shown_metric_values()
         if run.rank == 0:
-            with run.at(shown):
+            with run.using_weights(shown):
                 run.write_weights()
             # With a center, or with averaged weights, ``finish`` still changes the model, so it must be written again.
             self.written = self.exchange is None and not replica.averages
-        return logs, held
+        return logs, metric_values
 
-    def same(self, epoch: int, step: int | None = None) -> list[list[Any]]:
+    def same(self, epoch: int, step: int | None = None) -> list[RankReport]:
         """Check that all ranks have the same weights or center. If they differ by rounding, all take those of one rank.
 
         Collective: every rank must call it.
@@ -216,7 +234,7 @@ class SyncLoop:
             step: int. The step within it; None means its end.
 
         Returns:
-            For each rank the rows of its last batch, the logs of the user's ``train_step``, and further values.
+            The report of each rank.
 
         Raises:
             RankMismatchError: this rank's weights differ from those of most ranks.
@@ -225,18 +243,18 @@ class SyncLoop:
         run, shared = self.run, self.local if self.exchange is None else self.exchange.center
         if self.exchange is None:
             self.replica.get(shared)
-        local_report = [
+        local_report = RankReport(
             run.last_rows,
             self.replica.own_logs(),
             replica_divergence.mark(shared),
             run.tally.host,
             run.tally.lost_epoch,
-        ]
-        reports = [json.loads(text) for text in run.group.gather(json.dumps(local_report).encode())]
-        drift = replica_divergence.compare([report[2] for report in reports])
+        )
+        reports = [RankReport(*json.loads(text)) for text in run.group.gather(json.dumps(local_report).encode())]
+        drift = replica_divergence.compare([report.fingerprint for report in reports])
         if drift is not None and drift.far:
             error = RankMismatchError if run.rank in drift.far else PeerLostError
-            raise error(drift.say([report[3] for report in reports], epoch, step))
+            raise error(drift.say([report.host for report in reports], epoch, step))
         if drift is not None:
             if not (self.warned or run.rank):
                 replica_divergence.warn(drift, f"all take those of rank {drift.usual}")
