@@ -48,7 +48,7 @@ class BaseReplica(Metrics):
         self.revocable = self.repeats = self.watches = False
         self._total = 0
         self.packing = 0.0
-        self._held: tuple[Any, ...] | None = None  # the packed batch of the last gradients, if ``repeats`` is set
+        self._batch: tuple[Any, ...] | None = None  # the packed batch of the last gradients, if ``repeats`` is set
         self._refusing = ExitStack()
         self._lay_out()
 
@@ -210,7 +210,7 @@ class BaseReplica(Metrics):
             The gradients in the order of ``trainable`` (None: no gradient), the divisor of the loss, and the logs.
         """
         rows = int(keras.tree.flatten(data)[0].shape[0])
-        with self._put_back(data):
+        with self._repeatable(data):
             arrays, _, n = self._gradients(data, rows)
         return arrays, n, self._logs or {}
 
@@ -280,14 +280,14 @@ class BaseReplica(Metrics):
 
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch without rows."""
-        self._total, self._held = batch.total, None
+        self._total, self._batch = batch.total, None
         if not batch.rows:
             out[:] = 0
             for where in self.slices:
                 leave_out(out, where)
             return
         data = self._packed(batch)
-        with self._scaled(batch) as share, self._put_back(data):
+        with self._scaled(batch) as share, self._repeatable(data):
             arrays, reported, n = self._gradients(data, batch.rows)
         self._rows += batch.rows
         loss = self._known(reported, batch.rows)
@@ -330,24 +330,24 @@ class BaseReplica(Metrics):
             self._make_update(summed[:-2], divisor, left_out(summed, self.slices))
 
     @contextmanager
-    def _put_back(self, data: tuple[Any, ...]) -> Iterator[None]:
+    def _repeatable(self, data: tuple[Any, ...]) -> Iterator[None]:
         """Save the batch of a step that is repeated, and restore the variables that the step has changed."""
         if not self.repeats:
             yield
             return
-        held, generators = self._marked(), self.generators()
+        values, generators = self._marked(), self.generators()
         yield
-        self._go_to(held)
+        self._go_to(values)
         self.set_generators(generators)
-        self._held = data
+        self._batch = data
 
     def _make_update(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         """Run the optimizer, or run the saved step again with it. A rank without rows has no saved step."""
-        held, self._held = self._held, None
-        if held is None:
+        batch, self._batch = self._batch, None
+        if batch is None:
             self._apply(gradient, divisor, absent)
         else:
-            self._repeat(held, gradient, divisor, absent)
+            self._repeat(batch, gradient, divisor, absent)
 
     def outcome(self) -> list[Array]:
         """Return copies of the variables that a repeated step makes equal on all ranks.
@@ -388,15 +388,15 @@ class BaseReplica(Metrics):
         return self._marked(), self.generators(), self._facts()
 
     def _facts(self) -> tuple[Any, ...]:
-        return self._rows, self._logs, dict(self._said), self._untold, self._by_batch, self._total
+        return self._rows, self._logs, dict(self._scalars), self._untold, self._by_batch, self._total
 
     def swap(self, mark: Mark) -> Mark:
         """Restore the state of a mark; return a mark of the state that it replaces."""
         restorable = self._copied(), self.generators(), self._facts()
-        held, generators, facts = mark
-        self._go_to(held)
+        values, generators, facts = mark
+        self._go_to(values)
         self.set_generators(generators)
-        self._rows, self._logs, self._said, self._untold, self._by_batch, self._total = facts
+        self._rows, self._logs, self._scalars, self._untold, self._by_batch, self._total = facts
         return restorable
 
     def _marked(self) -> list[Any]:
@@ -407,9 +407,9 @@ class BaseReplica(Metrics):
         """Return copies of the variables that ``gradients`` changes."""
         return [np.array(value) for value in self._values(self._changing())]
 
-    def _go_to(self, held: list[Any]) -> None:
+    def _go_to(self, values: list[Any]) -> None:
         """Set the variables that ``gradients`` changes to values of ``_marked`` or ``_copied``."""
-        self._assign(self._changing(), held)
+        self._assign(self._changing(), values)
 
     def _changing(self) -> list[Any]:
         weights = self.trainable if self.repeats else []  # a repeated step may set weights: both runs start alike

@@ -59,13 +59,13 @@ class Settings:
 
     def __init__(self, model: keras.Model) -> None:
         small = dict(_optimizers(model))  # objects whose numbers ``glance`` reads
-        small |= {f"loss[{place}]": entry.loss for place, entry in enumerate(compiled_losses(model))}
+        small |= {f"loss[{index}]": entry.loss for index, entry in enumerate(compiled_losses(model))}
         self._watched = [(vars(item), [name for name, _ in _numbers(item)]) for item in small.values()]
-        layers = {f"layers[{place}]": layer for place, layer in enumerate(model._flatten_layers())}
+        layers = {f"layers[{index}]": layer for index, layer in enumerate(model._flatten_layers())}
         self._objects = {**small, **layers}
-        for place, layer in layers.items():
+        for path, layer in layers.items():
             parts = {name: part for name, part in vars(layer).items() if isinstance(part, _PARTS)}
-            self._objects |= {f"{place}.{name}": part for name, part in parts.items()}
+            self._objects |= {f"{path}.{name}": part for name, part in parts.items()}
         self.variables, self._globals = _untracked(model)
         self._functions = self._read_functions()
 
@@ -77,8 +77,8 @@ class Settings:
 
     def read(self) -> Values:
         """Return the present value of each setting by name. Variables are given as nested lists."""
-        values = {f"{place}.{name}": value for place, item in self._objects.items() for name, value in _numbers(item)}
-        values |= {place: _plain(names.get(name)) for place, (names, name) in self._globals.items()}
+        values = {f"{path}.{name}": value for path, item in self._objects.items() for name, value in _numbers(item)}
+        values |= {path: _plain(names.get(name)) for path, (names, name) in self._globals.items()}
         return values | _values(self.variables)
 
     def replaced_functions(self) -> list[str]:
@@ -87,13 +87,13 @@ class Settings:
         Workers keep the old functions, as a function cannot be sent as a value.
         """
         before, self._functions = self._functions, self._read_functions()
-        return [place for place, function in self._functions.items() if before.get(place, function) is not function]
+        return [path for path, function in self._functions.items() if before.get(path, function) is not function]
 
     def _read_functions(self) -> dict[str, Any]:
         kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
         return {
-            f"{place}.{name}": value
-            for place, item in self._objects.items()
+            f"{path}.{name}": value
+            for path, item in self._objects.items()
             for name, value in list(vars(item).items())
             if isinstance(value, kinds) and name[:1] != "_" and name not in _KEPT
         }
@@ -125,9 +125,9 @@ class Settings:
                 names, key = self._globals[name]
                 names[key] = value
                 continue
-            place, _, attribute = name.rpartition(".")
-            if place in self._objects:
-                holder = self._objects[place]
+            path, _, attribute = name.rpartition(".")
+            if path in self._objects:
+                holder = self._objects[path]
                 setattr(holder, attribute, _as_before(getattr(holder, attribute, None), value))
         return bool(self.changed(before))
 
@@ -178,10 +178,10 @@ def _as_before(before: object, value: object) -> Any:
 
 
 def _optimizers(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    for place, optimizer in {"optimizer": model.optimizer, **held_optimizers(model)}.items():
-        yield place, optimizer
+    for path, optimizer in {"optimizer": model.optimizer, **held_optimizers(model)}.items():
+        yield path, optimizer
         if hasattr(optimizer, "inner_optimizer"):
-            yield f"{place}.inner_optimizer", optimizer.inner_optimizer
+            yield f"{path}.inner_optimizer", optimizer.inner_optimizer
 
 
 def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Values, str]]]:
@@ -194,8 +194,8 @@ def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Valu
     """
     known = {id(variable) for variable in [*model_variables(model), *model.metrics_variables]}
     roots: list[tuple[str, Any]] = []
-    for place, entry in enumerate(compiled_losses(model)):
-        roots.append((f"loss[{place}]", entry.loss))
+    for index, entry in enumerate(compiled_losses(model)):
+        roots.append((f"loss[{index}]", entry.loss))
     owners = [*model._flatten_layers(), *(entry.loss for entry in compiled_losses(model))]
     for base in dict.fromkeys(base for owner in owners for base in type(owner).__mro__ if not _of_a_library(base)):
         functions = {name: member for name, member in vars(base).items() if isinstance(member, types.FunctionType)}
@@ -216,8 +216,8 @@ def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Valu
                 continue
             if isinstance(item, types.FunctionType) and not _of_a_library(item):
                 names = item.__globals__
-                held = [key for key in global_names(item) if type(names[key]) in _NUMBERS and key[:2] != "__"]
-                numbers |= {f"{item.__module__}.{key}": (names, key) for key in held}
+                used = [key for key in global_names(item) if type(names[key]) in _NUMBERS and key[:2] != "__"]
+                numbers |= {f"{item.__module__}.{key}": (names, key) for key in used}
             further += [(f"{name}{part}", value) for part, value in _parts(item)]
         level = further
     return functions_by_name, numbers

@@ -150,17 +150,17 @@ class JaxReplica(BaseReplica):
             return self._jit(step, donate, None)
 
         def call_with_frozen(fixed: list[Any], trained: Arrays, others: list[Any], *more: Any) -> Any:
-            rest, places = iter(others), dict(zip(frozen, fixed, strict=True))
-            values = [places[i] if i in places else next(rest) for i in range(len(others) + len(fixed))]
+            rest, fixed_by_index = iter(others), dict(zip(frozen, fixed, strict=True))
+            values = [fixed_by_index[i] if i in fixed_by_index else next(rest) for i in range(len(others) + len(fixed))]
             return _unchanged(fixed, step(trained, values, *more))
 
-        compiled = jax.jit(call_with_frozen, donate_argnums=[place + 1 for place in donate])
+        compiled = jax.jit(call_with_frozen, donate_argnums=[index + 1 for index in donate])
 
         def call(trained: Arrays, others: list[Any], *more: Any) -> Any:
             fixed = [others[i] for i in frozen]
             rest = [value for i, value in enumerate(others) if i not in frozen]
             result = compiled(fixed, trained, rest, *more)
-            put = lambda leaf: fixed[leaf.place] if isinstance(leaf, _Unchanged) else leaf  # noqa: E731
+            put = lambda leaf: fixed[leaf.index] if isinstance(leaf, _Unchanged) else leaf  # noqa: E731
             return jax.tree_util.tree_map(put, result, is_leaf=lambda leaf: isinstance(leaf, _Unchanged))
 
         return call
@@ -211,8 +211,8 @@ class JaxReplica(BaseReplica):
         # Copies of the lists suffice, because JAX arrays do not change and ``_gradients`` does not donate them then.
         return [list(self._state[1]), list(self._state[3])]
 
-    def _go_to(self, held: list[Any]) -> None:
-        self._state[1], self._state[3] = list(held[0]), list(held[1])
+    def _go_to(self, values: list[Any]) -> None:
+        self._state[1], self._state[3] = list(values[0]), list(values[1])
 
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """Run a trial step; see ``BaseReplica``. It is compiled at optimization level 0, as it runs few times."""
@@ -265,10 +265,10 @@ class JaxReplica(BaseReplica):
         parts = (self._variables[0], self._variables[2], self._variables[1], self._variables[3])
         names = [variable.path for part in parts for variable in part]
         names += [f"the log {name}" for name in sorted(shapes[4])]
-        for place, (output, name) in enumerate(zip(program.jaxpr.outvars, names, strict=False)):
+        for index, (output, name) in enumerate(zip(program.jaxpr.outvars, names, strict=False)):
             literal = hasattr(output, "val")
-            if (place < count and output is not fresh[place]) or (
-                place >= count and not literal and output in dependent
+            if (index < count and output is not fresh[index]) or (
+                index >= count and not literal and output in dependent
             ):
                 return str(name)
         return ""
@@ -434,10 +434,10 @@ class JaxReplica(BaseReplica):
     # Variables and state.
 
     def _values(self, variables: list[Any]) -> list[Array]:
-        places = [self._where.get(id(v)) for v in variables]
+        positions = [self._where.get(id(v)) for v in variables]
         return [
-            np.asarray(v.value if place is None else self._state[place[0]][place[1]])
-            for v, place in zip(variables, places, strict=True)
+            np.asarray(v.value if position is None else self._state[position[0]][position[1]])
+            for v, position in zip(variables, positions, strict=True)
         ]
 
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
@@ -506,13 +506,13 @@ def clear() -> None:
 class _Unchanged:
     """A placeholder for an output of a compiled step that equals one of its inputs."""
 
-    place: int
+    index: int
 
 
 def _unchanged(inputs: list[Any], outputs: Any) -> Any:
     """Replace each traced output that is one of the inputs by a placeholder."""
-    places = {id(value): _Unchanged(place) for place, value in enumerate(inputs)}
-    return jax.tree_util.tree_map(lambda leaf: places.get(id(leaf), leaf), outputs)
+    placeholders = {id(value): _Unchanged(index) for index, value in enumerate(inputs)}
+    return jax.tree_util.tree_map(lambda leaf: placeholders.get(id(leaf), leaf), outputs)
 
 
 def _leap(stepped: list[Any], x: list[Any], momentum: jax.Array) -> tuple[list[Any], list[Any]]:

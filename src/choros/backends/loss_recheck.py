@@ -72,8 +72,8 @@ class Recheck:
         clock: Callable[[], float] = time.perf_counter,
         parts: int | None = None,
     ) -> None:
-        self.whole: Any = replica
-        self.replica = self.whole.lead
+        self.all_devices: Any = replica
+        self.replica = self.all_devices.lead
         self.rank, self.workers, self.length, self.clock = rank, workers, length, clock
         self.parts = workers if parts is None else parts
         apt = self.parts > 1 and not plain(self.replica.model) and self.replica.weigher.refusal is None
@@ -106,7 +106,7 @@ class Recheck:
             self.latest = batch
             # ``on_lead`` passes the first device's share of the batch, as the tests get it.
             if self.early is None:
-                self.whole.on_lead(self._remember, batch)
+                self.all_devices.on_lead(self._remember, batch)
         if epoch != self.epoch:
             self._begin(epoch)
         elif epoch % self.workers == self.rank and self.begun is not None:
@@ -134,7 +134,7 @@ class Recheck:
             return
         for _ in range(PAIRS):
             for name in [each for each in self.tests if each != "parts"]:
-                self.whole.on_lead(lambda part, name=name: self._test(name, part), batch)
+                self.all_devices.on_lead(lambda part, name=name: self._test(name, part), batch)
         self.begun = None
 
     def finish(self) -> None:
@@ -147,7 +147,7 @@ class Recheck:
         self.end()
         if batch is not None and "parts" in self.tests:
             for _ in range(2):
-                self.whole.on_lead(lambda part: self._test("parts", part), batch)
+                self.all_devices.on_lead(lambda part: self._test("parts", part), batch)
 
     def _remember(self, batch: Batch) -> None:
         if batch.rows:
@@ -185,7 +185,7 @@ class Recheck:
         name = min(allowed, key=self.counts.__getitem__)
         begun = self.clock()
         try:
-            self.whole.on_lead(lambda part: self._test(name, part), batch)
+            self.all_devices.on_lead(lambda part: self._test(name, part), batch)
         finally:
             self.counts[name] = self.counts.get(name, 0) + 1
             self.costs[name] = self.clock() - begun
@@ -239,30 +239,30 @@ class Recheck:
             batch = cut(batch, np.repeat(np.arange(batch.rows // 2 * 2), 2))
         # ``try_parts`` makes another replica of the Keras model, whose variables may be old until now.
         replica.sync()
-        held, before, generators = self._state()
+        variables, before, generators = self._state()
         logs = replica._logs
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the driver gave this warning at the start
                 try_parts(replica.model, lambda: batch, self.parts, count)
         finally:
-            replica._assign(held, before)
+            replica._assign(variables, before)
             replica.set_generators(generators)
             replica._logs = logs
 
     def _state(self) -> tuple[list[Any], list[Array], list[Array]]:
         replica = self.replica
-        held = replica.left_in()
+        variables = replica.left_in()
         if keras.backend.backend() == "jax":  # on JAX a step returns new weights, which are not used here
-            held = held[len(replica.trainable) :]
-        before = [np.array(value) for value in replica._values(held)]
-        return held, before, [np.array(state) for state in replica.generators()]
+            variables = variables[len(replica.trainable) :]
+        before = [np.array(value) for value in replica._values(variables)]
+        return variables, before, [np.array(state) for state in replica.generators()]
 
     def _look(self, batch: Batch, arranged: Callable[[Array], Batch]) -> float | None:
         replica, half = self.replica, batch.rows // 2
         a, b = np.arange(half), np.arange(half, 2 * half)
         rest = np.arange(2 * half, batch.rows)
-        held, before, generators = self._state()
+        variables, before, generators = self._state()
         logs, couples, numbers = replica._logs, replica.others, NumberAttributes(replica.model)
         statistics: list[Array] = []
         apart, scale = np.zeros(replica.size), 0.0
@@ -273,7 +273,7 @@ class Recheck:
                 statistics.append(np.empty(couples, replica.dtype))
                 replica.get_others(statistics[-1])
             # Each of the four batches must start from the same state.
-            replica._assign(held, before)
+            replica._assign(variables, before)
             replica.set_generators(generators)
             numbers.restore()
             for where, array in zip(replica.slices, arrays, strict=True):

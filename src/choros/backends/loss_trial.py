@@ -118,24 +118,24 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
 
 
 def refuse_masked(
-    adding: set[str], gradients: Callable[..., Iterator[tuple[Sent, Sent, Sent]]], kept: list[Array], off: float
+    adding: set[str], gradients: Callable[..., Iterator[tuple[Sent, Sent, Sent]]], indices: list[Array], off: float
 ) -> None:
     """Refuse a model with a masked mean in ``add_loss``: parts of a batch have unequal numbers of valid entries.
 
     Args:
         adding: names of the layers that call ``add_loss``.
         gradients: yields the gradients of a batch and of its halves, for each way to halve it.
-        kept: indices of the entries of each gradient that are compared.
+        indices: indices of the entries of each gradient that are compared.
         off: relative error of a step.
 
     Raises:
         InexactLossError: a layer adds a masked mean. The message contains the names of the layers.
     """
-    loud = [[thinned(each, kept) for each in parts] for parts in gradients()]
+    loud = [[thinned(each, indices) for each in parts] for parts in gradients()]
     single_layers = [{name} for name in sorted(adding)]
     for layers in single_layers if len(adding) <= SEPARATE else [adding]:
         with muted(layers):
-            quiet = [[thinned(each, kept) for each in parts] for parts in gradients(afresh=True)]
+            quiet = [[thinned(each, indices) for each in parts] for parts in gradients(afresh=True)]
         if any(divides(*map(np.subtract, *both)) for both in zip(loud, quiet, strict=True)):
             raise refusal(f"What {', '.join(sorted(layers))} gives to add_loss", off, MASKED)
 
@@ -177,13 +177,13 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
         rows: int. Number of rows of the batch.
     """
     try:
-        found = replica.structure(data, rows)
+        name_found = replica.structure(data, rows)
     except InexactLossError:
         raise
     except Exception:  # the step cannot be traced
-        found = None
-    if found is not None:
-        return found or None
+        name_found = None
+    if name_found is not None:
+        return name_found or None
     random, trained = np.random.default_rng(0), len(replica.trainable)
     shifts = (SHIFT * random.uniform(0.5, 1, trained) * random.choice([-1, 1], trained)).tolist()
     unmoved = [0.0] * trained
@@ -199,16 +199,16 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
         return None
     shifts += [0.0] * (len(moved) - trained)
     for variable, before, after, shift in zip(replica.left_in(), still_there, moved, shifts, strict=True):
-        if not _near(before, after, shift, str(variable.dtype)):
+        if not _differ_by_shift(before, after, shift, str(variable.dtype)):
             return str(variable.path)
     for name, value in logs.items():
         before, after = (np.asarray(keras.ops.convert_to_numpy(each)) for each in (value, other_logs[name]))
-        if not _near(before, after, 0.0, str(before.dtype)):
+        if not _differ_by_shift(before, after, 0.0, str(before.dtype)):
             return f"the log {name}"
     return None
 
 
-def _near(before: Array, after: Array, shift: float, dtype: str) -> bool:
+def _differ_by_shift(before: Array, after: Array, shift: float, dtype: str) -> bool:
     """Return whether two values differ by the shift, up to rounding."""
     before, after = np.asarray(before, np.float64), np.asarray(after, np.float64) - shift
     size = np.max(np.abs(before), initial=0.0) + abs(shift)
@@ -373,14 +373,14 @@ def difference(model: Any, whole: Sent, first: Sent, second: Sent, sums: bool) -
 
 def entries(gradient: Array) -> Array:
     """Return indices of a sample of the nonzero entries of the flat gradient, at most ``ENTRIES``."""
-    places = np.flatnonzero(gradient)
-    return places if len(places) <= ENTRIES else np.random.default_rng(0).choice(places, ENTRIES, replace=False)
+    indices = np.flatnonzero(gradient)
+    return indices if len(indices) <= ENTRIES else np.random.default_rng(0).choice(indices, ENTRIES, replace=False)
 
 
-def thinned(sent: Sent, places: list[Array]) -> Array:
+def thinned(sent: Sent, indices: list[Array]) -> Array:
     """Return the entries of a mean gradient at these indices of each variable, in one vector."""
     arrays, n = sent
-    return np.concatenate([array.reshape(-1)[kept] / n for array, kept in zip(arrays, places, strict=True)])
+    return np.concatenate([array.reshape(-1)[chosen] / n for array, chosen in zip(arrays, indices, strict=True)])
 
 
 def divides(whole: Array, first: Array, second: Array) -> bool:
@@ -411,9 +411,9 @@ def distance(model: Any, one: Sent, other: Sent, scale: Sent | None = None) -> f
         return 0.0
     apart = [a / one[1] - b / other[1] for a, b in zip(one[0], other[0], strict=True)]
     norms = [float(np.linalg.norm(a)) / n for a in arrays]
-    found = [float(np.linalg.norm(a)) for a in apart]
+    differences = [float(np.linalg.norm(a)) for a in apart]
     least = max(SMALL * max(norms), 1e-12)
-    return max(d / max(norm, least) for d, norm in zip(found, norms, strict=True))
+    return max(d / max(norm, least) for d, norm in zip(differences, norms, strict=True))
 
 
 def tolerance(model: Any) -> float:

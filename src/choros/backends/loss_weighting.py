@@ -137,10 +137,10 @@ class LossWeightTracker:
             return 1.0
         if self._declared is not None:
             x, y, weight = (*data, None, None, None)[:3]
-            found = self._seen[0] if self._seen else _scalar(self._declared(x, y, None, weight))
-            return keras.ops.maximum(found, TINY)
-        found = None if refusal is not None or not self._seen else self._seen[0]
-        return float(rows) if found is None else keras.ops.maximum(found, TINY)
+            divisor = self._seen[0] if self._seen else _scalar(self._declared(x, y, None, weight))
+            return keras.ops.maximum(divisor, TINY)
+        divisor = None if refusal is not None or not self._seen else self._seen[0]
+        return float(rows) if divisor is None else keras.ops.maximum(divisor, TINY)
 
     def _mixed(self) -> InexactLossError | None:
         """Return an error if the terms of the last step's loss have different divisors, else None."""
@@ -167,7 +167,7 @@ class LossWeightTracker:
         attributes = vars(self.model)
         plain, before = self.model.compute_loss, attributes.get("compute_loss")
 
-        def heard(
+        def recording_loss(
             x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, *more: Any, **others: Any
         ) -> Any:
             assert self._declared is not None  # noqa: S101 - for the type checker
@@ -180,7 +180,7 @@ class LossWeightTracker:
             else:
                 attributes["compute_loss"] = before
 
-        attributes["compute_loss"] = heard
+        attributes["compute_loss"] = recording_loss
         return restore
 
     def _watch(self, loss: Any) -> Any:

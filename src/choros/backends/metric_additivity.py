@@ -33,7 +33,7 @@ def not_additive(model: keras.Model, sample: Batch) -> list[int]:
         Indices; an empty list if all metrics add up.
     """
     _warn_of_derived_logs(model, sample)
-    place = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
+    index_of = {id(variable): index for index, variable in enumerate(model.metrics_variables)}
     single = [m for metric in model.metrics for m in single_metrics(metric)]
     _warn_of_values_outside_variables(model, single, sample)
     foreign = [m for m in single if m.variables and (_foreign(m, model) or _may_cross_rows(m, model, sample))]
@@ -50,12 +50,12 @@ def not_additive(model: keras.Model, sample: Batch) -> list[int]:
                 "weighted by their rows."
             )
         untried = [metric for metric in foreign if type(metric) is keras.metrics.Mean]
-        return [place[id(v)] for metric in untried for v in metric.variables if id(v) in place]
+        return [index_of[id(v)] for metric in untried for v in metric.variables if id(v) in index_of]
     sample_rows: list[int] = []
     for metric in foreign:
-        indices = [place[id(v)] for v in metric.variables if id(v) in place]
+        indices = [index_of[id(v)] for v in metric.variables if id(v) in index_of]
         tried = any(full_state[i].any() for i in indices)
-        adds = tried and all(_near(value[i], sums[i]) for value, sums in expected for i in indices)
+        adds = tried and all(_are_close(value[i], sums[i]) for value, sums in expected for i in indices)
         if adds or not (tried or type(metric) is keras.metrics.Mean):
             continue
         sample_rows += indices
@@ -163,7 +163,7 @@ def _states(model: keras.Model, sample: Batch) -> tuple[list[Array], list[tuple[
     return full_state, pairs
 
 
-def _near(value: Array, expected: Array) -> bool:
+def _are_close(value: Array, expected: Array) -> bool:
     return np.allclose(value, expected, 1e-3, 1e-6, equal_nan=True)
 
 

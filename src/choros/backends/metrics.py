@@ -56,7 +56,7 @@ class Metrics(ABC):
         self._rows = 0
         self._trained = [0.0, 0.0]
         self._untold = self._by_batch = False
-        self._said: dict[str, tuple[float, bool]] = {}
+        self._scalars: dict[str, tuple[float, bool]] = {}
         self._logs: dict[str, Any] | None = None
 
     @abstractmethod
@@ -106,10 +106,10 @@ class Metrics(ABC):
         """
         if not self.averaged:
             return []
-        place = {id(variable): index for index, variable in enumerate(self.metric_variables)}
+        index_of = {id(variable): index for index, variable in enumerate(self.metric_variables)}
         single = [part for metric in self.model.metrics for part in single_metrics(metric)]
         means = [metric for metric in single if isinstance(metric, keras.metrics.Mean)]
-        pairs = [(place.get(id(metric.total), -1), place.get(id(metric.count), -1)) for metric in means]
+        pairs = [(index_of.get(id(metric.total), -1), index_of.get(id(metric.count), -1)) for metric in means]
         return [pair for pair in pairs if set(pair) <= set(self.averaged)]
 
     def _average(self, state: Array, rows: int) -> None:
@@ -132,7 +132,7 @@ class Metrics(ABC):
         """Return the logs of Keras at this point; ``loss`` is exact if batches were reduced or evaluated."""
         results = self._results()
         if self._logs is not None:
-            of_metrics = {name: results[name] for name, (_, is_extra) in self._said.items() if not is_extra}
+            of_metrics = {name: results[name] for name, (_, is_extra) in self._scalars.items() if not is_extra}
             results = {**self._logs, **of_metrics}
         figures = {name: np.asarray(keras.ops.convert_to_numpy(value)).tolist() for name, value in results.items()}
         return figures | {name: loss for name, loss in self._exact().items() if name in figures}
@@ -149,11 +149,11 @@ class Metrics(ABC):
         exact = self._exact()
         if self.loss_metric is not None and self.loss_metric.name in exact:
             weight = rows if self._tally else self._trained[1]
-            places = {id(v): where for v, where in zip(self.metric_variables, self._metric_slices, strict=True)}
-            values[places[id(self.loss_metric.total)]] = exact[self.loss_metric.name] * weight
-            values[places[id(self.loss_metric.count)]] = weight
-        held: list[float] = values.tolist()
-        return held
+            slice_of = {id(v): where for v, where in zip(self.metric_variables, self._metric_slices, strict=True)}
+            values[slice_of[id(self.loss_metric.total)]] = exact[self.loss_metric.name] * weight
+            values[slice_of[id(self.loss_metric.count)]] = weight
+        figures: list[float] = values.tolist()
+        return figures
 
     def peek(self, state: Array) -> dict[str, Any]:
         """Return the result of ``metrics`` for a sum of metric states; this replica's metrics keep their values.
@@ -164,7 +164,7 @@ class Metrics(ABC):
             if self._means is None:
                 self._means = self._find_means(state)
             if self._means:
-                figures = {name: _mean(state.item(at), state.item(at + 1)) for name, at in self._means.items()}
+                figures = {name: _mean(state.item(index), state.item(index + 1)) for name, index in self._means.items()}
                 return figures | {name: loss for name, loss in self._exact().items() if name in figures}
         return self._peek(state)
 
@@ -205,7 +205,7 @@ class Metrics(ABC):
         logs = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
         results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._results().items()}
         exact = self._exact()
-        self._said = {
+        self._scalars = {
             name: (float(value), name not in results or not np.array_equal(value, results[name], equal_nan=True))
             for name, value in logs.items()
             if not value.ndim and name not in exact
@@ -234,7 +234,7 @@ class Metrics(ABC):
 
         With each scalar comes a bool: True if the step computed it, False if it is the result of a metric.
         """
-        return None if self._logs is None else self._said
+        return None if self._logs is None else self._scalars
 
     def _count(self, loss: float, rows: int) -> None:
         """Add the exact loss of one reduced batch to the running loss."""

@@ -32,23 +32,23 @@ def held_optimizers(model: keras.Model) -> dict[str, Any]:
         for name, value in list(vars(layer).items()):
             if name.startswith("_self_"):  # attributes in which TensorFlow tracks objects
                 continue
-            for place, optimizer in _optimizers(value, name if layer is model else f"{layer.name}.{name}", seen):
+            for path, optimizer in _optimizers(value, name if layer is model else f"{layer.name}.{name}", seen):
                 seen.add(id(getattr(optimizer, "inner_optimizer", optimizer)))
-                optimizers[place] = optimizer
+                optimizers[path] = optimizer
     inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers.values()}
-    return {place: optimizer for place, optimizer in optimizers.items() if id(optimizer) not in inner}
+    return {path: optimizer for path, optimizer in optimizers.items() if id(optimizer) not in inner}
 
 
-def _optimizers(value: object, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _optimizers(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, keras.optimizers.Optimizer):
         if id(value) not in seen:
             seen.add(id(value))
-            yield place, value
+            yield path, value
     elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
         seen.add(id(value))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in list(items):
-            yield from _optimizers(item, f"{place}[{key!r}]", seen)
+            yield from _optimizers(item, f"{path}[{key!r}]", seen)
 
 
 def held_variables(model: keras.Model) -> list[Any]:
@@ -94,7 +94,7 @@ def build_held(model: keras.Model, data: object) -> None:
     Raises:
         InvalidInputError: the step fails. The message contains the name of the optimizer.
     """
-    unbuilt = [place for place, optimizer in held_optimizers(model).items() if not optimizer.built]
+    unbuilt = [path for path, optimizer in held_optimizers(model).items() if not optimizer.built]
     if not unbuilt or keras.backend.backend() == "jax":
         return
     variables = model_variables(model)
@@ -120,17 +120,17 @@ def build_held(model: keras.Model, data: object) -> None:
 def unbuilt_refused(model: keras.Model) -> Iterator[None]:
     """Temporarily refuse to build held optimizers: their variables would be missing in checkpoints and results."""
     with ExitStack() as stack:
-        for place, optimizer in held_optimizers(model).items():
+        for path, optimizer in held_optimizers(model).items():
             if not optimizer.built:
-                stack.enter_context(_replaced(optimizer, "build", _refusal(model.name, place)))
+                stack.enter_context(_replaced(optimizer, "build", _refusal(model.name, path)))
         yield
 
 
-def _refusal(model: str, place: str) -> Callable[..., NoReturn]:
+def _refusal(model: str, path: str) -> Callable[..., NoReturn]:
     def build(*arguments: object) -> NoReturn:
         raise InvalidInputError(
-            f"Model {model!r} uses its optimizer {place!r} for the first time in the middle of training, and it is "
-            f"not built yet: its variables would be lost. {_ADVICE.format(name=place)}"
+            f"Model {model!r} uses its optimizer {path!r} for the first time in the middle of training, and it is "
+            f"not built yet: its variables would be lost. {_ADVICE.format(name=path)}"
         )
 
     return build

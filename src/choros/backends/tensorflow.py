@@ -181,9 +181,9 @@ class TensorFlowReplica(BaseReplica):
         self._mark = []
         return self._mark
 
-    def _go_to(self, held: list[Any]) -> None:
-        if held:  # an empty mark: the batch had no rows, and nothing has changed
-            super()._go_to([value.numpy() if isinstance(value, tf.Tensor) else value for value in held])
+    def _go_to(self, values: list[Any]) -> None:
+        if values:  # an empty mark: the batch had no rows, and nothing has changed
+            super()._go_to([value.numpy() if isinstance(value, tf.Tensor) else value for value in values])
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         self._leave_out(absent)

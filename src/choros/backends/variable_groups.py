@@ -24,8 +24,8 @@ def large_frozen(model: keras.Model) -> list[Any]:
 
     The variables of other optimizers of the model are not included.
     """
-    held = {id(v) for v in held_variables(model)}
-    return [v for v in model.non_trainable_variables if id(v) not in held and math.prod(v.shape) >= _LARGE]
+    excluded = {id(v) for v in held_variables(model)}
+    return [v for v in model.non_trainable_variables if id(v) not in excluded and math.prod(v.shape) >= _LARGE]
 
 
 def moving_statistics(model: keras.Model) -> list[Any]:

@@ -29,9 +29,9 @@ from choros.types import Array, Batch, aligned
 def _of_all(name: str) -> Any:
     """Return a property that sets an attribute of all replicas and reads the attribute of the first one."""
 
-    def set_all(self: MirroredReplica, wanted: bool) -> None:
+    def set_all(self: MirroredReplica, value: bool) -> None:
         for replica in self.replicas:
-            setattr(replica, name, wanted)
+            setattr(replica, name, value)
 
     return property(lambda self: getattr(self.lead, name), set_all)
 
@@ -79,13 +79,13 @@ class MirroredReplica:
     @property
     def averaged(self) -> Sequence[int]:
         """Indices of metric variables that do not add over ranks."""
-        places: Sequence[int] = self.lead.averaged
-        return places
+        indices: Sequence[int] = self.lead.averaged
+        return indices
 
     @averaged.setter
-    def averaged(self, places: Sequence[int]) -> None:
+    def averaged(self, indices: Sequence[int]) -> None:
         for replica in self.replicas:
-            replica.averaged = places
+            replica.averaged = indices
 
     @property
     def learning_rate(self) -> float:
@@ -131,8 +131,8 @@ class MirroredReplica:
 
         devices = self.threads.each(device_names)
         variables = [
-            VariablePlacement(variable.path, tuple(variable.shape), tuple(by_device[place] for by_device in devices))
-            for place, variable in enumerate(model_variables(self.model))
+            VariablePlacement(variable.path, tuple(variable.shape), tuple(by_device[index] for by_device in devices))
+            for index, variable in enumerate(model_variables(self.model))
         ]
         shards = []
         for number, part in enumerate(self.ready(batch).packed):
@@ -183,7 +183,7 @@ class MirroredReplica:
         self.summary, self.local_step = None, False
         parts = self._cut(batch)
 
-        def one(number: int) -> None:
+        def calculate(number: int) -> None:
             self.replicas[number].gradients(parts[number], self.slots[number])
 
         def add(number: int) -> None:
@@ -194,7 +194,7 @@ class MirroredReplica:
             for slot in self.slots[1:]:
                 out[bounds] += slot[bounds]
 
-        self.threads.each(one)
+        self.threads.each(calculate)
         self.threads.each(add)
         self.rows += [part.rows for part in parts]
 
@@ -369,7 +369,7 @@ class MirroredReplica:
         """Set the values that ``snapshot`` returned. Devices other than the first keep their seed states."""
         self.rows[:] = 0
 
-        def one(number: int) -> None:
+        def restore_device(number: int) -> None:
             replica = self.replicas[number]
             # ``restore`` sets all variables. Random layers of different devices must keep different seeds.
             states = [np.array(state) for state in replica._values(replica.seeds)] if number else []
@@ -377,7 +377,7 @@ class MirroredReplica:
             if number:
                 replica._assign(replica.seeds, states)
 
-        self.threads.each(one)
+        self.threads.each(restore_device)
 
     def ahead(self) -> list[Array]:
         """Return copies of the trainable variables as the next step reads them."""
