@@ -101,6 +101,7 @@ def write_value(fd: int, rank: int, value: object) -> None:
         try:
             dump(value, file)
         except Exception as error:
+            # A part of the value may be written already. The report of the error must be the only content.
             file.seek(0)
             file.truncate()
             raise NotSerializableError(

@@ -163,6 +163,8 @@ def start(
     from choros.comm.shm.group import SharedGroup
     from choros.comm.shm.group_header import abort, has_joined
 
+    # Created here and inherited by the ranks, so it needs no name, and the system frees it when all processes have
+    # ended.
     segment = SharedGroup.create(size)
     environment = [
         {

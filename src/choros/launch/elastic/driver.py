@@ -91,7 +91,7 @@ class Driver(RankSupervisor):
 
     def watch(self) -> JobResult:
         """Run the job to its end; return the outcome."""
-        while self._code is None or len(self.ended) < len(self.keeper.children):
+        while self._code is None or len(self.ended) < len(self.pump.children):
             self._wait()
             self._reap()
             while not self.control_server.received.empty():
@@ -119,13 +119,13 @@ class Driver(RankSupervisor):
 
     # -- events
     def _reap(self) -> None:
-        for number, child in enumerate(self.keeper.children):
+        for number, child in enumerate(self.pump.children):
             if number not in self.ended and (ended := child.check()) is not None:
                 self.ended[number] = ended
-                self.keeper.pull(number)
-                self._gone(self.members.pop(number), ended)
+                self.pump.pull(number)
+                self._handle_end(self.members.pop(number), ended)
 
-    def _gone(self, member: Member, ended: ExitStatus) -> None:
+    def _handle_end(self, member: Member, ended: ExitStatus) -> None:
         """Handle the end of a process."""
         if self._code is not None or member.state == LEAVING:
             return
@@ -157,7 +157,7 @@ class Driver(RankSupervisor):
 
     def _name(self, member: Member) -> str:
         name = f"rank {member.rank}" if member.rank >= 0 else "a starting rank"
-        pid = self.keeper.children[member.number].pid
+        pid = self.pump.children[member.number].pid
         return f"{name} (process {member.number}, pid {pid}, host {member.host})"
 
     def _receive(self, number: int, message: object) -> None:
@@ -220,7 +220,7 @@ class Driver(RankSupervisor):
         gone = surplus(slots, self._staying())
         staying = [member for member in self._staying() if member not in gone]
         for host in vacancies(slots, staying, self.black.barred(), self.terms.most):
-            number = len(self.keeper.children)
+            number = len(self.pump.children)
             member = self.members[number] = self.starter.member(number, host, slots, self.members.values(), now)
             if not member.machine:
                 self.output.keep(number)
@@ -238,19 +238,19 @@ class Driver(RankSupervisor):
         """End processes that have neither a slot nor a rank; ranks without a slot leave at a commit."""
         for member in members:
             if member.rank < 0:
-                self._leave(member, now, self.grace)
+                self._end_member(member, now, self.grace)
 
-    def _leave(self, member: Member, now: float, limit: float) -> None:
+    def _end_member(self, member: Member, now: float, limit: float) -> None:
         member.state, member.rank, member.until = LEAVING, -1, now + limit
         # A process that has not connected yet gets no message, only a signal.
         if not self.control_server.send(member.number, Leave()):
-            self.keeper.children[member.number].send_signal(signal.SIGTERM)
+            self.pump.children[member.number].send_signal(signal.SIGTERM)
 
     def _kill_late(self) -> None:
         now = time.monotonic()
         for member in self.members.values():
             if now > member.until:
-                self.keeper.children[member.number].send_signal(signal.SIGKILL)
+                self.pump.children[member.number].send_signal(signal.SIGKILL)
         if len(self._asked) > 1 or now > self._deadline:
             self._signal(signal.SIGKILL)
 
@@ -282,7 +282,7 @@ class Driver(RankSupervisor):
         among, member.state = member.rank >= 0, LEAVING
         # On another host the child is the agent's client: after SIGTERM the agent ends the rank there.
         member.until = time.monotonic() + (self.grace + 3.0 if member.machine else 0.0)
-        self.keeper.children[member.number].send_signal(signal.SIGTERM if member.machine else signal.SIGKILL)
+        self.pump.children[member.number].send_signal(signal.SIGTERM if member.machine else signal.SIGKILL)
         if among:
             self.failures.append(ExitStatus(-1, "SIGKILL", 137, 0))
             reason = f"{self._name(member)} {how}"
@@ -326,7 +326,7 @@ class Driver(RankSupervisor):
         if not self.generation and any(member.state == STARTING for member in self.members.values()):
             return  # the first generation waits for all processes that have started and live
         for member in leaving:
-            self._leave(member, now, _LEAVE)
+            self._end_member(member, now, _LEAVE)
         self._begin([*ordered(stay), *ordered(new)])
 
     def _announce(self, joining: bool) -> None:

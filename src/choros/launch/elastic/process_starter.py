@@ -51,6 +51,7 @@ class ProcessStarter:
     def member(self, number: int, host: str, slots: Slots, others: Iterable[Member], now: float) -> Member:
         """Return a new process on a host, with the lowest free slot of this host."""
         made = Member(number, host, 0, began=now)
+        # Slots are counted per host, because the cores of a slot are those of its host.
         taken = {other.slot for other in others if other.machine == made.machine}
         made.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
         is_local = made.machine == ""

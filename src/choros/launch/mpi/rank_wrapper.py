@@ -49,6 +49,7 @@ def main() -> int:
     python = program == sys.executable and rest and (rest[0] == "-m" or not rest[0].startswith("-"))
     command = [sys.executable, "-m", "choros.launch.mpi.script_wrapper", *rest] if python else sys.argv[1:]
     rank = subprocess.Popen(command, close_fds=False, stdin=subprocess.DEVNULL)  # some launchers leave stdin open
+    # A launcher signals this process. Only the rank can react, for example with a checkpoint.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: rank.send_signal(number))
     code = rank.wait()

@@ -83,14 +83,14 @@ class OutputPump:
 
     Args:
         on_line: function of ``(rank, kind, line)``; its exceptions do not end the thread.
-        kept: the number of last lines to keep for each rank. Defaults to 40.
+        tail_length: the number of last lines to keep for each rank. Defaults to 40.
     """
 
-    def __init__(self, on_line: Callable[[int, str, str], None] | None = None, kept: int = 40) -> None:
+    def __init__(self, on_line: Callable[[int, str, str], None] | None = None, tail_length: int = 40) -> None:
         self.children: list[Child] = []
         self._on_line = on_line
         self._tails: dict[int, deque[str]] = {}
-        self._kept = kept
+        self._tail_length = tail_length
         self._streams: list[Stream] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._stopping = False
@@ -176,7 +176,7 @@ class OutputPump:
     def _line(self, rank: int, kind: str, line: str) -> None:
         tail = self._tails.get(rank)
         if tail is None:
-            tail = self._tails.setdefault(rank, deque(maxlen=self._kept))
+            tail = self._tails.setdefault(rank, deque(maxlen=self._tail_length))
         tail.append(line[:_SHOWN])
         if self._on_line is not None:
             try:

@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def leave(code: int) -> None:
+def exit_quickly(code: int) -> None:
     """Exit after the atexit functions, without the interpreter's shutdown: with the frameworks it takes up to 1 s."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -130,4 +130,4 @@ def leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_quickly(main(sys.argv[1:]))

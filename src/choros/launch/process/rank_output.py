@@ -104,12 +104,12 @@ class Output:
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
-        held = self._lock.acquire(timeout=1.0)  # another thread may block forever in a write that is not read
+        acquired = self._lock.acquire(timeout=1.0)  # another thread may block forever in a write that is not read
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 file.close()
         self._files.clear()
-        if held:
+        if acquired:
             self._lock.release()
 
     def _show(self, kind: str, text: str) -> None:

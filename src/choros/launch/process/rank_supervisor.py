@@ -168,7 +168,7 @@ class RankSupervisor:
         self._forwarded = False
         self._broken = False
         output.on_broken = self._nobody_reads
-        self.keeper = OutputPump(on_line or output.write_line)
+        self.pump = OutputPump(on_line or output.write_line)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -203,11 +203,11 @@ class RankSupervisor:
         def make(out: int, err: int) -> Child:
             return Child(argv, environment, cores=cores, pass_fds=fds, stdout=out, stderr=err)
 
-        self.keeper.call(lambda: self.keeper.start(rank, make, split=True), timeout=60.0)
+        self.pump.call(lambda: self.pump.start(rank, make, split=True), timeout=60.0)
 
     def watch(self) -> JobResult:
         """Wait until all ranks have ended; return the outcome of the run."""
-        children = self.keeper.children
+        children = self.pump.children
         while len(self.ended) < len(children):
             self._wait()
             failures = [
@@ -218,7 +218,7 @@ class RankSupervisor:
             for rank, ended in failures:
                 self.ended[rank] = ended
                 # Read its last lines now: the message about the failure shows them.
-                self.keeper.pull(rank)
+                self.pump.pull(rank)
                 if self.on_end is not None:
                     self.on_end(rank)
             self._judge(failures)
@@ -241,9 +241,9 @@ class RankSupervisor:
         # Twice, because the thread may start one more process before it stops.
         for _ in range(2):
             self._signal(signal.SIGKILL)
-            for child in self.keeper.children:
+            for child in self.pump.children:
                 child.wait(10.0)
-            self.keeper.stop()
+            self.pump.stop()
         self.output.close()
         self._broken = True  # a later line must not write to the closed pipe
         with self._waking:
@@ -256,14 +256,14 @@ class RankSupervisor:
         failed = [(rank, ended) for rank, ended in failures if ended.code != 0]
         if not failed or self.failed or self._asked or self._broken:
             return
-        self.failed = [(rank, ended, self.keeper.tail(rank)) for rank, ended in failed]
+        self.failed = [(rank, ended, self.pump.tail(rank)) for rank, ended in failed]
         rank, ended = failed[0]
         how, remedy = fate(ended)
-        remaining = len(self.keeper.children) - len(self.ended)
+        remaining = len(self.pump.children) - len(self.ended)
         after = time.monotonic() - self._began
         rest = f"; ending the {remaining} that are left" if remaining else ""
         rank_name = (
-            f"rank {self.first + rank} of {self.total} (pid {self.keeper.children[rank].pid}, host {platform.node()})"
+            f"rank {self.first + rank} of {self.total} (pid {self.pump.children[rank].pid}, host {platform.node()})"
         )
         if self.announce:
             self.output.say(
@@ -278,7 +278,7 @@ class RankSupervisor:
         self._signal(number)
 
     def _signal(self, number: int) -> None:
-        for child in self.keeper.children:
+        for child in self.pump.children:
             child.send_signal(number)
             if number != signal.SIGKILL:
                 child.send_signal(signal.SIGCONT)  # a stopped rank handles no signal
@@ -299,7 +299,7 @@ class RankSupervisor:
         poll = select.poll()
         poll.register(self._wake_out, select.POLLIN)
         longest = max(0.0, min(1.0, self._deadline - time.monotonic()))
-        for rank, child in enumerate(self.keeper.children):
+        for rank, child in enumerate(self.pump.children):
             if rank not in self.ended:
                 if child.pidfd >= 0:
                     poll.register(child.pidfd, select.POLLIN)
@@ -310,7 +310,7 @@ class RankSupervisor:
             os.read(self._wake_out, 1 << 12)
         while self._warned:
             number = self._warned.pop(0)
-            for child in self.keeper.children:
+            for child in self.pump.children:
                 child.send_signal(number, process_only=True)
 
     def _nobody_reads(self) -> None:

@@ -97,7 +97,7 @@ class UnixConnection:
                 except BlockingIOError:
                     self._make_room(stalled)
                 except OSError as error:
-                    raise self._gone(error) from None
+                    raise self._peer_lost(error) from None
             for part in (view, *views):
                 self._write(part, stalled)
             self._cut = False
@@ -165,9 +165,9 @@ class UnixConnection:
             except BlockingIOError:
                 self._make_room(stalled)
             except OSError as error:
-                raise self._gone(error) from None
+                raise self._peer_lost(error) from None
 
-    def _gone(self, error: OSError) -> PeerLostError:
+    def _peer_lost(self, error: OSError) -> PeerLostError:
         return PeerLostError(f"{self.peer} has closed the connection ({error.strerror or error})")
 
     def _make_room(self, stalled: float) -> None:

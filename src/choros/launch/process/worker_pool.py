@@ -285,7 +285,7 @@ class Pool:
                 rank, event, _ = self.receive(max(0.0, limit - time.monotonic()))
             except CommTimeoutError:
                 missing = tuple(sorted(waiting))
-                printed = "\n".join(self._crew.keeper.tail(rank) for rank in missing)
+                printed = "\n".join(self._crew.pump.tail(rank) for rank in missing)
                 raise CommTimeoutError(
                     f"the workers {missing} did not start within {timeout:g} s"
                     + (f"; they printed:\n{printed}" if printed.strip() else " and printed nothing"),
@@ -351,8 +351,8 @@ class Pool:
 
     def _note(self, rank: int, event: Message | RankFailure, blobs: list[bytearray]) -> None:
         if isinstance(event, RankFailure):
-            self._crew.keeper.pull(rank)
-            event = replace(event, output=self._crew.keeper.tail(rank))
+            self._crew.pump.pull(rank)
+            event = replace(event, output=self._crew.pump.tail(rank))
         self._events.append((rank, event, blobs))
 
 
@@ -363,11 +363,11 @@ class _Crew:
         self.wires: list[UnixConnection] = []
         self._hired: dict[int, tuple[Mapping[str, str], tuple[int, ...]]] = {}
         self._owner = os.getpid()
-        self.keeper = OutputPump(None if echo is None else lambda rank, _, line: echo(rank, line))
+        self.pump = OutputPump(None if echo is None else lambda rank, _, line: echo(rank, line))
 
     @property
     def children(self) -> list[Child]:
-        return self.keeper.children
+        return self.pump.children
 
     def hire(self, rank: int, size: int, environment: Mapping[str, str], cores: tuple[int, ...]) -> None:
         """Start one worker."""
@@ -392,7 +392,7 @@ class _Crew:
                 return Child(argv, environment, cores=cores, pass_fds=(theirs.fileno(),), stdout=out, stderr=err)
 
             try:
-                self.keeper.call(lambda: self.keeper.start(rank, make), timeout=60.0)
+                self.pump.call(lambda: self.pump.start(rank, make), timeout=60.0)
             except OSError as error:
                 raise InvalidInputError(
                     f"worker {rank} of {size} cannot be started with {sys.executable}: {error}"
@@ -420,7 +420,7 @@ class _Crew:
         if os.getpid() != self._owner:
             return
         self._slay()
-        self.keeper.stop()
+        self.pump.stop()
         self._slay()  # also a worker whose start was under way
         for wire in self.wires:
             wire.close()

@@ -100,8 +100,8 @@ def load_site(name: str = "generic") -> Site:
     if file is not None:
         return _read(str(file), {"name": file.stem, **read_toml(file)})
     if name not in _presets():
-        near = get_close_matches(name.lower(), site_names(), 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(site_names())}."
+        similar = get_close_matches(name.lower(), site_names(), 1)
+        hint = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(site_names())}."
         raise InvalidInputError(f"there is no site {name!r}: {hint} Without --site no preset is used.")
     text = resources.files("choros.launch.schedulers").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return _read(f"the preset {name}.toml", tomllib.loads(text))

@@ -55,8 +55,8 @@ def read_toml(file: Path) -> dict[str, Any]:
 def refuse_unknown(file: str, names: Collection[str], known: Collection[str], table: str = "") -> None:
     """Raise InvalidInputError, with file and key, for the first key that is not known."""
     for name in sorted(set(names) - set(known)):
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}."
+        similar = get_close_matches(name, known, 1)
+        hint = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(sorted(known))}."
         raise InvalidInputError(f"{file}: {table}{name} is unknown: {hint}")
 
 
