@@ -65,7 +65,7 @@ class ElasticClient:
         end = dial(home["place"], self._secret, {"member": self._number}, _COME)
         self._line = RpcConnection(end, "the driver of this elastic job (choros run)", 1e9)
         self._received: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._gone, self._lock = threading.Event(), threading.Lock()
+        self._driver_lost, self._lock = threading.Event(), threading.Lock()
         self.generation, self.broken, self._limit = 0, "", _COME
         self.sync, self.changed, self.coming = True, False, False
         self.on_broken: list[Callable[[str], object]] = [init.give_up]
@@ -99,7 +99,7 @@ class ElasticClient:
                     return group
                 lost = self.broken
             except (PeerLostError, CommTimeoutError) as error:  # a rank was lost while the group formed
-                if self._gone.is_set():
+                if self._driver_lost.is_set():
                     raise
                 lost, missing = str(error), tuple(getattr(error, "missing", ()))
             sync = True
@@ -129,7 +129,7 @@ class ElasticClient:
             try:
                 message = self._received.get(timeout=_LOOK)
             except queue.Empty:
-                if self._gone.is_set():
+                if self._driver_lost.is_set():
                     raise PeerLostError(f"{self._line.peer} has gone: see what it printed last.") from None
                 if time.monotonic() > until:
                     raise CommTimeoutError(
@@ -151,7 +151,7 @@ class ElasticClient:
             while True:
                 self._handle(OF_DRIVER.decode(self._line.receive()[0]))
         except (ChorosError, ValueError):
-            self._gone.set()
+            self._driver_lost.set()
             self._give_up("the driver of this elastic job (choros run) has gone")
 
     def _handle(self, message: object) -> None:

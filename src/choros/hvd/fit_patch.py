@@ -35,7 +35,7 @@ from choros.types import Array
 
 logger = logging.getLogger(__name__)
 
-_told: list[bool] = []
+_announced: list[bool] = []
 _installed: list[bool] = []
 
 
@@ -88,8 +88,8 @@ def _fit(plain: Callable[..., Any]) -> Callable[..., keras.callbacks.History]:
             call["verbose"] = 2  # one line per epoch; only rank 0 shows the progress bar
         if isinstance(call.get("x"), Shard):
             call["shuffle"] = False  # a Shard shuffles rows alike on all ranks; Keras would differ between ranks
-        if not _told and not rank():
-            _told.append(True)
+        if not _announced and not rank():
+            _announced.append(True)
             transport = kind_of(collectives(how.process_set).group)
             logger.info(
                 f"{how.size} ranks train one model (gradients by {how.op.name.capitalize()}); batch_size is "
@@ -103,7 +103,7 @@ def _fit(plain: Callable[..., Any]) -> Callable[..., keras.callbacks.History]:
             with pipelines():
                 return plain(self, **call)
         finally:
-            watch.leave()
+            watch.remove()
             how.fitting = False
 
     fit._choros_plain = plain  # type: ignore[attr-defined]
@@ -142,10 +142,10 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._open = self._warned = False
         self._counted = (0, 0)
         tally = WorkerStats(rank(), host=platform.node())
-        how.finite = NonFiniteDetector(lambda: tally, how.size, model.optimizer, self._held)
+        how.finite = NonFiniteDetector(lambda: tally, how.size, model.optimizer, self._present_weights)
         model.__dict__["_get_metrics_result_or_logs"] = self._results
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """Remove from the model and the reduction what this callback has set."""
         self._owner.__dict__.pop("_get_metrics_result_or_logs", None)
         self.how.finite = None
@@ -195,7 +195,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Record the counts of gradients and updates."""
         self._open = True
         self._counted = self._now()
-        self.how.at = epoch, self.how.taken
+        self.how.epoch_start = epoch, self.how.taken
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compare the counts and the weights of all ranks; apply the stop and the learning rate that callbacks set."""
@@ -238,7 +238,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _iterations(self) -> int:
         return int(np.asarray(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer))))
 
-    def _held(self) -> Array:
+    def _present_weights(self) -> Array:
         """The weights of the present step as one vector; the model's variables may be older."""
         step = self._owner.train_function
         return step.weights() if isinstance(step, SplitStep) else self._weights()
@@ -257,8 +257,8 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
         flat = np.insert(self._weights(), 0, rate)
         root = self._calls.broadcast(flat, name=f"weights of {alike(self._owner.name)}")
-        near = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))
-        reports = self._calls.allgather_object([near, float(flat[0])], name="whether the weights are equal")
+        is_close = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))
+        reports = self._calls.allgather_object([is_close, float(flat[0])], name="whether the weights are equal")
         if any(other != reports[0][1] for _, other in reports):
             rates = ", ".join(f"{other:g}" for _, other in reports)
             raise RankMismatchError(

@@ -47,7 +47,7 @@ class ReductionConfig:
         taken: int. Number of sets of gradients added so far; each is one step of the optimizer.
         made: int. Number of reductions so far.
         finite: NonFiniteDetector that checks the values before they are summed, or None.
-        at: (epoch, ``taken`` at its begin), from which ``finite`` gets its epoch and step.
+        epoch_start: (epoch, ``taken`` at its begin), from which ``finite`` gets its epoch and step.
         passing: bool. True while gradients that are already reduced pass through the optimizer.
     """
 
@@ -66,7 +66,7 @@ class ReductionConfig:
         self.local_layers: list[Any] = []
         self.taken = self.made = 0
         self.finite: NonFiniteDetector | None = None
-        self.at = (0, 0)
+        self.epoch_start = (0, 0)
         self.passing = self.fitting = False
 
     @property
@@ -141,13 +141,13 @@ class GradientBuffer:
     ) -> None:
         self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
         self.size = slices[-1].stop if slices else 0
-        self.name, self._whole, self._ending = name, f"{name} by {how}", f"end of an epoch ({name})"
+        self.name, self._description, self._ending = name, f"{name} by {how}", f"end of an epoch ({name})"
         self._calls = calls = collectives(how.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
         warn_of_bytes(how.compression, self.rank, self.ranks)
         self._local = [where for where, is_local in zip(self.slices, local, strict=True) if is_local]
         self._step = (SUM_SLOTS, self.size + 1, *dtype_code(self.dtype))
-        self._kept = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
+        self._accumulated = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
         self._result = aligned(self.size, self.dtype) if self._local else None
         self._weight, self._passes, self._fresh = 0.0, 0, True
         if how.fitting:
@@ -155,7 +155,7 @@ class GradientBuffer:
 
     def _compare(self) -> None:
         """Check that all ranks reduce the same variables with the same settings."""
-        reports = self._calls.allgather_object([self._whole, platform.node()], name="gradients")
+        reports = self._calls.allgather_object([self._description, platform.node()], name="gradients")
         for number, (description, host) in zip(self._calls.ranks, reports, strict=True):
             if description != reports[0][0]:
                 raise RankMismatchError(
@@ -181,7 +181,7 @@ class GradientBuffer:
             Whether ``reduce`` is due.
         """
         n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
-        target = kept_sum = self._kept
+        target = kept_sum = self._accumulated
         if target is None:
             self._announce()  # before gradients are in the slot: announcements use the slot too
             target = self.group.slot(self.size + 1, self.dtype)
@@ -207,7 +207,7 @@ class GradientBuffer:
     def _announce(self) -> None:
         """Announce the reduction in a custom loop: a rank that has joined must contribute zeros to it."""
         if not self.how.fitting:
-            self._calls.announce(self._whole, self.size + 1, self.dtype)
+            self._calls.announce(self._description, self.size + 1, self.dtype)
 
     def _rounded(self, array: Array) -> Array:
         small, kind = self.how.compression.compress(array)
@@ -226,12 +226,12 @@ class GradientBuffer:
         """
         weight, self._weight, self._passes, self._fresh = self._weight, 0.0, 0, True
         slot = self.group.slot(self.size + 1, self.dtype)
-        if self._kept is not None:
+        if self._accumulated is not None:
             self._announce()
-            np.multiply(self._kept, weight if self.how.op == AVERAGE else 1.0, out=slot[:-1])
+            np.multiply(self._accumulated, weight if self.how.op == AVERAGE else 1.0, out=slot[:-1])
         slot[-1] = weight
         if self.how.finite is not None:
-            epoch, taken = self.how.at
+            epoch, taken = self.how.epoch_start
             self.how.finite.gradient(slot[:-1], weight, epoch, self.how.taken - taken - 1)
         try:
             with TracedOperation(self.group, "step", self.name, slot.nbytes):
@@ -242,14 +242,14 @@ class GradientBuffer:
         divisor = float(summed[-1]) if self.how.op == AVERAGE else 1.0
         divisor *= self.how.every if self.how.average_passes else 1
         self.how.made += 1
-        if self._result is None or self._kept is None:
+        if self._result is None or self._accumulated is None:
             return summed[:-1], divisor
         # A copy, because the group's result is memory of all ranks, and the local variables' gradients differ by rank.
         np.copyto(self._result, summed[:-1])
         share = self.ranks if self.how.scale_local else 1
         passes = self.how.every if self.how.average_passes else 1
         for where in self._local:
-            np.multiply(self._kept[where], divisor / share / passes, out=self._result[where])
+            np.multiply(self._accumulated[where], divisor / share / passes, out=self._result[where])
         return self._result, divisor
 
     def end(self, stopping: bool) -> bool:

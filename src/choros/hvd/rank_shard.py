@@ -213,7 +213,7 @@ class ReadShard(Shard):
             )
         self._count, self._steps = count, steps if training or not source.indexed else None
         self._lock = threading.Lock()
-        self._kept: dict[int, tuple[Any, ...]] = {}
+        self._first_batches: dict[int, tuple[Any, ...]] = {}
         self._next = 0
         self._batches: Iterator[Batch] | None = None
 
@@ -224,8 +224,8 @@ class ReadShard(Shard):
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         with self._lock:
-            if index in self._kept:
-                return self._kept[index]
+            if index in self._first_batches:
+                return self._first_batches[index]
             if index != self._next:
                 raise InvalidInputError(
                     f"Batch {index} was asked for after batch {self._next - 1}: give fit shuffle=False."
@@ -233,12 +233,12 @@ class ReadShard(Shard):
             if self._batches is None:
                 self._batches = self._epochs_batches()
             try:
-                batch = self._whole(next(self._batches))
+                batch = self._with_structure(next(self._batches))
             except StopIteration:
                 raise InvalidInputError(f"The data ended after {index} of this rank's {self._count} batches.") from None
             self._next += 1
             if index < _KEPT:
-                self._kept[index] = batch
+                self._first_batches[index] = batch
             return batch
 
     def _epochs_batches(self) -> Iterator[Batch]:
@@ -262,7 +262,7 @@ class ReadShard(Shard):
             return islice(batches, rank, None, size)
         return batches if self._training else (batch for batch in batches if batch.rows)
 
-    def _whole(self, batch: Batch) -> tuple[Any, ...]:
+    def _with_structure(self, batch: Batch) -> tuple[Any, ...]:
         if not batch.rows:  # a batch of the first one's structure and dtypes, without rows
             first = self._source.sample(self._batch)
             x, y, weight = _each(lambda leaf: leaf[:0], first.x, first.y, first.sample_weight)
@@ -274,23 +274,23 @@ class ReadShard(Shard):
         with self._lock:
             complete = self._next >= self._count
             if _only_looked_at():
-                if self._next > len(self._kept):
-                    self._leave()
+                if self._next > len(self._first_batches):
+                    self._end_pass()
                 return
             if complete and self._batches is not None:
                 for _ in self._batches:  # read to the end, so that the source ends its pass
                     pass
-            self._leave(complete)
+            self._end_pass(complete)
             self._epoch += 1
 
-    def _leave(self, complete: bool = False) -> None:
+    def _end_pass(self, complete: bool = False) -> None:
         if hasattr(self._batches, "close"):
             # Ends the thread of ``prefetch``, which may wait for its queue.
             self._batches.close()  # type: ignore[union-attr]
         if isinstance(self._source, StreamSource) and not complete and self._steps is None:
             self._source.rewind()
         self._next, self._batches = 0, None
-        self._kept.clear()
+        self._first_batches.clear()
 
 
 def _only_looked_at() -> bool:

@@ -65,16 +65,16 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         ["allreduce 'loss' of float64 (2,) by Sum"]
     """
     context()
-    path, problem = _place(file_path)
+    path, problem = _checked_path(file_path)
     if _now:
         problem = f"it is recording one already, into {_now[0].path}: call hvd.stop_timeline() first"
     mine = [path, bool(mark_cycles), problem, trace_format.clock()]
-    said = collectives().allgather_object(mine, name="start of the timeline")
-    problems = [f"rank {r}: {told}" for r, (_, _, told, _) in enumerate(said) if told]
+    reports = collectives().allgather_object(mine, name="start of the timeline")
+    problems = [f"rank {r}: {reason}" for r, (_, _, reason, _) in enumerate(reports) if reason]
     if problems:
         raise InvalidInputError(f"No timeline was started. {'; '.join(problems)}.")
-    where, mark, *_ = said[0]
-    _now.append(Recording(where, mark, trace_format.zero_of(rank(), [theirs for *_, theirs in said])))
+    where, mark, *_ = reports[0]
+    _now.append(Recording(where, mark, trace_format.zero_of(rank(), [theirs for *_, theirs in reports])))
     if not _at_exit:
         _at_exit.append(True)
         atexit.register(_exit)
@@ -95,6 +95,7 @@ def stop_timeline() -> None:
             f"Rank {rank()} records no timeline: call hvd.start_timeline(path) first, on every rank."
         )
     recording = _now[0]
+    # The collective calls below do not belong to the recording.
     recording.follow(False)
     try:
         lanes = calls.allgather_object(recording.lane(), name="stop of the timeline")
@@ -111,6 +112,7 @@ def stop_timeline() -> None:
             trace_format.write(recording.path, lanes)
         except OSError as error:
             problem = f"Rank 0 cannot write the timeline to {recording.path}: {error.strerror}."
+    # All ranks raise the error. Otherwise only rank 0 would stop, and the others would wait for it in their next call.
     problem = calls.broadcast_object(problem, 0, name="file of the timeline")
     if problem:
         raise InvalidInputError(problem)
@@ -195,7 +197,7 @@ class Recording:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _place(file_path: str | os.PathLike[str]) -> tuple[str, str]:
+def _checked_path(file_path: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the path of the file, and the reason why it cannot be written, or ``""``; write nothing yet."""
     try:
         path = os.path.abspath(os.fsdecode(file_path))
