@@ -22,12 +22,12 @@ def pools(sizes: Sequence[int] | Rows, blocks: int = POOL_BLOCKS, rows: int = PO
         >>> pools([3, 3, 3, 9, 1], blocks=2, rows=8)
         [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
-    runs, first, held = [], 0, 0
+    runs, first, pool_rows = [], 0, 0
     for i, size in enumerate(map(int, sizes)):
-        if i > first and (i - first == blocks or held + size > rows):
+        if i > first and (i - first == blocks or pool_rows + size > rows):
             runs.append(slice(first, i))
-            first, held = i, 0
-        held += size
+            first, pool_rows = i, 0
+        pool_rows += size
     if first < len(sizes):
         runs.append(slice(first, len(sizes)))
     return runs

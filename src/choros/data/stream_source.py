@@ -185,15 +185,15 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[ArrayTree, ArrayT
     """
     if steps is None:
         source.check_end("validation_steps")
-    room, held, begun, slow = memory_left() // 2, 0, time.monotonic(), False  # half, as concatenation copies the rows
+    room, nbytes, begun, slow = memory_left() // 2, 0, time.monotonic(), False  # half, as concatenation copies the rows
     parts, name = [], type(source.stream).__name__
     for number, batch in enumerate(source.batches(steps), 1):
         parts.append(batch[:3])
-        held += sum(array.nbytes for _, array in leaves(batch[:3]))
-        if held > room:
+        nbytes += sum(array.nbytes for _, array in leaves(batch[:3]))
+        if nbytes > room:
             raise InvalidDataError(
-                f"The first {number} batches of validation_data, a {name}, take {held / 1e9:.2f} GB, more than half of "
-                "the memory that is left: give validation_steps= where it has no end, or a keras.utils.PyDataset or "
+                f"The first {number} batches of validation_data, a {name}, take {nbytes / 1e9:.2f} GB, more than half "
+                "of the memory that is left: give validation_steps= where it has no end, or a keras.utils.PyDataset or "
                 "choros.files, which are read batch by batch."
             )
         if steps is None and not slow and time.monotonic() - begun > _SLOW:

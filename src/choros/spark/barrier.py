@@ -165,9 +165,9 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
     address = _address(hosts, rank)
     spill = RowStore(plan.columns, local_folder(rank))
     wrong: BaseException | None = None
-    with ExitStack() as held:
-        held.callback(spill.close)
-        door = None if rank else held.enter_context(AuthListener("", plan.secret, ports(plan.secret)))
+    with ExitStack() as stack:
+        stack.callback(spill.close)
+        door = None if rank else stack.enter_context(AuthListener("", plan.secret, ports(plan.secret)))
         place = f"{address if door else hosts[0]}:{','.join(map(str, ports(plan.secret)))}"
 
         def swap(payload: bytes) -> list[bytes]:

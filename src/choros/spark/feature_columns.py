@@ -127,8 +127,8 @@ class _Maker:
         alike = [other for other in names if other.lower() == name.lower()]
         if len(alike) == 1:
             return str(alike[0])
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else "."
+        similar = difflib.get_close_matches(name, names, n=1)
+        hint = f": did you mean {similar[0]!r}?" if similar else "."
         raise InvalidDataError(f"{role}: the frame has no column {name!r}{hint} It has {', '.join(names)}.")
 
     def one(self, name: str, role: str) -> tuple[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import keras
 
 _MOST = 3  # most models that a process keeps
-_kept: OrderedDict[str, Any] = OrderedDict()
+_loaded_models: OrderedDict[str, Any] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _made(order: PredictTask, columns: dict[str, Any]) -> list[tuple[str, Array]
 
     from choros.spark.pyarrow import to_array
 
-    if order.key not in _kept and (context := TaskContext.get()) is not None:
+    if order.key not in _loaded_models and (context := TaskContext.get()) is not None:
         hold_back(context)
         on_cpu_unless_given(context.resources())
     model, sizes = load(order)
@@ -116,24 +116,24 @@ def fitting(rows: int, most: int, sizes: set[int]) -> int:
         ([3392, 3392, 3392, 64], [64, 3392])
     """
     batch_rows = -(-rows // -(-rows // most))
-    near = [size for size in sizes if batch_rows <= size <= 2 * batch_rows]
-    if not near:
-        near = [max(batch_rows, min(-(-batch_rows // 64) * 64, most))]
-        sizes.add(near[0])
-    return min(near)
+    fitting = [size for size in sizes if batch_rows <= size <= 2 * batch_rows]
+    if not fitting:
+        fitting = [max(batch_rows, min(-(-batch_rows // 64) * 64, most))]
+        sizes.add(fitting[0])
+    return min(fitting)
 
 
 def load(order: PredictTask) -> tuple[Any, set[int]]:
     """Return the model, which is loaded once in this process, and the batch sizes that it has compiled."""
     key = order.key
-    if key not in _kept:
+    if key not in _loaded_models:
         same_version(order.version)
         keras_there(order.keras)
-        _kept[key] = order.model.unpack(order.weights), set()
-        while len(_kept) > _MOST:
-            _kept.popitem(last=False)
-    _kept.move_to_end(key)
-    loaded: tuple[Any, set[int]] = _kept[key]
+        _loaded_models[key] = order.model.unpack(order.weights), set()
+        while len(_loaded_models) > _MOST:
+            _loaded_models.popitem(last=False)
+    _loaded_models.move_to_end(key)
+    loaded: tuple[Any, set[int]] = _loaded_models[key]
     return loaded
 
 

@@ -114,7 +114,7 @@ class RowStore:
     def __init__(self, columns: Columns, folder: str) -> None:
         self.columns = columns
         parts = (False, True) if columns.marked else (False,)
-        self._kept = {
+        self._files_of = {
             (name, part): Rows(leaf.description, folder) for name, leaf in columns.leaves.items() for part in parts
         }
 
@@ -134,14 +134,14 @@ class RowStore:
             for name, leaf in self.columns.leaves.items():
                 rows = to_array(batch.column(name), leaf)
                 if mark is None:
-                    self._kept[name, False].append(rows)
+                    self._files_of[name, False].append(rows)
                 else:
-                    self._kept[name, False].append(rows[~mark])
-                    self._kept[name, True].append(rows[mark])
+                    self._files_of[name, False].append(rows[~mark])
+                    self._files_of[name, True].append(rows[mark])
 
     def forms(self) -> dict[str, Form]:
         """Return the dtype and row shape of each array that has rows."""
-        return {name: rows.form for (name, _), rows in self._kept.items() if rows.form is not None}
+        return {name: rows.form for (name, _), rows in self._files_of.items() if rows.form is not None}
 
     def data(self, forms: dict[str, Form], validation: bool = False) -> Data:
         """Return the rows.
@@ -158,15 +158,15 @@ class RowStore:
                 return {key: nested(name) for key, name in names.items()}
             if isinstance(names, list):
                 return [nested(name) for name in names]
-            return self._kept[names, validation].array(forms.get(names))
+            return self._files_of[names, validation].array(forms.get(names))
 
         c = self.columns
-        rows = self._kept[next(iter(c.leaves)), validation].count
+        rows = self._files_of[next(iter(c.leaves)), validation].count
         return Data(nested(c.x), nested(c.y), nested(c.weight), rows)
 
     def close(self) -> None:
         """Close the files."""
-        for rows in self._kept.values():
+        for rows in self._files_of.values():
             rows.close()
 
 

@@ -37,10 +37,10 @@ class PartitionRows:
             member: whether this task is a member of an ensemble.
         """
         first, floatx = _batch(self.first), job.keras["floatx"]
-        source = _held(task.data, task.rows, first, floatx, member)
+        source = _source_of(task.data, task.rows, first, floatx, member)
         if task.validation is None or not any(task.validation_rows):
             return source, None
-        validation: Any = _held(task.validation, task.validation_rows, first, floatx, member)
+        validation: Any = _source_of(task.validation, task.validation_rows, first, floatx, member)
         # of asynchronous ranks, the last one to end an epoch validates, so each rank needs the rows of all
         return source, _all_of(validation, group) if job.asynchronous else validation
 
@@ -73,7 +73,7 @@ def _batch(flat: tuple[Any, list[Array]]) -> Batch:
     return Batch(*serialization.nested(tree, arrays), rows=rows, total=rows)
 
 
-def _held(data: Data, counts: list[int], first: Batch, floatx: str, member: bool) -> PartitionedSource:
+def _source_of(data: Data, counts: list[int], first: Batch, floatx: str, member: bool) -> PartitionedSource:
     local_source = ArraySource(data.x, data.y, data.weight, floatx) if data.rows else None
     if member:
         counts = [data.rows]
@@ -82,14 +82,14 @@ def _held(data: Data, counts: list[int], first: Batch, floatx: str, member: bool
     return PartitionedSource(local_source, counts, first)
 
 
-def _all_of(held: PartitionedSource, group: Group) -> ArraySource:
+def _all_of(local: PartitionedSource, group: Group) -> ArraySource:
     """Return a source with the rows of all ranks, on each rank."""
     if group.size == 1:
-        assert held.inner is not None  # noqa: S101 - the only rank holds all rows
-        return held.inner
-    local_source = held.inner
+        assert local.inner is not None  # noqa: S101 - the only rank holds all rows
+        return local.inner
+    local_source = local.inner
     batch = (
-        held.first
+        local.first
         if local_source is None
         else Batch(
             local_source.x, local_source.y, local_source.sample_weight, rows=local_source.rows, total=local_source.rows
@@ -99,7 +99,7 @@ def _all_of(held: PartitionedSource, group: Group) -> ArraySource:
     whole = []
     for array in arrays:
         parts = []
-        for root, rows in enumerate(held.counts):
+        for root, rows in enumerate(local.counts):
             if rows:
                 values = array if group.rank == root else np.empty((rows, *array.shape[1:]), array.dtype)
                 parts.append(group.broadcast(np.ascontiguousarray(values), root))

@@ -42,15 +42,15 @@ def choose_workers(spark: SparkSession, workers: int | str | None) -> int:
             f"workers={workers!r}: give a whole number, 1 or more, or 'auto' for all free task slots."
         )
     refuse_dynamic(spark)
-    wanted = 1 if auto else int(workers or 1)
-    available, free = _waited(spark, None if auto else wanted)
-    if available < wanted:
+    requested = 1 if auto else int(workers or 1)
+    available, free = _waited(spark, None if auto else requested)
+    if available < requested:
         raise InvalidInputError(
-            f"workers={wanted}, but this cluster has {available} task slot{'s' * (available != 1)} ({_said(spark)}), "
-            f"and all workers run at once: give workers={max(available, 1)} or 'auto', more executors or cores, or a "
-            "smaller spark.task.cpus."
+            f"workers={requested}, but this cluster has {available} task slot{'s' * (available != 1)} "
+            f"({_master_text(spark)}), and all workers run at once: give workers={max(available, 1)} or 'auto', more "
+            "executors or cores, or a smaller spark.task.cpus."
         )
-    return max(free, 1) if auto else wanted
+    return max(free, 1) if auto else requested
 
 
 def refuse_dynamic(spark: SparkSession) -> None:
@@ -80,7 +80,7 @@ def setting(spark: SparkSession, name: str, default: str) -> str:
         return default
 
 
-def _waited(spark: SparkSession, wanted: int | None) -> tuple[int, int]:
+def _waited(spark: SparkSession, requested: int | None) -> tuple[int, int]:
     """Return the numbers of slots and of free slots. If the application has just started, wait for its executors."""
     available, free = slots(spark)
     if is_connect(spark) or _local(spark):
@@ -88,11 +88,11 @@ def _waited(spark: SparkSession, wanted: int | None) -> tuple[int, int]:
     context, now = spark.sparkContext, time.monotonic()
     most = _seen.get(context.applicationId, 0)
     end = now + _YOUNG - (time.time() - context.startTime / 1000)
-    if available < (wanted or most) <= most:  # executors were lost, and may be replaced
+    if available < (requested or most) <= most:  # executors were lost, and may be replaced
         end = now + _AGAIN
     changed = now
     while time.monotonic() < end and (
-        available < wanted if wanted else time.monotonic() - changed < _SETTLED or not available
+        available < requested if requested else time.monotonic() - changed < _SETTLED or not available
     ):
         time.sleep(0.2)
         before = available
@@ -136,5 +136,5 @@ def _local(spark: SparkSession) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
-def _said(spark: SparkSession) -> str:
+def _master_text(spark: SparkSession) -> str:
     return f"spark.master={setting(spark, 'spark.master', 'unknown')}"

@@ -138,10 +138,10 @@ def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
     """Split the result of a task into the facts, and the lanes of a timeline and the weights, as arrays of bytes."""
     length = int.from_bytes(payload[:4], "little")
     header: dict[str, Any] = json.loads(payload[4 : 4 + length])
-    arrays, at = [], 4 + length
+    arrays, offset = [], 4 + length
     for size in header["sizes"]:
-        arrays.append(np.frombuffer(payload, np.uint8, size, at))
-        at += size
+        arrays.append(np.frombuffer(payload, np.uint8, size, offset))
+        offset += size
     return header, arrays
 
 

@@ -124,8 +124,8 @@ class DecodeCache:
                 missing = [block for block, is_decoded in zip(missing, done, strict=True) if not is_decoded]
 
     def _fill(self, block: int, decode: Callable[[int], None], wait: bool) -> bool:
-        with self._locked(block, wait) as held:
-            if not held:
+        with self._locked(block, wait) as acquired:
+            if not acquired:
                 return False
             if not self._state[block]:
                 decode(block)
@@ -141,7 +141,7 @@ class DecodeCache:
         The lock is polled, since a wait in the kernel has no timeout.
         """
         limit, pause = time.monotonic() + _PATIENCE, 0.001
-        while not (held := self._lock(block, fcntl.F_WRLCK)) and wait:
+        while not (acquired := self._lock(block, fcntl.F_WRLCK)) and wait:
             if time.monotonic() > limit:
                 raise CommTimeoutError(
                     f"{os.uname().nodename}: another process of this run has been decoding block {block} for "
@@ -151,9 +151,9 @@ class DecodeCache:
             time.sleep(pause)
             pause = min(2 * pause, _NAP)
         try:
-            yield held
+            yield acquired
         finally:
-            if held:
+            if acquired:
                 self._lock(block, fcntl.F_UNLCK)
 
     def _lock(self, block: int, kind: int) -> bool:

@@ -125,6 +125,7 @@ class FileSource:
         Raises:
             InvalidDataError: a file has changed. The message contains its path.
         """
+        # A changed file could have other rows at the positions that the workers compute.
         for file, then in zip(self.table.files, self._stamps, strict=False):
             if stamp(file) != then:
                 raise InvalidDataError(f"{file} has changed since choros.files read it: call choros.files again.")
@@ -273,6 +274,7 @@ class Ahead:
     def enter(self, now: Rows, after: Rows) -> None:
         """Decode the blocks ``now``, then start to decode the blocks ``after`` in the thread."""
         if self._next is not None:
+            # An error of the thread must be raised in the thread that trains.
             self._next.result()
         self._fill(now)
         self._next = self._pool.submit(self._fill, after) if len(after) else None
