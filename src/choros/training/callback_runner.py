@@ -159,6 +159,7 @@ class CallbackRunner:
                 self.epoch = epoch
                 self.list.on_epoch_begin(epoch)
                 self._begin_batch(self.first)
+        # Once more: the callbacks above have run again, and the saved state already includes what they change.
         restored = begun and self._restore()
         control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(started=False)
         self._given = self._settings.to_begin_with() | control.settings
@@ -251,6 +252,7 @@ class CallbackRunner:
         self._holding = [holds_tensors(callback, self.model) for callback in self.user]
         wants = [_wants_batches(callback) for callback in self.user]
         self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
+        # Such a callback may read weights in each batch unnoticed, so the weights must be loaded before its hooks.
         self._eager = any(held and wanted for held, wanted in zip(self._holding, wants, strict=True))
         if inside:
             if any(self._holding):
@@ -447,6 +449,7 @@ class CallbackRunner:
         if not self.user:
             return TrainerControl(stop)
         optimizer, losses = self._compiled
+        # Workers have compiled their steps with the optimizer and the losses of the beginning.
         if self.model.optimizer is not optimizer or self.model._compile_loss is not losses:
             raise InvalidInputError(
                 "A callback has replaced the optimizer or compiled the model again, which does not reach the "
