@@ -1,4 +1,4 @@
-"""The table of keras_experiments: two hosts, a slow and a fast network; the chief ships data, or each rank reads them.
+"""The table of keras_experiments: a slow and a fast network; one host sends all data, or each rank reads its own.
 
 Two network namespaces of this machine stand for two hosts (root is needed), with one rank each. Rank 0 first trains
 alone by plain Keras: the baseline of all ratios. Then both ranks train the same rows: synchronously (AllReduce) and

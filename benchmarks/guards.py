@@ -1,4 +1,4 @@
-"""What guard rails cost: processor time in heartbeats, limits of time and comparisons, over all of it.
+"""Cost of the checks during training: processor time of heartbeats, time limits and comparisons, as a share of all.
 
     python benchmarks/guards.py --backend jax --seconds 20
 

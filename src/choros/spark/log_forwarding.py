@@ -49,7 +49,7 @@ class LogForwarder:
     def __init__(self, home: dict[str, Any], rank: int) -> None:
         self.home, self.rank = home, rank
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._send, name="choros-saying", daemon=True)
+        self._thread = threading.Thread(target=self._send, name="choros-log", daemon=True)
 
     def __enter__(self) -> None:
         self._given = sys.stdout, sys.stderr

@@ -100,7 +100,7 @@ class OutputPump:
         os.set_blocking(self._wake_out, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._loop, name="choros-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="choros-output", daemon=True)
         self._thread.start()
 
     def call(self, work: Callable[[], Result], timeout: float) -> Result:
