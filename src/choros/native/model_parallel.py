@@ -7,11 +7,11 @@ not check that they do, and it can neither save such a model nor predict with it
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from choros.cluster import Place
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join
 from choros.comm.group import Group
+from choros.comm.shared_values import gather_values
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency.rank_agreement import difference, facts_of_model
 from choros.errors import InvalidInputError
@@ -140,10 +141,7 @@ class ModelParallel:
         plain = {name: repr(value) for name, value in sorted(arguments.items()) if _is_plain(value)}
         facts = {**facts_of_model(model), "arguments": plain, "data": _digest(data), "host": platform.node()}
         group = self._group()
-
-        def gather(value: Any) -> list[Any]:
-            return [json.loads(text) for text in group.gather(json.dumps(value).encode())]
-
+        gather = partial(gather_values, group)
         if problem := difference(gather(facts), model, gather):
             raise InvalidInputError(f"{problem} {_ADVICE}")
         return model.fit(x, y, **arguments)

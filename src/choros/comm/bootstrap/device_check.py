@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 
 from choros.comm.group import Group
 from choros.comm.host_identity import machine
+from choros.comm.shared_values import gather_values
 from choros.device_choice import OWN, SHARE, gpu_variable, own_gpu
 from choros.errors import InvalidInputError
 
@@ -21,7 +21,7 @@ def check_gpus_apart(group: Group) -> None:
         InvalidInputError: on every rank. The message names the ranks, the host and the GPU.
     """
     gpu = "" if os.environ.get(SHARE) else own_gpu()
-    replies = [json.loads(text) for text in group.gather(json.dumps([machine(), gpu, platform.node()]).encode())]
+    replies = gather_values(group, [machine(), gpu, platform.node()])
     users: dict[tuple[str, str], list[int]] = {}
     for rank, (machine_name, gpu_name, _) in enumerate(replies):
         if gpu_name:

@@ -7,7 +7,6 @@ the GPU and back, which the sum in host memory does not need.
 from __future__ import annotations
 
 import atexit
-import json
 import math
 import os
 import sys
@@ -22,6 +21,7 @@ from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
 from choros.comm.host_identity import machine
 from choros.comm.offload.group import ControlGroup, OffloadGroup, as_control_group
+from choros.comm.shared_values import gather_values, share_value
 from choros.comm.shm.group_header import FAILURE_GRACE
 from choros.comm.tcp.auth_socket import free_port, listening_socket
 from choros.errors import ChorosError, InvalidInputError, PeerLostError
@@ -57,11 +57,11 @@ def _torch_group(control: ControlGroup, timeout: float) -> OffloadGroup:
         return module, module.device()
 
     module, device = _on_all_ranks(control, load)
-    devices = [tuple(json.loads(text)) for text in control.gather(json.dumps([machine(), device]).encode())]
+    devices = list(map(tuple, gather_values(control, [machine(), device])))
     nccl = all(name for _, name in devices) and len(set(devices)) == control.size
     address = _address(control)
     port, listen_fd = listening_socket(address) if control.rank == 0 else (0, None)
-    rank_zero_address, rank_zero_port = json.loads(control.gather(json.dumps([address, port]).encode())[0])
+    rank_zero_address, rank_zero_port = share_value(control, [address, port])
     store = _on_all_ranks(
         control, lambda: module.open_store(rank_zero_address, rank_zero_port, control.size, listen_fd, timeout)
     )

@@ -11,7 +11,6 @@ must have reached. So a result is valid until the rank's next call.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
@@ -36,6 +35,7 @@ from choros.comm.call_signature import (
 from choros.comm.dtypes import add_in_order, dtype_code, mean_of, numeric
 from choros.comm.group import Group, Trace
 from choros.comm.host_identity import describe_hosts, machine, oversubscribed
+from choros.comm.shared_values import gather_values
 from choros.comm.shm.futex import SPIN
 from choros.comm.shm.group_header import (
     FIRST_FREE_WORD,
@@ -469,7 +469,7 @@ def share(group: Group, segment: Segment | None, root: int = 0) -> Segment:
     # Process ID and descriptor number identify the memfd, which has no name. The root stays inside the gathers below
     # until all ranks have opened it, so the kernel cannot reuse either number meanwhile.
     local_address = [os.getpid(), segment.fd] if group.rank == root and segment is not None else None
-    replies = [json.loads(text) for text in group.gather(json.dumps([machine(), local_address]).encode())]
+    replies = gather_values(group, [machine(), local_address])
     if hosts := describe_hosts([host for host, _ in replies]):
         raise InvalidInputError(
             f"Rank {group.rank} cannot share memory with all others, as that requires one machine: {hosts}."

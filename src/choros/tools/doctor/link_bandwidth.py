@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from choros.comm.group import Group
-from choros.tools.doctor.measurements import gather_values
+from choros.comm.shared_values import gather_values
 
 _SIZES = (1_000_000, 16_000_000)  # bytes
 _LONGEST = 0.25  # most seconds of the smaller size for which the larger one is tried

@@ -6,7 +6,6 @@ they are equal on all ranks.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from choros.comm.group import Group
+from choros.comm.shared_values import gather_values
 from choros.tools.doctor.rules.speed import ATTEMPTS, MISSES, SLOW_CPU, SLOW_WALL, slowest
 
 # The measurements of all ranks, in JSON types.
@@ -56,17 +56,6 @@ def measure(group: Group, available_memory: int, engines: dict[str, Group]) -> M
         wrong |= set(mistaken)
     measures["wrong"] = sorted(wrong)
     return measures
-
-
-def gather_values(group: Group, value: object) -> list[Any]:
-    """All-gather a value in JSON types; return the values of all ranks by rank.
-
-    Example:
-        >>> from choros.comm.single_rank_group import SingleRankGroup
-        >>> gather_values(SingleRankGroup(), {"a": 1})
-        [{'a': 1}]
-    """
-    return [json.loads(text) for text in group.gather(json.dumps(value).encode())]
 
 
 # -- CPU and memory

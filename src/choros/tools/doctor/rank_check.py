@@ -139,8 +139,9 @@ class RankCheck:
             group.close()
 
     def _meet(self, group: Group, local_facts: Facts) -> None:
+        from choros.comm.shared_values import gather_values
         from choros.tools.doctor.link_bandwidth import links
-        from choros.tools.doctor.measurements import gather_values, measure
+        from choros.tools.doctor.measurements import measure
 
         group.doing = "choros doctor: what each rank found"
         self._ranks = gather_values(group, local_facts)
@@ -169,7 +170,7 @@ class RankCheck:
     def _train(self, group: Group) -> None:
         """Train on each backend in helper processes; those of one machine form a job."""
         from choros.comm.bootstrap.init import part
-        from choros.tools.doctor.measurements import gather_values
+        from choros.comm.shared_values import gather_values
 
         mates = next(some for some in self.seen.machines() if any(facts["rank"] == self.rank for facts in some))
         ranks = [facts["rank"] for facts in mates]

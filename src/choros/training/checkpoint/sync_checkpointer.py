@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from choros.backends import replica_state
+from choros.comm.shared_values import gather_messages
 from choros.training.checkpoint.snapshot import Part
 from choros.training.spec import WorkerStats
 
 _LOOK = 0.25  # seconds between two collective checks whether a checkpoint is due
 _MOST = 1 << 16  # most steps between two such checks
+
+
+@dataclass(frozen=True)
+class CheckpointPoll:
+    """What the ranks compare between two steps. Of ``due`` and ``wait``, the values of rank 0 count.
+
+    Attributes:
+        due: bool. Whether a checkpoint is due.
+        end_requested: bool. Whether this rank has a request to end training.
+        wait: int. Number of steps until the next comparison.
+    """
+
+    due: bool
+    end_requested: bool
+    wait: int
 
 
 class SyncCheckpointer:
@@ -74,12 +90,12 @@ class SyncCheckpointer:
         wait = max(1, min(_MOST, int(_LOOK / max(look_seconds, 1e-9))))
         # Only rank 0's value counts. The ranks' clocks differ, and all must save after the same step.
         due = bool(self.seconds) and now - self.saved >= self.seconds
-        message = json.dumps([due, bool(self.run.control_block.end_requested), wait]).encode()
-        replies = [json.loads(text) for text in self.run.group.gather(message)]
+        local_poll = CheckpointPoll(due, bool(self.run.control_block.end_requested), wait)
+        polls = gather_messages(self.run.group, local_poll)
         # All ranks take rank 0's number, else they would make the next collective call after different steps.
-        self.wait = self.waited = replies[0][2]
+        self.wait = self.waited = polls[0].wait
         self.run.tally.keeping += time.thread_time() - begun
-        return replies[0][0], any(stop_requested for _, stop_requested, _ in replies)
+        return polls[0].due, any(poll.end_requested for poll in polls)
 
     def save(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
         """Save the state from which training resumes at this batch of this epoch."""

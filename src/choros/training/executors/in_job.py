@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from choros.comm.bootstrap.init import give_up, join
 from choros.comm.gather_bytes import collect
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
+from choros.comm.shared_values import gather_messages, share_message, share_value
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency.rank_agreement import agree, facts_of
 from choros.data import FileSource
@@ -48,6 +49,7 @@ from choros.training.worker.comm_setup import CommHandles, connect_ranks
 from choros.training.worker.context import SavedState, WorkerContext, blank_vectors, vectors
 from choros.training.worker.loop.rank_means import mean_average
 from choros.training.worker.loop.train import train
+from choros.training.worker.messages import Logs
 from choros.training.worker.rank_program import run_rank
 from choros.training.worker.setup import rank_devices, transport_name
 from choros.types import Array
@@ -64,6 +66,18 @@ _STALL = 60.0  # seconds of waiting for another rank, after which a rank warns
 _CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
 _LOOK = 0.05  # seconds between two polls by rank 0 of the other ranks' epoch logs
 _REST = 5.0  # seconds without a heartbeat of any rank, after which rank 0 waits in the barrier as the others do
+
+
+MessageT = TypeVar("MessageT")
+
+
+@dataclass(frozen=True)
+class EpochCallbacksDone:
+    """Rank 0 has run the callbacks of an epoch's end. ``logs``: of the epoch, or None; ``seconds``: of training."""
+
+    control: TrainerControl
+    logs: Logs | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -141,7 +155,7 @@ class InJobCallbackChannel:
 
     def spread_control(self, control: TrainerControl) -> TrainerControl:
         """Broadcast rank 0's control message, apply its variables, and return it. Collective."""
-        return self.apply_control(self.spread([vars(control), None])[0])
+        return self.apply_control(self.share(control))
 
     def epoch_end(
         self, epoch: int, logs: dict[str, float] | None, seconds: float, metric_values: list[float]
@@ -157,10 +171,10 @@ class InJobCallbackChannel:
         if self.lead and logs is not None:
             control = self.record(epoch, logs, seconds, metric_values)
         # The other ranks need the logs too, because every rank keeps the history.
-        values, logs, seconds = self.spread([vars(control), logs, seconds])
-        if not self.lead and logs is not None:
-            self.record(epoch, logs, seconds, [])
-        return self.apply_control(values)
+        end = self.share(EpochCallbacksDone(control, logs, seconds))
+        if not self.lead and end.logs is not None:
+            self.record(epoch, end.logs, end.seconds, [])
+        return self.apply_control(end.control)
 
     def record(self, epoch: int, logs: dict[str, float], seconds: float, metric_values: list[float]) -> TrainerControl:
         """Record an epoch's loss, and run the callbacks of its end."""
@@ -247,8 +261,7 @@ class InJobCallbackChannel:
         if asked:
             leaving = self.saver.flush_for_exit() if self.lead else SystemExit(0)
             # No rank may end before the state is written: rank 0 writes it before this collective call.
-            code = json.loads(group.gather(json.dumps(leaving.code).encode())[0])
-            raise RequestedExit(code)
+            raise RequestedExit(share_value(group, leaving.code))
 
     def optimizer(self, part: Part) -> None:
         """Hold rank 0's optimizer state of an epoch's end for callbacks, which run in this process."""
@@ -323,19 +336,17 @@ class InJobCallbackChannel:
         with _patient(self.base), self.hangs.watching(give_up):
             self.base.barrier()
 
-    def spread(self, values: list[Any]) -> list[Any]:
-        """Return rank 0's values. Collective. Other ranks wait for up to seven days, because callbacks may be slow.
+    def share(self, message: MessageT) -> MessageT:
+        """Return rank 0's message. Collective. Other ranks wait for up to seven days, because callbacks may be slow.
 
         The death of rank 0 is noticed at once. Callbacks that never return only cause a warning, which names the rank.
         """
         group = self.run.group if self.synchronous else self.base
         with _patient(group):
-            reports: list[Any] = json.loads(group.gather(json.dumps(values).encode())[0])
-        return reports
+            return share_message(group, message)
 
-    def apply_control(self, fields: dict[str, Any]) -> TrainerControl:
+    def apply_control(self, control: TrainerControl) -> TrainerControl:
         """Take the new variables of rank 0's control message, and return the message. The loop applies the rest."""
-        control = TrainerControl(**fields)
         if control.variables:
             group = self.run.group if self.synchronous else self.base
             local_set = self.set if self.lead else self.run.replica.snapshot()
@@ -503,9 +514,9 @@ def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Arra
     for variable in model_variables(model):  # a callback may have set them in on_train_end
         variable.assign(base.broadcast(np.array(to_host([variable])[0])))
     _share_history(base, reporter.conductor)
-    if (codes := json.loads(base.gather(json.dumps(code).encode())[0])) is not None:
-        raise SystemExit(codes)
-    return [WorkerStats(**json.loads(text)) for text in base.gather(json.dumps(context.tally.json()).encode())]
+    if (code := share_value(base, code)) is not None:
+        raise SystemExit(code)
+    return gather_messages(base, context.tally)
 
 
 def _gather_lanes(base: Group, context: WorkerContext) -> list[bytes]:
@@ -546,8 +557,8 @@ def _share_history(base: Group, conductor: CallbackRunner) -> None:
     """Copy rank 0's history to every rank, because its callbacks may have stopped training or added logs."""
     history = getattr(conductor, "history", None)
     # ``float``, because callbacks may add numbers of numpy to the logs, which JSON does not know.
-    text = json.dumps(None if history is None else [history.epoch, history.history], default=float)
-    contents = json.loads(base.gather(text.encode())[0])
+    plain = json.dumps(None if history is None else [history.epoch, history.history], default=float)
+    contents = json.loads(share_value(base, plain))
     if contents is not None and history is not None and base.rank:
         history.epoch, history.history = contents
 

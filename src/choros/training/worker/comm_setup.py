@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -22,6 +21,7 @@ from choros.comm.hierarchical_group import hosts_of
 from choros.comm.offload.group import OffloadGroup
 from choros.comm.p2p.group import MessageGroup
 from choros.comm.p2p.interface import PointToPoint
+from choros.comm.shared_values import gather_values
 from choros.comm.shm.group import share
 from choros.comm.shm.group_header import format_ranks
 from choros.comm.shm.segment import Segment, align
@@ -178,7 +178,7 @@ def _vector_messages(base: Group, nbytes: int) -> PointToPoint | None:
         return None
     requested = os.environ.get("CHOROS_COMM") == MPI and nbytes >= _BY_MESSAGE
     # Settings of the hosts may differ. All ranks must decide alike, because ``among`` is collective.
-    answers = [json.loads(text) for text in base.gather(json.dumps([requested, base.concurrent]).encode())]
+    answers = gather_values(base, [requested, base.concurrent])
     if not all(requested for requested, _ in answers):
         return None
     limited = [rank for rank, (_, concurrent) in enumerate(answers) if not concurrent]
@@ -212,7 +212,7 @@ def _between(
         # Its end is that of the messages: it waits until the other ranks leave too.
         resources.insert(0, MessageGroup(messages, base.timeout))
     # The server is a child of the first rank and would inherit its cores, on which that rank computes.
-    cores = {core for text in host_group.gather(json.dumps(usable_cores()).encode()) for core in json.loads(text)}
+    cores = {core for cores_of_rank in gather_values(host_group, usable_cores()) for core in cores_of_rank}
     server_address, server = "", None
     if host_number < len(cuts):
         cut = cuts[host_number]
@@ -252,7 +252,7 @@ def _between(
             )
             server = ShardServerProcess(config, base.rank)
             server_address = server.place
-    addresses = [json.loads(text) for text in base.gather(json.dumps([server_address, os.uname().nodename]).encode())]
+    addresses = gather_values(base, [server_address, os.uname().nodename])
     clients: dict[int, ReconnectingClient] = {}
     parts: list[tuple[slice, Any]] = []
     for i, cut in enumerate(cuts):

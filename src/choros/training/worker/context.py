@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -20,6 +19,7 @@ from choros.backends.optimizers import learning_rates, model_variables, optimize
 from choros.backends.profiler import StepProfiler
 from choros.comm import trace_format
 from choros.comm.group import Group
+from choros.comm.shared_values import gather_values
 from choros.comm.tracing import EventLog, Span
 from choros.data import FeedTimes, Source, feed
 from choros.training.async_control.best_member import BestMemberSlots
@@ -257,10 +257,9 @@ class WorkerContext:
                 self._compiling += time.perf_counter() - begun
             self.control_block.count_step(self.rank)
         state = self.replica.metric_state()
-        numbers = json.dumps([rows, self.replica.own_logs()])
-        all_numbers = [json.loads(text) for text in group.gather(numbers.encode())]
+        all_logs = gather_values(group, [rows, self.replica.own_logs()])
         self.replica.set_metric_state(group.sum(state))
-        logs = self.replica.metrics() | mean_own_logs(all_numbers)
+        logs = self.replica.metrics() | mean_own_logs(all_logs)
         return {f"val_{name}": value for name, value in logs.items()}
 
     def shown_metric_values(self) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ from choros.backends.hide_tensorflow import lean
 from choros.cluster.hardware.gpus import GIVEN
 from choros.comm.group import Group
 from choros.comm.messages import decode, header_of
+from choros.comm.shared_values import share_message
 from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
 from choros.consistency.versions import check_versions
@@ -100,7 +100,7 @@ class PipeCallbackChannel:
 
     def spread_control(self, control: TrainerControl) -> TrainerControl:
         """Return rank 0's control message. Collective."""
-        return TrainerControl(**json.loads(self.group.gather(json.dumps(vars(control)).encode())[0]))
+        return share_message(self.group, control)
 
     def epoch_end(
         self, epoch: int, logs: dict[str, float] | None, seconds: float, metrics: list[float]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from choros.comm.shared_values import gather_messages
 from choros.consistency import replica_divergence
 from choros.errors import PeerLostError, RankMismatchError
 from choros.training.checkpoint.sync_checkpointer import SyncCheckpointer
@@ -22,7 +22,8 @@ from choros.training.worker.setup import adding
 from choros.types import Array, Batch, aligned
 
 
-class RankReport(NamedTuple):
+@dataclass(frozen=True)
+class RankReport:
     """What a rank reports when the ranks compare their weights.
 
     Attributes:
@@ -208,7 +209,7 @@ class SyncLoop:
         lost = False
         if group.size > 1:
             reports = self.same(epoch)
-            logs |= mean_own_logs(reports)
+            logs |= mean_own_logs([(report.rows, report.logs) for report in reports])
             lost = any(report.lost_epoch >= 0 for report in reports)
         if run.rank == 0 and not lost:
             self.finite.loss(logs.get("loss"), epoch)
@@ -250,7 +251,7 @@ class SyncLoop:
             run.tally.host,
             run.tally.lost_epoch,
         )
-        reports = [RankReport(*json.loads(text)) for text in run.group.gather(json.dumps(local_report).encode())]
+        reports = gather_messages(run.group, local_report)
         drift = replica_divergence.compare([report.fingerprint for report in reports])
         if drift is not None and drift.far:
             error = RankMismatchError if run.rank in drift.far else PeerLostError
