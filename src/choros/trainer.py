@@ -445,7 +445,7 @@ class Trainer:
         return keras.tree.map_structure(lambda *parts: np.mean(parts, axis=0), *predictions)
 
     def close(self) -> None:
-        """End the workers that this Trainer started."""
+        """End the workers that this Trainer started, also those that stay after ``fit``."""
         self._local.kept = False
         self._executor.close()
 

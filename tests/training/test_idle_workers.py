@@ -60,6 +60,15 @@ def test_another_trainer_uses_the_same_processes_until_they_are_closed():
     assert not any(map(alive, before))
 
 
+def test_a_trainer_ends_its_workers():
+    trainer = choros.Trainer(make_model(), workers=2, echo=False)
+    trainer.fit(X, Y, verbose=0)
+    before = pids()
+    trainer.close()
+    assert not pids()
+    assert not any(map(alive, before))
+
+
 @pytest.mark.parametrize("other", [{"workers": 1}, {"threads": 2}, {"bind": False}])
 def test_other_settings_start_other_processes(other):
     fit()

@@ -51,8 +51,8 @@ class LocalExecutor:
             if self.owned and not self.kept:
                 idle_workers.keep(self.pool, run.files)
         finally:
-            if not self.kept:
-                self.close()
+            if self.owned and not self.kept:
+                self.pool.close()
         request.conductor.end()
         return result
 
@@ -62,9 +62,10 @@ class LocalExecutor:
         return idle_workers.ready(self.pool) if self.owned else self.pool.started
 
     def close(self) -> None:
-        """End the workers if this executor owns them."""
+        """End the workers if this executor owns them, also those that stay idle after a fit."""
         if self.owned:
             self.pool.close()
+            idle_workers.close()
 
 
 @dataclass(frozen=True)
