@@ -1,6 +1,6 @@
 import pytest
 
-from choros.cluster import LauncherEnv, Place, expand_hosts, expand_tasks, launcher_env, strange, why
+from choros.cluster import LauncherEnv, Place, expand_hosts, expand_tasks, launcher_env, rank_info, strange, why
 from choros.errors import InvalidInputError
 
 CHOROS = {"CHOROS_RANK": "2", "CHOROS_SIZE": "4", "CHOROS_LOCAL_RANK": "2", "CHOROS_LOCAL_SIZE": "4"}
@@ -306,3 +306,18 @@ def test_torchruns_names_without_local_ones():
     assert Place.here(first) == Place(1, 8, 1, 4, 0, None, (), None, "torchrun")
     with pytest.raises(InvalidInputError, match="LOCAL_WORLD_SIZE"):  # nothing tells how many nodes there are
         Place.here({**first, "AZUREML_NODE_COUNT": ""})
+
+
+def test_a_list_may_name_a_host_for_each_rank_and_have_spaces():
+    ranks = {"ZRUN_RANK": "3", "ZRUN_SIZE": "4", "ZRUN_LOCAL_RANK": "1", "ZRUN_LOCAL_SIZE": "2", "ZRUN_NODE": "1"}
+    zrun = LauncherEnv(
+        "zrun",
+        *(("ZRUN_RANK",), ("ZRUN_RANK",), ("ZRUN_SIZE",)),
+        local_rank=("ZRUN_LOCAL_RANK",),
+        local_size=("ZRUN_LOCAL_SIZE",),
+        node=("ZRUN_NODE",),
+        hosts=("ZRUN_HOSTS",),
+    )
+    assert rank_info._read(zrun, {**ranks, "ZRUN_HOSTS": "n1, n1, n2, n2"}).hosts == ("n1", "n2")
+    with pytest.raises(InvalidInputError, match="ZRUN_HOSTS lists 1 hosts, and this process is on node 1"):
+        rank_info._read(zrun, {**ranks, "ZRUN_HOSTS": "n1"})

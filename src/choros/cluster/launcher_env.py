@@ -48,7 +48,8 @@ class LauncherEnv:
         detect_any: tuple. The launcher is detected only if any of these variables is set.
         detect_all: tuple. In addition, all of these variables must be set. Defaults to none.
         rank, size, local_rank, local_size, node, nodes: tuples. Names of variables with one number.
-        hosts: tuple. Names of variables with a host list, in SLURM's compressed form or separated by commas.
+        hosts: tuple. Names of variables with a host list, in SLURM's compressed form or separated by commas: the hosts
+            that have ranks, in the order of ``node``, so rank 0's host is the first. A host may be listed repeatedly.
         tasks: tuple. Names of variables with the number of tasks on each node, such as ``2(x3),1``.
         address, port: tuples. Names of variables with the host and port of the coordinator.
         one_node: bool. The launcher starts ranks on this machine only, unless its variables name several nodes.

@@ -82,8 +82,9 @@ def why(environ: Mapping[str, str] | None = None) -> str:
         known = ", ".join(table.launcher for table in tables())
         return f"no launcher's variables are set (looked for {known})" + _but(strange(environ))
     names = dict.fromkeys(
-        table.detect_all + table.detect_any + table.rank + table.size + table.local_rank + table.local_size + table.node
-    )
+        table.detect_all + table.detect_any + table.rank + table.size + table.local_rank + table.local_size
+        + table.tasks + table.node + table.nodes + table.hosts + table.address + table.port
+    )  # fmt: skip
     return f"{table.launcher}: " + ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 
@@ -141,7 +142,8 @@ def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
     size = _needed(table, environ, table.size)
     node = _number(table, environ, table.node)
     nodes = _number(table, environ, table.nodes)
-    hosts = expand_hosts(_text(environ, table.hosts))
+    # A launcher may list a host once for each rank, and may put spaces after the commas.
+    hosts = tuple(dict.fromkeys(host.strip() for host in expand_hosts(_text(environ, table.hosts))))
     tasks = _text(environ, table.tasks)
     counts = expand_tasks(tasks) if tasks else ()
     local_rank = _number(table, environ, table.local_rank)
@@ -183,10 +185,13 @@ def _check_place(table: LauncherEnv, place: Place, one_node: bool) -> None:
         raise _wrong(table, f"the local size {place.local_size} is not the size {place.size}, yet there is one machine")
     if place.nodes is None:
         return
+    listed = f"{' or '.join(table.hosts)} lists {len(place.hosts)} hosts"
+    if place.hosts and place.node is not None and place.node >= len(place.hosts):
+        raise _wrong(table, f"{listed}, and this process is on node {place.node}, counted from 0")
     if place.node is not None:
         _check(table, "node", place.node, "nodes", place.nodes)
     if place.hosts and len(place.hosts) != place.nodes:
-        raise _wrong(table, f"{len(place.hosts)} hosts are listed but there are {place.nodes} nodes")
+        raise _wrong(table, f"{listed}, but there are {place.nodes} nodes")
 
 
 def _meeting(table: LauncherEnv, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
