@@ -169,7 +169,10 @@ def test_the_inner_launcher_wins(environ, launcher):
         ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "4"}, "local rank 4 is not below the local size 4"),
         ({**MPICH, "PMI_SIZE": ""}, "PMI_SIZE is not set"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "adds up to 4 ranks but the size is 6"),
-        ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]"}, "SLURM_STEP_NODELIST lists 2 hosts, and this process is on node 2"),
+        (
+            {**SLURM, "SLURM_STEP_NODELIST": "n[1-2]"},
+            "SLURM_STEP_NODELIST lists 2 hosts, and this process",
+        ),
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2"}, "brackets"),
         ({**PALS, "PMI_SIZE": ""}, "PMI_SIZE or PALS_LOCAL_SIZE x hosts of PBS_NODEFILE is not set"),
         (

@@ -30,7 +30,7 @@ def fit(layer=None, **options):
 
 
 def pids():
-    return idle_workers._idle[0].pool.start().pids if idle_workers._idle else ()
+    return idle_workers._idle[0].processes.pool.pids if idle_workers._idle else ()
 
 
 def alive(pid):
@@ -170,7 +170,7 @@ def test_an_idle_worker_that_died_is_replaced():
     before = pids()
     os.kill(before[0], 9)
     limit = time.monotonic() + 10
-    while idle_workers._idle[0].pool._pool.alive(0):
+    while idle_workers._idle[0].processes.pool.alive(0):
         assert time.monotonic() < limit
         time.sleep(0.01)
     fit()
@@ -225,7 +225,7 @@ SCRIPT = """
         choros.close()  # a forked child ends no worker of its parent
         os._exit(0)
     os.wait()
-    print(*idle_workers._idle[0].pool.start().pids, flush=True)
+    print(*idle_workers._idle[0].processes.pool.pids, flush=True)
     {end}
 """
 

@@ -9,29 +9,41 @@ the GPU.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from choros.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from choros.training.executors.worker_pool import WorkerPool
+from choros.training.executors.worker_pool import Processes, WorkerPool, surroundings
+from choros.training.worker.loaded_files import FileMarks, mark
 
 VARIABLE = "CHOROS_IDLE_SECONDS"
 _SECONDS = 600.0
 
-FileMarks = dict[str, list[int]]  # by path: the time of the last change in nanoseconds, and the size in bytes
-
 
 @dataclass
 class _Idle:
-    """Workers without a fit: the pool that holds them, the files that they have loaded, the timer that ends them."""
+    """Workers without a fit: the settings of their pool, the files that they have loaded, the timer that ends them."""
 
-    pool: WorkerPool
+    settings: tuple[object, ...]
+    processes: Processes
     files: FileMarks
     timer: threading.Timer
+
+    def fits(self, pool: WorkerPool) -> bool:
+        """Return whether these workers run, and are what a pool would start now."""
+        return (
+            self.settings == pool.settings
+            and self.processes.surroundings == surroundings()
+            and all(map(self.processes.pool.alive, range(pool.size)))
+            and all(mark(path) == marked for path, marked in self.files.items())
+        )
+
+    def end(self) -> None:
+        """End the workers."""
+        self.timer.cancel()
+        self.processes.pool.close()
+        if self.timer is not threading.current_thread():
+            self.timer.join()
 
 
 _lock = threading.Lock()
@@ -46,15 +58,19 @@ def keep(pool: WorkerPool, files: FileMarks) -> None:
         files: marks of the files of modules that its workers have loaded.
     """
     seconds = idle_seconds()
-    if not seconds or not pool.started or any(pool.gpus()):
+    if not seconds or any(pool.gpus()):
         pool.close()
         return
-    idle = _Idle(pool.split_off(), files, threading.Timer(seconds, close))
+    processes = pool.release()
+    if processes is None:
+        return
+    idle = _Idle(pool.settings, processes, files, threading.Timer(seconds, close))
     idle.timer.daemon = True
     with _lock:
         earlier, _idle[:] = list(_idle), [idle]
     idle.timer.start()
-    _end(earlier)
+    for each in earlier:
+        each.end()
 
 
 def take(pool: WorkerPool) -> None:
@@ -63,17 +79,18 @@ def take(pool: WorkerPool) -> None:
         return
     with _lock:
         idle, _idle[:] = list(_idle), []
-    if idle and fits(idle[0], pool):
-        idle[0].timer.cancel()
-        pool.adopt(idle[0].pool)
-        return
-    _end(idle)
+    for each in idle:
+        if each.fits(pool):
+            each.timer.cancel()
+            pool.adopt(each.processes)
+        else:
+            each.end()
 
 
 def ready(pool: WorkerPool) -> bool:
     """Return whether a pool has processes, or ``take`` would give it some."""
     with _lock:
-        return pool.started or bool(_idle and fits(_idle[0], pool))
+        return pool.started or any(idle.fits(pool) for idle in _idle)
 
 
 def close() -> None:
@@ -87,12 +104,8 @@ def close() -> None:
     """
     with _lock:
         idle, _idle[:] = list(_idle), []
-    _end(idle)
-
-
-def fits(idle: _Idle, pool: WorkerPool) -> bool:
-    """Return whether idle workers are what a pool would start now."""
-    return idle.pool.same_workers(pool) and all(mark(path) == marked for path, marked in idle.files.items())
+    for each in idle:
+        each.end()
 
 
 def idle_seconds() -> float:
@@ -109,38 +122,6 @@ def idle_seconds() -> float:
     if not 0 <= seconds <= threading.TIMEOUT_MAX:
         raise InvalidInputError(f"{VARIABLE}={text}: give a number of seconds, 0 or more.")
     return seconds
-
-
-def mark(path: str) -> list[int]:
-    """Return the time of a file's last change and its size; [] if there is no such file."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return []
-    return [status.st_mtime_ns, status.st_size]
-
-
-def loaded_files(since: float) -> FileMarks:
-    """Return marks of the files of all modules of this process, except those of installed packages.
-
-    Args:
-        since: the time at which this process began, in seconds. A file that was changed later gets the mark [-1]: it is
-            unknown whether the module was loaded before or after the change.
-    """
-    installed = tuple({os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix)})
-    paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    # PyTorch has modules without a file, whose names are relative.
-    others = [path for path in paths if path and os.path.isabs(path) and not path.startswith(installed)]
-    marks = {path: mark(path) for path in others}
-    return {path: marked if marked and marked[0] < 1e9 * since else [-1] for path, marked in marks.items()}
-
-
-def _end(idle: list[_Idle]) -> None:
-    for each in idle:
-        each.timer.cancel()
-        each.pool.close()
-        if each.timer is not threading.current_thread():
-            each.timer.join()
 
 
 def _forget_in_child() -> None:

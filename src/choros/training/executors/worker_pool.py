@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from choros.cluster.hardware import kept_variables, physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
@@ -17,6 +17,13 @@ from choros.console import write_line
 from choros.data.validation import is_whole
 from choros.errors import InvalidInputError
 from choros.launch.process.worker_pool import Pool
+
+
+class Processes(NamedTuple):
+    """The processes of a pool, and what they took from this process when they were started."""
+
+    pool: Pool
+    surroundings: list[object]
 
 
 class WorkerPool:
@@ -137,27 +144,20 @@ class WorkerPool:
             )
         return self._pool
 
-    def split_off(self) -> WorkerPool:
-        """Return a pool with the same settings that holds the processes; this one has none then."""
-        other = WorkerPool.__new__(WorkerPool)
-        other.__setstate__(self.__getstate__())
-        other.adopt(self)
-        return other
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What distinguishes the processes that ``start`` starts, besides the surroundings."""
+        return (self.size, self.backend, self.per_worker, self._threads, self._bind, self._devices, self._echo)
 
-    def adopt(self, other: WorkerPool) -> None:
-        """Take the processes of another pool."""
-        self._pool, other._pool = other._pool, None
-        self._surroundings = other._surroundings
+    def release(self) -> Processes | None:
+        """Leave this pool without processes, and return them if there were any."""
+        processes = None if self._pool is None else Processes(self._pool, self._surroundings)
+        self._pool = None
+        return processes
 
-    def same_workers(self, other: WorkerPool) -> bool:
-        """Return whether all processes of this pool run and are what another pool would start now."""
-        names = ("size", "backend", "per_worker", "_threads", "_bind", "_devices", "_echo")
-        return (
-            all(getattr(self, name) == getattr(other, name) for name in names)
-            and self._surroundings == surroundings()
-            and self._pool is not None
-            and all(map(self._pool.alive, range(self.size)))
-        )
+    def adopt(self, processes: Processes) -> None:
+        """Take the processes of a pool with the same settings."""
+        self._pool, self._surroundings = processes.pool, processes.surroundings
 
     @contextmanager
     def lent(self) -> Iterator[None]:

@@ -28,7 +28,6 @@ from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part, from_blobs, raw, to_blobs
 from choros.training.executors.batch_channel import WorkerBatchLine
-from choros.training.executors.idle_workers import loaded_files
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
@@ -37,6 +36,7 @@ from choros.training.spec import FitRequest, Show, TrainerControl
 from choros.training.worker import reuse
 from choros.training.worker.comm_setup import CommHandles
 from choros.training.worker.context import WorkerContext
+from choros.training.worker.loaded_files import loaded_files
 from choros.training.worker.loop.train import train
 from choros.training.worker.messages import (
     REPLIES,
@@ -178,6 +178,12 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         code = [bytes(blob) for blob in blobs]
         source, validation, written = unpack_payload(job, task.data, code, data)
         algorithm = unpack_algorithm(job, code[1:])
+        if task.depth:
+            ring = Ring(Segment.attach(fds.pop(4)), job.workers, task.depth)
+            reader = StreamReader(source, ring, rank, job.timeout, task.ahead)
+            source = stack.enter_context(closing(reader))
+        if job.ensemble:
+            source = source.part(rank, job.workers, job.seed)
         key = None
         if weights.nbytes <= reuse.MOST and not (devices or weights.given()):
             key = reuse.key_of(job, adding(job, algorithm), written, source.sample(job.batch_size))
@@ -190,12 +196,6 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
         if job.ensemble and rank > 0:  # the first member starts from the given weights
             redraw_member(model, job.seed, rank)
-        if task.depth:
-            ring = Ring(Segment.attach(fds.pop(4)), job.workers, task.depth)
-            reader = StreamReader(source, ring, rank, job.timeout, task.ahead)
-            source = stack.enter_context(closing(reader))
-        if job.ensemble:
-            source = source.part(rank, job.workers, job.seed)
 
         def connect(replica: Replica) -> CommHandles:
             """Connect to the other ranks through the driver's shared memory."""
