@@ -45,6 +45,8 @@ def test_a_door_that_does_not_know_the_secret_is_left():
         dial("127.0.0.1:1", SECRET, {}, 0.2)
     with pytest.raises(InvalidInputError, match="must be this host's"):
         AuthListener("192.0.2.1", SECRET)
+    with pytest.raises(InvalidInputError, match="no port is given"):
+        AuthListener("127.0.0.1", SECRET, [])
 
 
 def test_the_first_of_several_ports_that_has_this_job():

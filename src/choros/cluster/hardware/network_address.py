@@ -9,8 +9,9 @@ from choros.cluster.hardware.interfaces import default_route, interfaces
 from choros.errors import InvalidInputError
 
 LOOPBACK = "127.0.0.1"
-_PREFIXES = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")  # these take prefixes: eth1 also selects eth10, =eth1 does not
-_NAMES = (
+# These take prefixes: eth1 also selects eth10, =eth1 does not.
+_PREFIXES: tuple[str, ...] = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")
+_NAMES: tuple[str, ...] = (
     "GLOO_SOCKET_IFNAME",
     "UCX_NET_DEVICES",  # UCX then uses only TCP over this interface, and no InfiniBand device
     "FI_TCP_IFACE",

@@ -97,8 +97,9 @@ def give_up(reason: str) -> None:
     """Abort: this rank's waits in the group of ``join``, now or later, raise ``PeerLostError``; any thread may call."""
     # A copy of the list: another thread may join or leave meanwhile.
     for group in list(_joined.values()):
-        if hasattr(group, "give_up"):
-            group.give_up(reason)
+        give_up_group = getattr(group, "give_up", None)
+        if give_up_group is not None:
+            give_up_group(reason)
 
 
 def leave() -> None:

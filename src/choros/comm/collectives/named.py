@@ -122,9 +122,9 @@ class Collectives:
     @_traced
     def broadcast(self, x: Array, root: int | None = None, *, name: str | None = None) -> Array:
         """Return the root's array; the default root is the first rank. Dtype and shape must be equal on all ranks."""
-        root = self.ranks[0] if root is None else as_root(root)
-        self._negotiate(self._signature("broadcast", name, x, root=root), self._root_problem(root))
-        return self.group.broadcast(x, self.ranks.index(root))
+        root_rank = self.ranks[0] if root is None else as_root(root)
+        self._negotiate(self._signature("broadcast", name, x, root=root_rank), self._root_problem(root_rank))
+        return self.group.broadcast(x, self.ranks.index(root_rank))
 
     @_traced
     def alltoall(self, x: Array, splits: Array | None = None, *, name: str | None = None) -> tuple[Array, Array]:
@@ -169,17 +169,17 @@ class Collectives:
     @_traced
     def broadcast_object(self, value: object, root: int | None = None, *, name: str | None = None) -> Any:
         """Return the root's object; the default root is the first rank. ``encode`` lists the supported types."""
-        root = self.ranks[0] if root is None else as_root(root)
-        problem, data = self._root_problem(root), b""
-        if self.ranks[self.rank] == root:
+        root_rank = self.ranks[0] if root is None else as_root(root)
+        problem, data = self._root_problem(root_rank), b""
+        if self.ranks[self.rank] == root_rank:
             try:
                 data = encode(value)
             except InvalidInputError as error:
                 problem = str(error)
         self._negotiate(
-            {"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root}, problem
+            {"call": "broadcast_object", "name": self._name("broadcast_object", name), "root": root_rank}, problem
         )
-        return decode(self.group.gather(data)[self.ranks.index(root)])
+        return decode(self.group.gather(data)[self.ranks.index(root_rank)])
 
     @_traced
     def allgather_object(self, value: object, *, name: str | None = None) -> list[Any]:

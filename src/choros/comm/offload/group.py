@@ -115,8 +115,9 @@ class OffloadGroup:
 
     def give_up(self, reason: str) -> None:
         """Abort: this rank's waits, now or later, raise ``PeerLostError``; any thread may call."""
-        if hasattr(self.control, "give_up"):
-            self.control.give_up(reason)
+        give_up_control = getattr(self.control, "give_up", None)
+        if give_up_control is not None:
+            give_up_control(reason)
 
     def _uses_backend(self, count: int, dtype: np.dtype[Any]) -> bool:
         return dtype.name in self.backend.dtypes and count * dtype.itemsize > _MIN_BYTES

@@ -33,7 +33,7 @@ def check_unused() -> None:
     """
     if jax.distributed.is_initialized():
         return
-    device_count = jax.config.jax_num_cpu_devices
+    device_count = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue] - made at run time
     try:
         # JAX refuses this setting after its first use. So the attempt shows whether JAX has been used.
         jax.config.update("jax_num_cpu_devices", max(device_count, 0) + 1)
@@ -106,7 +106,7 @@ class JaxBackend:
         self._device = first_devices[jax.process_index()]
         platform = self._device.platform
         self.name = f"jax ({ {'cpu': 'gloo', 'gpu': 'NCCL', 'cuda': 'NCCL', 'rocm': 'RCCL'}.get(platform, platform) })"
-        x64_enabled = bool(jax.config.jax_enable_x64)
+        x64_enabled = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
         self.dtypes = ("float32", *(("float64",) if x64_enabled else ()))
         mesh = Mesh(np.array([first_devices[rank] for rank in self._ranks]), (_RANKS,))
         self._row_sharding = NamedSharding(mesh, PartitionSpec(_RANKS))

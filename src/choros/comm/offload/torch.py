@@ -88,22 +88,24 @@ class TorchBackend:
         self._subgroup_counts: dict[tuple[int, ...], int] = {}
         self._memory = aligned(0, np.uint8)
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        self._group, self._in_progress = self._start(store, rank, size), False
+        self._group: distributed.ProcessGroup = self._start(store, rank, size)
+        self._in_progress = False
         atexit.register(self.close)
 
-    def _start(self, store: distributed.Store, rank: int, size: int) -> distributed.Backend:
+    def _start(self, store: distributed.Store, rank: int, size: int) -> distributed.ProcessGroup:
+        # The classes of the libraries have the calls of ProcessGroup, which the annotations of PyTorch omit.
         if self._nccl:
             options = distributed.ProcessGroupNCCL.Options()
             # A time limit of NCCL would end the process by its watchdog before the control group can name the missing
             # rank.
             options._timeout = _NO_TIMEOUT
-            return distributed.ProcessGroupNCCL(store, rank, size, options)
-        options = distributed.ProcessGroupGloo._Options()
+            return distributed.ProcessGroupNCCL(store, rank, size, options)  # pyright: ignore[reportReturnType]
+        options = distributed.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
         # One thread: the rank's cores belong to the model, and a call at a time needs no more.
         options._timeout, options._threads = _NO_TIMEOUT, 1
         # The address is given: gloo would otherwise resolve the host name, which is 127.0.1.1 on Debian.
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
-        return distributed.ProcessGroupGloo(store, rank, size, options)
+        return distributed.ProcessGroupGloo(store, rank, size, options)  # pyright: ignore[reportReturnType]
 
     def sum(self, x: Array) -> Poll:
         """Start the sum over ranks of a flat array."""
@@ -163,5 +165,6 @@ class TorchBackend:
         """Free the connections. During a call they stay open, as to free them would wait for the call."""
         if self._in_progress:  # a leaked reference keeps it alive for the rest of the process
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-        self._group, self._in_progress = None, False
+        self._group = None  # pyright: ignore[reportAttributeAccessIssue] - no call follows
+        self._in_progress = False
         atexit.unregister(self.close)

@@ -64,7 +64,7 @@ class PointToPoint(Protocol):
         """Return whether one request is done."""
         ...
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, /) -> None:
         """Sleep for the seconds, or until a message can make progress."""
         ...
 

@@ -92,6 +92,7 @@ class AuthListener:
 
     def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,), listen_fd: int | None = None) -> None:
         self.secret, self._accepted = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
+        bind_error: OSError | str = "no port is given"
         for port in ports:
             try:
                 existing = None if listen_fd is None else socket.socket(fileno=listen_fd)
