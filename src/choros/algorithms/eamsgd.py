@@ -32,7 +32,7 @@ class EAMSGD(AEASGD):
         0.9
     """
 
-    momentum: float = 0.5
+    momentum: float = 0.5  # pyright: ignore[reportIncompatibleMethodOverride] - a field in place of the property
 
     def __post_init__(self) -> None:
         """Refuse a momentum of 1 or more, at which old steps never decay."""

@@ -23,7 +23,8 @@ __all__ = [
 
 def step_counter(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return the variable that counts an optimizer's steps, including steps that only accumulate gradients."""
-    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+    return inner._iterations
 
 
 def backend_name() -> str:
@@ -56,7 +57,7 @@ def averages_of(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
     Returns:
         A dict, empty if the optimizer keeps no averages.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
     if not getattr(inner, "use_ema", False):
         return {}
     pairs = zip(inner._trainable_variables, inner._model_variables_moving_average, strict=True)

@@ -465,9 +465,8 @@ def still() -> Iterator[None]:
         return normalise(self, inputs, training=False, mask=mask)
 
     try:
-        for name in SHAPED:
-            setattr(random, name, same_for_all(before[name]))
-        random.dropout = dropout
+        for name, function in ({name: same_for_all(before[name]) for name in SHAPED} | {"dropout": dropout}).items():
+            setattr(random, name, function)
         keras.layers.BatchNormalization.call = call
         yield
     finally:

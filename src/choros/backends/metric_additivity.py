@@ -130,9 +130,9 @@ def _foreign(metric: keras.Metric, model: keras.Model) -> bool:
 
 def _may_cross_rows(metric: keras.Metric, model: keras.Model, sample: Batch) -> bool:
     """Return whether a metric of Keras reduces along an axis that may be the axis of the rows."""
-    function, outputs = getattr(metric, "_fn", None), flat_outputs(model)
-    if function is None:
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
         return False
+    function, outputs = metric._fn, flat_outputs(model)
     if outputs is not False and flat(sample.y) and not function.__name__.startswith("sparse"):
         return True  # the last axis is the axis of the rows: the metric has one value for a batch
     return "axis" in inspect.signature(function).parameters and metric._fn_kwargs.get("axis", -1) != -1

@@ -48,7 +48,6 @@ class TensorFlowReplica(BaseReplica):
     def __init__(self, model: keras.Model, workers: int = 1) -> None:
         super().__init__(model, workers)
         self._points: list[Any] | None = None
-        self._ready = False
         self._absent: frozenset[int] = frozenset()
         self._share = 1.0
 
@@ -69,19 +68,18 @@ class TensorFlowReplica(BaseReplica):
         self._on_host = all("CPU" in v.value.device for v in self.trainable)
         pays = self._on_host and len(self.trainable) <= FEW and self.size >= LARGE
         self._by_xla = bool(model.jit_compile or pays)
-        self._update = self._compiled(self._trace_update, self._by_xla)
-        self._leap = self._compiled(self._trace_leap, False)  # with XLA this takes nearly twice the time
+        self._update: tf.types.experimental.ConcreteFunction | None = None  # traced at the first call
+        # With XLA this takes nearly twice the time.
+        self._leap = self._trace_leap if model.run_eagerly else self._compiled(self._trace_leap, False)
         room = np.empty(self.size * self.dtype.itemsize + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
         self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
 
     def _compiled(self, step: Callable[..., Any], xla: bool) -> tf.types.experimental.PolymorphicFunction:
-        if self.model.run_eagerly:
-            return step
         return tf.function(step, autograph=False, reduce_retracing=True, jit_compile=xla)
 
     def _batched(self, step: Callable[..., Any]) -> _Batched:
-        return _Batched(self._compiled(step, self.model.jit_compile), eager=self.model.run_eagerly)
+        return _Batched(step, None if self.model.run_eagerly else self._compiled(step, self.model.jit_compile))
 
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]`` into ``out``; zeros for a batch without rows."""
@@ -188,23 +186,25 @@ class TensorFlowReplica(BaseReplica):
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         self._leave_out(absent)
         inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
-        if self._ready or self.model.run_eagerly:
+        if self._update is not None:
             self._update(*inputs)
             return
+        if self.model.run_eagerly:
+            self._trace_update(*inputs)
+            return
         try:
-            traced = self._update.get_concrete_function(*inputs)
+            traced = self._compiled(self._trace_update, self._by_xla).get_concrete_function(*inputs)
             traced(*inputs)
         except tf.errors.OpError:  # XLA cannot compile this optimizer; no variable was updated
             traced = self._compiled(self._trace_update, False).get_concrete_function(*inputs)
             traced(*inputs)
-        self._update, self._ready = traced, True
+        self._update = traced
 
     def _leave_out(self, absent: frozenset[int]) -> None:
         """Drop the traces of the update if the set of variables without a gradient has changed."""
         if absent != self._absent:
             # A trace has a fixed list of gradients, with None for variables that have none.
-            self._absent, self._ready, self._again = absent, False, None
-            self._update = self._compiled(self._trace_update, self._by_xla)
+            self._absent, self._update, self._again = absent, None, None
 
     def _trace_update(self, flat: tf.Tensor, divisor: tf.Tensor) -> None:
         self.model.optimizer.apply(self._divided(flat, divisor), self.trainable)
@@ -314,9 +314,9 @@ class TensorFlowReplica(BaseReplica):
         steps = [self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell]
         steps += [] if self._again is None else [self._again]
         traces = [trace for step in steps for trace in step.take_traces()]
-        for trace in [*traces, *([self._update] if self._ready else [])]:
+        for trace in [*traces, *([] if self._update is None else [self._update])]:
             trace.graph._function_captures = None
-        self._update, self._ready = None, False
+        self._update = None
 
     @property
     def reusable(self) -> bool:
@@ -344,7 +344,7 @@ class TensorFlowReplica(BaseReplica):
         else:
             self._leap(np.asarray(momentum, self.dtype))
 
-    def _trace_leap(self, momentum: tf.Tensor) -> None:
+    def _trace_leap(self, momentum: tf.Tensor | Array) -> None:
         for variable, x in zip(self.trainable, self._points or [], strict=True):
             stepped = variable.value.read_value()
             ahead = stepped + tf.cast(momentum, stepped.dtype) * (stepped - x)
@@ -396,15 +396,14 @@ class _Batched:
     The traces are called directly: the lookup in ``tf.function`` costs about 0.1 ms for each step.
     """
 
-    def __init__(self, function: tf.types.experimental.PolymorphicFunction, *, eager: bool) -> None:
-        self._function = function
-        self._eager = eager
+    def __init__(self, step: Callable[..., Any], function: tf.types.experimental.PolymorphicFunction | None) -> None:
+        self._step, self._function = step, function
         self._traces: dict[Any, Any] = {}
 
     def __call__(self, data: tuple[Any, ...], *more: Any) -> Any:
         tensors = keras.tree.map_structure(to_tensor, data)
-        if self._eager:
-            return self._function(tensors, *more)
+        if self._function is None:
+            return self._step(tensors, *more)
         kind = tuple(_form(leaf) for leaf in keras.tree.flatten(data))
         if kind not in self._traces:
             if len(self._traces) == KINDS:  # many shapes, such as lengths of sentences: TensorFlow relaxes more axes
@@ -450,11 +449,13 @@ def _scalar(value: float, dtype: str = "float32") -> tf.Tensor:
     return tf.constant(value, dtype)
 
 
-def to_tensor(leaf: object) -> tf.Tensor:
+def to_tensor(leaf: object) -> object:
     """Return a leaf of a batch as a tensor. None and a leaf of a batch that was made ready stay as they are."""
     if not isinstance(leaf, np.ndarray):
         return leaf
-    return tf.RaggedTensor.from_tensor(*ragged_parts(leaf)) if is_ragged(leaf) else tf.constant(leaf)
+    if is_ragged(leaf):  # the stubs of TensorFlow do not have from_tensor
+        return tf.RaggedTensor.from_tensor(*ragged_parts(leaf))  # pyright: ignore[reportAttributeAccessIssue]
+    return tf.constant(leaf)
 
 
 def _form(leaf: Any) -> Any:

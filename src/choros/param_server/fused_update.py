@@ -93,7 +93,7 @@ class _Vector:
 
     def __pow__(self, power: object) -> _Vector:
         # The same function as numpy's own ``**``: ``np.power(x, 0.5)`` may differ from ``np.sqrt(x)`` in the last bit.
-        if type(power) in (int, float) and power in _POWER_FUNCTIONS:
+        if (type(power) is int or type(power) is float) and power in _POWER_FUNCTIONS:
             return self.tape.apply(_POWER_FUNCTIONS[power], self)
         return self.tape.apply(np.power, self, power)
 

@@ -12,7 +12,7 @@ received this reply. So one reply for each worker is enough. The server sends it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from choros.algorithms import Vector
 from choros.comm.messages import Done
@@ -43,7 +43,8 @@ class ShardRule:
     uses_seen = True  # the exchange writes the shown center to ``seen``, which is the reply
 
     def __init__(self, rule: MergeRule) -> None:
-        self.shows, self.elementwise, self.merge = rule.shows, rule.elementwise, rule.merge
+        self.shows: Literal["before", "after"] = rule.shows
+        self.elementwise, self.merge = rule.elementwise, rule.merge
         self.replaced = getattr(rule, "replaced", lambda center, memory: memory)
 
     def propose(self, local: Vector, seen: Vector, window: int) -> Vector:

@@ -71,7 +71,8 @@ class MeshSharding:
             filling = np.zeros((stop - start - len(block), *array.shape[1:]), array.dtype)
             return np.concatenate([block, filling]) if len(filling) else block
 
-        return jax.make_array_from_callback((part_rows * self.parts, *array.shape[1:]), self.divided, part)
+        # JAX annotates the index as one that may be None, which it never is.
+        return jax.make_array_from_callback((part_rows * self.parts, *array.shape[1:]), self.divided, part)  # pyright: ignore[reportArgumentType]
 
     def lay(self, data: tuple[Any, ...]) -> ShardedBatch:
         """Place a batch of host arrays on the devices."""

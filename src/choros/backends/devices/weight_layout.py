@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def describe(
-    layout: keras.distribution.LayoutMap | None, devices: int, where: str = "in each worker, by devices_per_worker="
+    layout: keras.distribution.ModelParallel | Mapping[str, object] | None,
+    devices: int,
+    where: str = "in each worker, by devices_per_worker=",
 ) -> dict[str, Any]:
     """Return a layout as a dict for JSON.
 
@@ -45,7 +47,7 @@ def describe(
     if isinstance(layout, keras.distribution.LayoutMap):
         mesh = layout.device_mesh
         shape, axes = [int(size) for size in mesh.shape], [str(name) for name in mesh.axis_names]
-        rules = [(pattern, layout[pattern].axes) for pattern in layout]
+        rules = [(pattern, tensor_layout.axes) for pattern, tensor_layout in layout.items()]
     elif isinstance(layout, Mapping):
         shape, axes, rules = [1, devices], ["batch", "model"], list(layout.items())
     else:
