@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -32,6 +32,13 @@ _ONLY_WEIGHTS = (
     "Asynchronous workers take only learning rates and weights from callbacks. Set it in on_train_begin or between two "
     "calls of fit, or use a synchronous algorithm (AllReduce, LocalSGD, Averaging ...)."
 )
+
+
+@runtime_checkable
+class _EndsProcess(Protocol):
+    """A callback that may end this process, such as ``choros.callbacks.BeforeTimeLimit``."""
+
+    at_once: bool
 
 
 class CallbackRunner:
@@ -59,7 +66,7 @@ class CallbackRunner:
     def __init__(
         self,
         model: keras.Model,
-        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
+        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | keras.callbacks.CallbackList | None,
         verbose: int,
         epochs: int,
         steps: int | None,
@@ -76,14 +83,14 @@ class CallbackRunner:
             []
             if callback_list is None
             else list(callback_list)
-            if isinstance(callback_list, (list, tuple))
+            if isinstance(callback_list, Sequence)
             else [callback_list]
         )
         self.user = [
             c for c in callback_list if not isinstance(c, (keras.callbacks.History, keras.callbacks.ProgbarLogger))
         ]
         for callback in self.user:
-            if hasattr(callback, "at_once"):  # BeforeTimeLimit may end this process only after the workers are done
+            if isinstance(callback, _EndsProcess):  # only after the workers are done
                 callback.at_once = False
         self.list = keras.callbacks.CallbackList(
             callback_list,

@@ -54,6 +54,10 @@ class Executor(Protocol):
 class ExecutorLauncher(Protocol):
     """A launcher with an executor, such as ``choros.Spark``. Other launchers start ranks for ``RemoteExecutor``."""
 
+    def size(self) -> int | None:
+        """Return the number of workers that can run now; None if it is not known."""
+        ...
+
     def executor(self, preferences: LaunchPreferences) -> Executor:
         """Return the executor."""
         ...

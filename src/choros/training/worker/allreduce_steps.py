@@ -132,12 +132,11 @@ class AllReduceSteps:
         if tail is None or self.summed is None:
             run.progress(epoch, step)
             return
-        if not tail.values:
-            state = run.group.sum(self.replica.metric_state())
-        elif run.rank == 0:
-            # A worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model.
-            state = tail.metrics(self.summed[self.count :])[: self.values]
+        state = None if tail.values else run.group.sum(self.replica.metric_state())
         if run.rank == 0:
+            if state is None:
+                # A worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model.
+                state = tail.metrics(self.summed[self.count :])[: self.values]
             self.state = state
             run.reporter.done(epoch, step, self.replica.peek(state), lambda: self.loop.show(self.state))
         self.summed, self.open = None, True

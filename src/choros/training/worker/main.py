@@ -103,11 +103,11 @@ class PipeCallbackChannel:
         return share_message(self.group, control)
 
     def epoch_end(
-        self, epoch: int, logs: dict[str, float] | None, seconds: float, metrics: list[float]
+        self, epoch: int, logs: dict[str, float] | None, seconds: float, metric_values: list[float]
     ) -> TrainerControl:
         """Report the end of an epoch. If synchronous, wait for the control message."""
         if logs is not None:
-            self._send(EpochEnded(epoch, logs, metrics, seconds))
+            self._send(EpochEnded(epoch, logs, metric_values, seconds))
         return self._control() if self.synchronous else TrainerControl()
 
     def save_state(self, part: Part, asked: bool) -> None:

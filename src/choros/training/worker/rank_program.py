@@ -54,8 +54,9 @@ def run_rank(
         if replica is None:
             sample, clone = request.source.sample(job.batch_size), request.written.unpack
             count = adding(job, algorithm)
-            replica = build_replica(request.model, sample, count, job.averaged_metrics, devices, layout, clone)
-            stack.callback(replica.close)
+            built: Replica = build_replica(request.model, sample, count, job.averaged_metrics, devices, layout, clone)
+            stack.callback(built.close)
+            replica = built
         # Before ``connect``, which gives rank 0's variables to all ranks of a job.
         if job.asynchronous and state is not None and (optimizer := state[1].get("optimizer")):
             replica.set_optimizer_state(optimizer)
