@@ -33,6 +33,7 @@ from choros.types import Array, dtype_of
 
 if TYPE_CHECKING:
     import keras
+    import torch
 
 # Attributes of a keras.Model that fit, evaluate and predict make again.
 _REMADE = ("train_function", "test_function", "predict_function")
@@ -191,7 +192,9 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.queue: deque[Any] = deque()
         self.arrays: list[Array] = []
         self.owners: list[int] = []
-        self.parameter = getattr(getattr(sys.modules.get("torch"), "nn", None), "Parameter", ())
+        self.parameter: type[torch.nn.Parameter] | tuple[()] = getattr(
+            getattr(sys.modules.get("torch"), "nn", None), "Parameter", ()
+        )
 
     def dump_all(self, thing: object) -> None:
         """Write an object, then the attributes of all Keras objects that can be reached from it."""
@@ -201,37 +204,37 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 part = self.queue.popleft()
                 self.dump((part, self.state_of(part)))
 
-    def reducer_override(self, thing: object) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         """Return how an object is written; see ``pickle.Pickler.reducer_override``."""
-        kind = type(thing)
-        if isinstance(thing, self.variable):
-            return object.__new__, (kind,), self.variable_state(thing), None, None, set_variable
-        if self.parameter and isinstance(thing, self.parameter):
-            return new_parameter, (kind, *self.value_of(thing), thing.requires_grad)
-        if isinstance(thing, self.saveable) and kind.__reduce__ is self.saveable.__reduce__:
-            self.queue.append(thing)
-            return new_shell, (kind, isinstance(thing, self.functional))
-        if isinstance(thing, self.shells):
-            self.queue.append(thing)
+        kind = type(obj)
+        if isinstance(obj, self.variable):
+            return object.__new__, (kind,), self.variable_state(obj), None, None, set_variable
+        if self.parameter and isinstance(obj, self.parameter):
+            return new_parameter, (kind, *self.value_of(obj), obj.requires_grad)
+        if isinstance(obj, self.saveable) and kind.__reduce__ is self.saveable.__reduce__:
+            self.queue.append(obj)
+            return new_shell, (kind, isinstance(obj, self.functional))
+        if isinstance(obj, self.shells):
+            self.queue.append(obj)
             return object.__new__, (kind,)
         if kind in self.plain:
             plain = self.plain[kind]
-            return kind.__new__, (kind,), (plain, plain(thing), dict(thing.__dict__)), None, None, set_tracked
+            return kind.__new__, (kind,), (plain, plain(obj), dict(obj.__dict__)), None, None, set_tracked
         if kind in _LOCKS and not self.inline:  # inside a model; elsewhere a copy would not exclude other ranks
             return _LOCKS[kind], ()
-        if isinstance(thing, weakref.ref):
-            return weakref.ref, (set() if thing() is None else thing(),)  # nothing keeps the set: a dead reference
-        if isinstance(thing, self.dynamic):  # its __getattr__ needs an attribute that __init__ sets
-            return kind, (thing._backend,)
-        if isinstance(thing, functools._lru_cache_wrapper):
-            return new_cache, (thing.__wrapped__, thing.cache_parameters())
+        if isinstance(obj, weakref.ref):
+            return weakref.ref, (set() if obj() is None else obj(),)  # nothing keeps the set: a dead reference
+        if isinstance(obj, self.dynamic):  # its __getattr__ needs an attribute that __init__ sets
+            return kind, (obj._backend,)
+        if isinstance(obj, functools._lru_cache_wrapper):
+            return new_cache, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__.startswith("tensorflow."):
-            reduced = _reduce_tensorflow(thing, kind)
+            reduced = _reduce_tensorflow(obj, kind)
             if reduced is not None:
                 return reduced
-        if isinstance(thing, (types.FunctionType, type)):
-            self.by_value(thing.__module__)
-        return super().reducer_override(thing)
+        if isinstance(obj, (types.FunctionType, type)):
+            self.by_value(obj.__module__)
+        return super().reducer_override(obj)
 
     def variable_state(self, variable: keras.Variable) -> tuple[dict[str, Any], Any]:
         """Return a variable's attributes, and its value: a Parameter, or the reference from ``value_of``."""
@@ -242,7 +245,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
             value = self.value_of(variable)
         return state, value
 
-    def value_of(self, variable: keras.Variable) -> tuple[Any, ...]:
+    def value_of(self, variable: keras.Variable | torch.nn.Parameter) -> tuple[Any, ...]:
         """Return a reference to a value: (whether the reader has it, index, shape, dtype).
 
         The index is that in ``known``, or in ``arrays``. If values go into the pickle, the array replaces the bool.
@@ -371,7 +374,7 @@ def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
     (plain.extend if plain is list else plain.update)(container, values)
 
 
-def new_cache(function: object, parameters: dict[str, Any]) -> Any:
+def new_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     """Return a function with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
@@ -545,7 +548,7 @@ class _Probe(ModelPickler):
     def persistent_id(self, thing: object) -> Any:
         return 0 if id(thing) in self.apart else None
 
-    def value_of(self, variable: keras.Variable) -> tuple[Any, ...]:
+    def value_of(self, variable: keras.Variable | torch.nn.Parameter) -> tuple[Any, ...]:
         return False, 0, (), ""  # values do not count
 
 

@@ -280,10 +280,10 @@ def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
     """Return the scheduler and the job for the options, after a check of both."""
     defaults = submit_defaults()
     if not args.site:
-        args.site = "generic" if args.on else defaults.get("site", "generic")
+        args.site = "generic" if args.on else str(defaults.get("site", "generic"))
     site = load_site(args.site)
-    if not args.on and not site.scheduler:
-        args.on = defaults.get("on")
+    if not args.on and not site.scheduler and "on" in defaults:
+        args.on = str(defaults["on"])
     if args.on and site.scheduler and args.on != site.scheduler:
         raise InvalidInputError(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
     scheduler = choose_scheduler("submit", args.on or site.scheduler)

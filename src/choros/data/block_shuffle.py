@@ -93,7 +93,7 @@ class BlockOrder:
         )
         if self._enter is not None:
             self._enter(pool_blocks, after)
-        rows = np.concatenate([np.arange(self._starts[b], self._starts[b + 1]) for b in pool_blocks])
+        rows = np.concatenate([np.arange(int(self._starts[b]), int(self._starts[b + 1])) for b in pool_blocks])
         if self._shuffle:
             rows = rows[permutation(len(rows), *self._key, within=pool)]
         self._now, self._rows = pool, rows

@@ -29,14 +29,15 @@ def place_in_file(array: Array) -> dict[str, Any] | None:
     root: Any = array
     while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
         root = root.base
-    filename = getattr(root, "filename", None)
-    if filename is None or root.mode == "c" or not os.path.isfile(filename):
+    if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c":
+        return None
+    if not os.path.isfile(root.filename):
         return None
     # Only such arrays can be described by an offset and a shape.
     if not array.size or not array.flags.c_contiguous or np.dtype(array.dtype.str) != array.dtype:
         return None
     offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    return {"file": str(filename), "dtype": array.dtype.str, "shape": list(array.shape), "offset": int(offset)}
+    return {"file": str(root.filename), "dtype": array.dtype.str, "shape": list(array.shape), "offset": int(offset)}
 
 
 def block_rows(arrays: Iterable[Array], rows: int) -> int:

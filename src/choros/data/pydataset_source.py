@@ -237,7 +237,7 @@ def _part(dataset: Any, rank: int, size: int) -> Any:
             super().__init__(workers=dataset.workers, max_queue_size=dataset.max_queue_size)
 
         @property
-        def num_batches(self) -> int | None:
+        def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride] - Keras' only raises
             count = dataset.num_batches
             return None if count is None else len(range(rank, count, size))
 

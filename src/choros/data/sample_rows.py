@@ -41,9 +41,10 @@ def spread(source: Source, sample: Batch) -> Batch:
     """
     if isinstance(source, ArraySource):
         return _of_arrays(source)
-    if not hasattr(source, "some"):  # a stream, or a DataFrame whose rows the workers read
+    some = getattr(source, "some", None)
+    if some is None:  # a stream, or a DataFrame whose rows the workers read
         return sample
-    return _of_batches(source.some(BATCHES), sample)
+    return _of_batches(some(BATCHES), sample)
 
 
 def _of_arrays(source: ArraySource) -> Batch:

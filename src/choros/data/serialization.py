@@ -241,7 +241,8 @@ def _code(code: object, blobs: list[bytes]) -> int | None:
     try:
         blob = dumps(code)
     except Exception as error:
-        name = f"function {code.__name__}" if hasattr(code, "__name__") else f"dataset {type(code).__name__}"
+        function = getattr(code, "__name__", None)
+        name = f"dataset {type(code).__name__}" if function is None else f"function {function}"
         raise NotSerializableError(
             f"The {name} cannot be sent to the workers ({type(error).__name__}: {error}): let it open files, locks "
             "and connections when it reads its first batch, not when it is made."

@@ -31,10 +31,10 @@ def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobRes
         >>> again(lambda variables: starts.append(variables) or JobResult(len(starts) % 3), 5), starts[-1]
         (JobResult(code=0, signal=0, failed=()), {'CHOROS_RESTART': '2'})
     """
-    for turn in range(restarts + 1):
+    turn = 0
+    while True:
         outcome = start({TURN: str(turn)} if restarts else {})
-        if outcome.code in (0, AGAIN) or outcome.signal or turn == restarts:
-            break
-        remaining_text = f"{restarts - turn - 1} restarts left"
-        logger.warning(f"the job ended with code {outcome.code}: started again ({remaining_text})")
-    return outcome
+        if outcome.code in (0, AGAIN) or outcome.signal or turn >= restarts:
+            return outcome
+        turn += 1
+        logger.warning(f"the job ended with code {outcome.code}: started again ({restarts - turn} restarts left)")

@@ -135,7 +135,7 @@ def print_mgpu_modelsummary(mgpu_model: Any) -> None:
 
 
 def print_placement(  # noqa: D417 - two arguments share one entry
-    mgpu_model: object, x: object, y: object = None
+    mgpu_model: ModelMGPU | keras.Model, x: object, y: object = None
 ) -> None:
     """Print the device of each variable, and of each device's rows of a batch. Nothing is trained.
 

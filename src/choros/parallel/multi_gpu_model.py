@@ -187,7 +187,8 @@ class ModelMGPU:
         if callbacks:
             raise InvalidInputError("predict over several devices runs no callbacks: use the serial model with them.")
         if not self.serial.compiled:
-            return self.serial.predict(x, batch_size, verbose, steps)
+            # Keras annotates verbose by its default, "auto".
+            return self.serial.predict(x, batch_size, verbose, steps)  # pyright: ignore[reportArgumentType]
         pieces: list[Any] = []
         replica: Any = None
         for batch in self._batches(make_source(without_augment(x)), batch_size, steps):

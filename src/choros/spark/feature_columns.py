@@ -339,6 +339,6 @@ def is_vector(kind: object) -> bool:
     return type(kind).__name__ == "VectorUDT"
 
 
-def is_image(kind: object) -> bool:
+def is_image(kind: T.DataType) -> bool:
     """Return whether a type is that of ``spark.read.format("image")``."""
     return isinstance(kind, T.StructType) and {"height", "width", "nChannels", "data"} <= set(kind.names)

@@ -163,7 +163,7 @@ def values(model: keras.Model, x: object, arrays: dict[str, Array], rows: int, s
         listed = [outputs[key] for key in sorted(outputs)] if isinstance(outputs, dict) else outputs
         listed = list(listed) if isinstance(listed, (list, tuple)) else [listed]
         parts.append([np.asarray(output)[:valid] for output in listed])
-    return [np.concatenate(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True)]
+    return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
 
 def _nested(x: Any, cut: Any) -> Any:

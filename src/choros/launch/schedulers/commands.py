@@ -107,9 +107,10 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     Raises:
         SchedulerError: there is no log; with ``on``, none until the job has ended.
     """
-    out, job = sys.stdout if out is None else out, _checked(job)
+    stream: TextIO = sys.stdout if out is None else out
+    job = _checked(job)
     if scheduler.follow is not None:
-        _call(scheduler, scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", out)
+        _call(scheduler, scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", stream)
         return
     position = 0
     while True:
@@ -119,8 +120,8 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         if path:
             with open(path, encoding="utf-8", errors="replace") as file:
                 file.seek(position)
-                shutil.copyfileobj(file, out)
-                out.flush()
+                shutil.copyfileobj(file, stream)
+                stream.flush()
                 position = file.tell()
         if not on or over:
             break

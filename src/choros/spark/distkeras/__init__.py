@@ -53,7 +53,7 @@ _WHERE = {
     **dict.fromkeys(("shuffle", "precache", "history_executors_average", "history_executor"), "utils"),
 }
 
-__all__ = sorted(_WHERE)
+__all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

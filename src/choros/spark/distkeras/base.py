@@ -332,6 +332,6 @@ def _optimizer(optimizer: Any) -> Any:
         rate = RATES.get(optimizer.lower())
         made = keras.optimizers.get(optimizer)
         if rate is not None:
-            made.learning_rate = rate
+            made.learning_rate = rate  # pyright: ignore[reportOptionalMemberAccess] - None only for None
         return made
     return type(optimizer).from_config(optimizer.get_config())

@@ -112,7 +112,7 @@ def plain_fit(model: keras.Model, source: Source, setting: Setting, seed: int, o
         data,
         epochs=setting.epochs,
         shuffle=False,
-        verbose=0,
+        verbose=0,  # pyright: ignore[reportArgumentType] - annotated by its default
         callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=begin)],
         **{name: value for name, value in setting.options.items() if name != "class_weight"},  # in the source
     )

@@ -227,8 +227,8 @@ def _verdict(found: tuple[Difference, ...]) -> str:
 
 def _finite(result: Result) -> tuple[str, tuple[Difference, ...], str]:
     wrong = [
-        Difference(*key, float("inf"), 0.0, "not finite", float("nan"), float("nan"))
-        for key, array in [*result[0].items(), *((("metric", k), np.asarray(v)) for k, v in result[1].items())]
+        Difference(kind, name, float("inf"), 0.0, "not finite", float("nan"), float("nan"))
+        for (kind, name), array in [*result[0].items(), *((("metric", k), np.asarray(v)) for k, v in result[1].items())]
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all()
     ]
     return ("differs" if wrong else "trained"), tuple(wrong), ""

@@ -84,9 +84,9 @@ def compare(
                 display.begin(name, number)
                 if algorithm is not None:
                     run, used = train(algorithm, seed, display.epoch)
+                    runs.append(run)
                 elif plain is not None:
-                    run = plain(seed, display.epoch)
-                runs.append(run)
+                    runs.append(plain(seed, display.epoch))
         except KeyboardInterrupt:
             interrupted = True
             display.stop()
@@ -253,7 +253,9 @@ def score(truth: Array, probabilities: Array) -> tuple[float, float]:
     from sklearn.metrics import accuracy_score, f1_score
 
     guess = probabilities.argmax(axis=1)
-    return float(f1_score(truth, guess, average="weighted", zero_division=0)), float(accuracy_score(truth, guess))
+    # scikit-learn annotates zero_division by its default, "warn".
+    f1 = f1_score(truth, guess, average="weighted", zero_division=0)  # pyright: ignore[reportArgumentType]
+    return float(f1), float(accuracy_score(truth, guess))
 
 
 def setting(plan: Plan, data: Dataset, dataset: str, classes: tuple[str, ...]) -> Setting:

@@ -47,10 +47,11 @@ def main() -> None:
             epochs=task["epochs"],
             validation_data=(data["x_test"], data["y_test"]),
             validation_batch_size=task["validation_batch_size"],
-            verbose=0,
+            verbose=0,  # pyright: ignore[reportArgumentType] - annotated by its default
             callbacks=[Epochs()],
         ).history
-        np.save(task["predictions"], model.predict(data["x_test"], batch_size=1024, verbose=0))
+        predictions = model.predict(data["x_test"], 1024, verbose=0)  # pyright: ignore[reportArgumentType]
+        np.save(task["predictions"], predictions)
         answer = {"startup": begin[0] - begun, "times": times}
         _write(out, answer | {"losses": history["loss"], "accuracies": history["val_accuracy"]})
 

@@ -58,7 +58,8 @@ def by_keras(rows: int = _ROWS) -> Array:
     x, y = data()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(_RATE)), "mse")
-    model.fit(hvd.shard(x, y, per_rank_batch_size=rows), epochs=_EPOCHS, verbose=0)
+    shard = hvd.shard(x, y, per_rank_batch_size=rows)
+    model.fit(shard, epochs=_EPOCHS, verbose=0)  # pyright: ignore[reportArgumentType] - annotated by its default
     weights: Array = np.concatenate([np.asarray(array, "float64").ravel() for array in model.get_weights()])
     return weights
 
