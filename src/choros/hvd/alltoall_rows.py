@@ -84,7 +84,8 @@ def _in_graph(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] 
 
 def _traced(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] | None, name: str | None) -> Any:
     """Send inside ``jax.jit``: the ranks exchange their row counts while all trace, because shapes are fixed then."""
-    even_splits = [value.shape[0] // calls.size if value.ndim else 0] * calls.size
+    lengths: tuple[int, ...] = getattr(value, "shape", ())  # a traced array has one
+    even_splits = [lengths[0] // calls.size if lengths else 0] * calls.size
     if splits is not None:
         even_splits = arrive(splits, "splits")[0].tolist()
     known = calls.allgather_object(even_splits, name=f"splits of {name}")

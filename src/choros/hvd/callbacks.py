@@ -167,12 +167,20 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         monitor: str = "val_loss",
         verbose: int = 0,
         mode: str = "auto",
-        save_freq: object = "epoch",
+        save_freq: str | int = "epoch",
         save_weights_only: bool = False,
         filepath: str | None = None,
     ) -> None:
         name = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
-        super().__init__(name, monitor, verbose, True, save_weights_only, mode, save_freq)
+        super().__init__(
+            name,
+            monitor,
+            verbose,
+            True,
+            save_weights_only,
+            mode,
+            save_freq,  # pyright: ignore[reportArgumentType] - a number too; Keras annotates nothing, so str is inferred
+        )
         self._named = filepath is not None
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -212,8 +212,10 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
 def give_up(reason: str) -> None:
     """Make present and later waits of this rank, in all process sets, raise ``PeerLostError``; thread-safe."""
     for process_set in [process_set for now in _now for process_set in list(now.sets.values())]:
-        if process_set.collectives is not None and hasattr(process_set.collectives.group, "give_up"):
-            process_set.collectives.group.give_up(reason)
+        if process_set.collectives is not None:
+            end_waits = getattr(process_set.collectives.group, "give_up", None)
+            if end_waits is not None:
+                end_waits(reason)
 
 
 def failed() -> bool:

@@ -39,7 +39,7 @@ _announced: list[bool] = []
 _installed: list[bool] = []
 
 
-def reduction_of(optimizer: keras.optimizers.Optimizer) -> Any:
+def reduction_of(optimizer: keras.optimizers.Optimizer | None) -> Any:
     """Return the ReductionConfig of an optimizer, or of the one in a ``LossScaleOptimizer``; None if there is none."""
     reduction = getattr(optimizer, "_choros_reduction", None)
     return reduction or getattr(getattr(optimizer, "inner_optimizer", None), "_choros_reduction", None)

@@ -66,7 +66,7 @@ class ReductionConfig:
         self.local_layers: list[Any] = []
         self.taken = self.made = 0
         self.finite: NonFiniteDetector | None = None
-        self.epoch_start = (0, 0)
+        self.epoch_start: tuple[int, int] = (0, 0)
         self.passing = self.fitting = False
 
     @property

@@ -149,7 +149,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer inside a loss-scaling one."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
+    return getattr(optimizer, "inner_optimizer", None) or optimizer
 
 
 def _rate(optimizer: keras.optimizers.Optimizer) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from choros.hvd.unused_arguments import warn_of_unused
 
 
 def load_model(
-    filepath: object,
+    filepath: str | os.PathLike[str],
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: Compressor = Compression.none,
@@ -37,12 +38,14 @@ def load_model(
     """
     warn_of_unused("load_model", "Keras 3 has no legacy optimizers", legacy_opts=legacy_opts)
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=known or None)
+    loaded = keras.models.load_model(filepath, custom_objects=known or None)
+    # Keras has no annotation here, so pyright infers all that the objects of a file may be.
+    model: keras.Model = loaded  # pyright: ignore[reportAssignmentType]
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and str(filepath).endswith((".h5", ".hdf5")):
         optimizer = model.optimizer = _with_slots(optimizer, model, str(filepath))
     if optimizer is not None and reduction_of(optimizer) is None:
-        DistributedOptimizer(getattr(optimizer, "inner_optimizer", optimizer), compression=compression)
+        DistributedOptimizer(getattr(optimizer, "inner_optimizer", None) or optimizer, compression=compression)
     return model
 
 
@@ -51,9 +54,11 @@ def _with_slots(optimizer: keras.optimizers.Optimizer, model: keras.Model, path:
     import h5py  # type: ignore[import-untyped]
 
     with h5py.File(path) as file:
-        group = file.get("optimizer_weights", {})
-        names = [name for key in sorted(getattr(group, "attrs", {})) for name in group.attrs[key]]
-        arrays = [np.array(group[name]) for name in names]
+        group = file.get("optimizer_weights")
+        arrays = []
+        if isinstance(group, h5py.Group):
+            names = [name for key in sorted(group.attrs) for name in np.asarray(group.attrs[key])]
+            arrays = [np.array(group[name]) for name in names]
     fresh = type(optimizer).from_config(optimizer.get_config())
     fresh.build(model.trainable_variables)
     if len(arrays) != len(fresh.variables):

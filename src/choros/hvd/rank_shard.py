@@ -201,11 +201,12 @@ class ReadShard(Shard):
             raise InvalidInputError(
                 "It is not known how many batches there are: give steps, the global batches of an epoch."
             )
-        self._whole_batches = not training and source.rows is None
-        if self._whole_batches:
+        rows: int | None = source.rows
+        self._whole_batches = not training and rows is None
+        if not training and rows is None:
             count = len(range(place.rank, count, place.size))
-        elif not training and count == source.steps(batch_size):
-            last = source.rows - (count - 1) * batch_size
+        elif not training and rows is not None and count == source.steps(batch_size):
+            last = rows - (count - 1) * batch_size
             count -= last <= place.rank  # this rank has no row of the last batch
         if not count:
             raise InvalidInputError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import keras
-from keras import ops
 
 from choros.comm.collectives import SUM
 from choros.consistency.model_fingerprint import alike
@@ -15,9 +15,7 @@ from choros.hvd.collectives import allreduce
 from choros.hvd.context import is_initialized, rank, size
 from choros.hvd.unused_arguments import warn_of_unused
 
-if TYPE_CHECKING:
-    from choros.types import Tensor
-
+ops: ModuleType = keras.ops  # has no annotations: pyright would infer unions with None
 _by_rows = [False]  # whether the ranks' gradients will be weighted by their rows
 
 
@@ -54,8 +52,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if keras.backend.backend() == "tensorflow":
             self.supports_jit = False  # XLA cannot call back to the host there
 
-    def _moments(self, inputs: object, mask: object) -> Any:
-        mean, variance = super()._moments(inputs, mask)
+    def _moments(self, inputs: object, mask: object) -> tuple[Any, Any]:
+        moments: tuple[Any, Any] = super()._moments(inputs, mask)  # pyright: ignore[reportAssignmentType]
+        mean, variance = moments
         if not is_initialized() or size() == 1:
             return mean, variance
         if mask is None:
@@ -70,8 +69,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         # A sum with one row per rank replaces allgather: ranks with different batches need not trace at the same time.
         place = ops.expand_dims(ops.arange(size()) == rank(), -1)
         placed = ops.where(place, _pulled(local_moments, 1.0 / rows), ops.zeros_like(local_moments))
-        everyone = allreduce(placed, op=SUM, name=f"moments of {alike(self.path)}")
-        everyone = _pulled(everyone, rows)
+        path: str = self.path  # pyright: ignore[reportAssignmentType] - None only before Keras builds the layer
+        everyone = _pulled(allreduce(placed, op=SUM, name=f"moments of {alike(path)}"), rows)
         counts, means, variances = (
             everyone[:, :1],
             everyone[:, 1 : 1 + mean.shape[-1]],
@@ -83,7 +82,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         return mean_all, spread
 
 
-def _pulled(x: object, by: object) -> Tensor:
+def _pulled(x: object, by: object) -> Any:
     """Return the same values, with the gradient multiplied by ``by``."""
     still = ops.stop_gradient(x)
     return still + by * (x - still)

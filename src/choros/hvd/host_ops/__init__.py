@@ -32,26 +32,27 @@ def operate(value: Tensor, host: Host, gradient: Gradient, shape: Shape, name: s
         shape: function from the shape of ``value`` to that of the result, for compiled functions.
         name: the name of the value in errors.
     """
-    if type(value).__module__.partition(".")[0] == "keras" and hasattr(value, "value"):
-        value = value.value
+    if type(value).__module__.partition(".")[0] == "keras":
+        value = getattr(value, "value", value)
 
     def forward(tensor: Tensor) -> Tensor:
         array, back = arrive(tensor, name)
         return back(host(array))
 
+    # ``sys.modules`` gives modules without types, so a type checker does not see what the conditions below exclude.
     torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
     if torch is not None and isinstance(value, torch.Tensor):
         from choros.hvd.host_ops import torch as on_torch
 
-        return on_torch.operate(value, forward, gradient)
+        return on_torch.operate(value, forward, gradient)  # pyright: ignore[reportArgumentType]
     if tensorflow is not None and isinstance(value, tensorflow.Tensor | tensorflow.Variable):
         from choros.hvd.host_ops import tensorflow as on_tensorflow
 
-        return on_tensorflow.operate(value, forward, host, gradient, shape)
+        return on_tensorflow.operate(value, forward, host, gradient, shape)  # pyright: ignore[reportArgumentType]
     if is_symbolic(value):
         from choros.hvd.host_ops import jax as on_jax
 
-        return on_jax.operate(value, host, gradient, shape)
+        return on_jax.operate(value, host, gradient, shape)  # pyright: ignore[reportArgumentType]
     return forward(value)
 
 

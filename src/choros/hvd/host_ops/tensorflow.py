@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from choros.hvd.tensor_conversion import is_symbolic
 from choros.types import Array
+
+if TYPE_CHECKING:
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 
 def operate(
@@ -87,7 +90,7 @@ def untuned_pipelines() -> Iterator[None]:
 
         return get_tf_dataset
 
-    adapters = (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter)
+    adapters: list[type[DataAdapter]] = [array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter]
     before = [adapter.get_tf_dataset for adapter in adapters]
     for adapter, plain in zip(adapters, before, strict=True):
         adapter.get_tf_dataset = untuned(plain)
