@@ -45,6 +45,13 @@ def test_gradients_are_reduced(run, backend):
     said["rows"] = numbers(tape.gradient(loss, table.embeddings.value))
 
     with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(x)
+    tape = hvd.DistributedGradientTape(tape)
+    zeros = tape.gradient(loss, [model.trainable_variables[0].value], None, tf.UnconnectedGradients.ZERO)
+    said["unconnected"] = numbers(zeros[0])
+
+    with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(x) ** 2)
     tape = hvd.DistributedGradientTape(tape)
     sources = [v.value for v in model.trainable_variables]
@@ -62,6 +69,7 @@ def test_gradients_are_reduced(run, backend):
             assert np.allclose(one["sum"][i], 2 * mean, rtol=1e-5)
             assert np.allclose(one["part"][i], mean if i < 2 else np.array(one["own"][i]) / 2, rtol=1e-5)
     assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(second["alone"], second["own"], strict=True))
+    assert first["unconnected"] == [[0.0] * 4] * 3
     assert first["rows"] == [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0], [1, 1]]
     for one in (first, second):
         assert np.allclose(one["local"][0], np.array(one["own"][0]) / 2, rtol=1e-5)

@@ -16,6 +16,9 @@ from choros.types import Array
 if TYPE_CHECKING:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+    # Only TensorFlow's stubs have this module, not the package.
+    from tensorflow._aliases import ContainerTensors, TensorLike  # pyright: ignore[reportMissingModuleSource]
+
 
 def operate(
     value: tf.Tensor,
@@ -116,8 +119,16 @@ def reducing(gradtape: object, reduce: Callable[[list[Any], list[Any]], list[Any
         def __init__(self) -> None:
             self.__dict__ = gradtape.__dict__
 
-        def gradient(self, target: object, sources: object, output_gradients: object = None, **how: Any) -> Any:
-            gradients = keras.tree.flatten(super().gradient(target, sources, output_gradients, **how))
+        def gradient(
+            self,
+            target: ContainerTensors,
+            sources: ContainerTensors | TensorLike,
+            output_gradients: list[tf.Tensor] | None = None,
+            unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        ) -> Any:
+            gradients = keras.tree.flatten(
+                super().gradient(target, sources, output_gradients, unconnected_gradients=unconnected_gradients)
+            )
             return keras.tree.pack_sequence_as(sources, reduce(gradients, keras.tree.flatten(sources)))
 
         def register_local_source(self, source: object) -> None:
