@@ -222,3 +222,28 @@ def test_backups_and_all_variables_at_once(run):
         assert one["gone"]
         assert "give each a name" in one["same names"]
     assert first["weights"] == second["weights"]
+
+
+def test_a_callback_list_is_taken_as_its_callbacks(run):
+    """Its writers write on rank 0 only, the ranks stop together, and a second fit with it works."""
+    script = """
+    class StopsOnRank1(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = rank == 1 and epoch == 1
+
+    model, seen = make(), Seen()
+    path = os.environ["SAID"] + f"/logs{rank}.csv"
+    callbacks = keras.callbacks.CallbackList(
+        [keras.callbacks.CSVLogger(path), StopsOnRank1(), seen], add_history=True, model=model, epochs=9
+    )
+    for turn in ("first", "second"):
+        history = model.fit(
+            x, y, batch_size=4, epochs=3, verbose=0, callbacks=callbacks, validation_data=(x[:4], y[:4])
+        )
+        said[turn] = [len(history.epoch), len(seen.logs), history is model.history]
+    hvd.barrier()
+    said["files"] = sorted(name for name in os.listdir(os.environ["SAID"]) if name.endswith(".csv"))
+    """
+    for one in run(2, HEAD + script):
+        assert one["first"] == one["second"] == [2, 2, True]
+        assert one["files"] == ["logs0.csv"]

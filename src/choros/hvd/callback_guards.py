@@ -23,7 +23,7 @@ def guarded(
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
     last: object,
     calls: Collectives,
-) -> Any:
+) -> list[Any]:
     """Return the callbacks of this rank's ``fit``.
 
     ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 only. ``BackupAndRestore`` also runs on rank 0 only; the state
@@ -32,19 +32,16 @@ def guarded(
     ``BackupAndRestore`` does, and ends all ranks after the same step.
 
     Args:
-        callbacks: as given to ``fit``.
+        callbacks: as given to ``fit``. Of a ``CallbackList``, its callbacks are taken.
         last: a callback that runs after all others.
         calls: the collectives of the ranks that train.
 
     Raises:
         RankMismatchError: the ranks have different numbers of ``BeforeTimeLimit``.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        limits = [callback for callback in callbacks.callbacks if isinstance(callback, BeforeTimeLimit)]
-        for callback in (*_limited(limits, calls, last), last):
-            callbacks.append(callback)
-        return callbacks
-    user_callbacks = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
+    # Not the list itself: it would keep this fit's callbacks for the next fit, and give them no model.
+    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+    user_callbacks = list(keras.tree.flatten(given)) if given is not None else []
     local_names = [type(callback).__name__ for callback in user_callbacks if isinstance(callback, _DECIDE)]
     limits = [callback for callback in user_callbacks if isinstance(callback, BeforeTimeLimit)]
     reports = calls.allgather_object([local_names, len(limits)], name="callbacks that decide")
