@@ -19,6 +19,7 @@ from choros.errors import InvalidDataError, warn
 from choros.types import ArrayTree, Batch
 
 _SLOW = 10.0  # seconds of reading validation data after which a warning is given
+NO_PARTS = "An Ensemble's members have a part of the rows each, which a stream does not give: give arrays."
 _HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
 
 
@@ -124,9 +125,7 @@ class StreamSource:
         Raises:
             InvalidDataError: always, as a stream cannot be divided in advance.
         """
-        raise InvalidDataError(
-            "An Ensemble's members have a part of the rows each, which a stream does not give: give arrays."
-        )
+        raise InvalidDataError(NO_PARTS)
 
     def batches(self, steps: int | None) -> Iterator[tuple[ArrayTree, ArrayTree, ArrayTree, int]]:
         """Yield the global batches of one epoch as (x, y, sample_weight, rows): a pass, or the next ``steps``.
@@ -138,7 +137,8 @@ class StreamSource:
         while steps is None or taken < steps:
             # An epoch of ``steps`` continues where the last one ended, and the stream begins again at its end.
             if self._running is None:
-                self._running, fresh = iter(self.stream), True
+                self._running = iter(self.stream)
+                fresh = True
             batches, self._first = self._first or list(islice(self._running, 1)), []
             if batches:
                 taken, self._number, fresh = taken + 1, self._number + 1, False

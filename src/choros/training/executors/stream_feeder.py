@@ -11,9 +11,10 @@ import numpy as np
 
 from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import align
-from choros.data import serialization
-from choros.data.stream_source import StreamSource, divided
+from choros.data import Source, serialization
+from choros.data.stream_source import NO_PARTS, StreamSource, divided
 from choros.data.tree import map_leaves
+from choros.errors import InvalidDataError
 from choros.training.spec import FitConfig
 from choros.types import Array, Batch
 
@@ -112,6 +113,10 @@ class StreamReader:
 
     def steps(self, batch_size: int = 0) -> None:
         """Return None: only the caller knows where the stream ends."""
+
+    def part(self, rank: int, size: int, seed: int) -> Source:
+        """Refuse to return a shard; see ``StreamSource.part``."""
+        raise InvalidDataError(NO_PARTS)
 
     def epoch(self, *, rank: int, size: int, **_: Any) -> Iterator[Batch]:
         """Yield one rank's share of the next epoch's batches, copied. The caller decides their order and number."""

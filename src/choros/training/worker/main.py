@@ -22,6 +22,7 @@ from choros.comm.shared_values import share_message
 from choros.comm.shm.ring_buffer import Ring
 from choros.comm.shm.segment import Segment
 from choros.consistency.versions import check_versions
+from choros.data import Source
 from choros.errors import InvalidInputError
 from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Snapshots
@@ -176,14 +177,12 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         devices = rank_devices(job, rank)
         layout = stack.enter_context(laid_out(job.layout))
         code = [bytes(blob) for blob in blobs]
-        source, validation, written = unpack_payload(job, task.data, code, data)
+        given, validation, written = unpack_payload(job, task.data, code, data)
         algorithm = unpack_algorithm(job, code[1:])
-        if task.depth:
+        source: Source = given
+        if task.depth:  # a stream: the caller sends its first batch in place of the source
             ring = Ring(Segment.attach(fds.pop(4)), job.workers, task.depth)
-            reader = StreamReader(source, ring, rank, job.timeout, task.ahead)
-            source = stack.enter_context(closing(reader))
-        if job.ensemble:
-            source = source.part(rank, job.workers, job.seed)
+            source = stack.enter_context(closing(StreamReader(given, ring, rank, job.timeout, task.ahead)))
         key = None
         if weights.nbytes <= reuse.MOST and not (devices or weights.given()):
             key = reuse.key_of(job, adding(job, algorithm), written, source.sample(job.batch_size))
@@ -196,6 +195,8 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
         if job.ensemble and rank > 0:  # the first member starts from the given weights
             redraw_member(model, job.seed, rank)
+        if job.ensemble:
+            source = source.part(rank, job.workers, job.seed)
 
         def connect(replica: Replica) -> CommHandles:
             """Connect to the other ranks through the driver's shared memory."""
