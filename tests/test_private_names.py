@@ -140,9 +140,7 @@ PRIVATE = [
     Name("_clone", "tensorflow.function()", "a function not traced yet (pickling.py)"),
     Name("_function_captures", "the source of tensorflow.python.framework.func_graph", "a trace's variables (backend)"),
     Name("tensorflow.python.distribute", "", "where strategies are (pickling.py)"),
-    Name(
-        "tensorflow.python.framework:op_def_registry", "", "which operations have a state (backend)"
-    ),
+    Name("tensorflow.python.framework:op_def_registry", "", "which operations have a state (backend)"),
     Name("tensorflow.python.eager:record", "", "could_possibly_record: whether a tape looks on (hvd/graph)"),
     # pyspark
     Name("_dummy", "pyspark.ml.param.Params", "the parent of a Param of a class (spark/params.py)"),

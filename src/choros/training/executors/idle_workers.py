@@ -18,6 +18,7 @@ from choros.training.worker.loaded_files import FileMarks, mark
 
 VARIABLE = "CHOROS_IDLE_SECONDS"
 _SECONDS = 600.0
+_JOIN = 5.0  # seconds within which a timer that was cancelled ends
 
 
 @dataclass
@@ -43,7 +44,7 @@ class _Idle:
         self.timer.cancel()
         self.processes.pool.close()
         if self.timer is not threading.current_thread():
-            self.timer.join()
+            self.timer.join(_JOIN)
 
 
 _lock = threading.Lock()
