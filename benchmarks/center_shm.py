@@ -32,7 +32,7 @@ class Elastic:
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         return center + 0.3 * (message - center), memory
 
     def adopt(self, local, shown):
@@ -47,7 +47,7 @@ class Downpour:
     def propose(self, local, seen, window):
         return local - seen
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         return center + message, memory
 
     def adopt(self, local, shown):
@@ -57,8 +57,8 @@ class Downpour:
 def client_main(fds: str, rank: int, count: int, rounds: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    meeting, *centers = [Segment.attach(int(fd)) for fd in fds.split(",")]
-    group = SharedGroup(meeting, rank, timeout=120)
+    group_segment, *centers = [Segment.attach(int(fd)) for fd in fds.split(",")]
+    group = SharedGroup(group_segment, rank, timeout=120)
     clients = [
         SharedMemoryParameterServer(segment, rule, rank, group.size, timeout=120)
         for segment, rule in zip(centers, (Elastic(), Downpour()), strict=True)

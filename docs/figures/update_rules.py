@@ -9,6 +9,7 @@ updates are stale. ``update_rules.svg`` has the paths, ``update_rules_workers.sv
 
 import argparse
 import heapq
+import itertools
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -161,7 +162,7 @@ def draw_paths(workers: int = 4) -> tuple[object, dict[str, list[float]]]:
 
     paths = {name: simulate(algorithm, workers) for name, algorithm in algorithms(workers).items()}
     figure = _figure(11.0, 7.4)
-    panels = list(figure.subplots(3, 5, sharex=True, sharey=True).flat)
+    panels = list(figure.subplots(-(-len(paths) // 5), 5, sharex=True, sharey=True).flat)
     for axes, (name, path) in zip(panels, paths.items(), strict=False):
         for level in (0.05, 0.4, 1.4, 3.4, 6.8):
             width, height = 2 * np.sqrt(2 * level / CURVATURE)
@@ -198,7 +199,8 @@ def draw_workers() -> tuple[object, dict[str, list[float]]]:
     figure = _figure(11.0, 4.3)
     for axes, mode in zip(figure.subplots(1, 2, sharey=True), ("sync", "async"), strict=True):
         shown = [name for name in names if next(k for k in ALL if k.__name__ == name).mode == mode]
-        for name, color, marker in zip(shown, (*COLORS, "#e69f00", "#56b4e9"), "os^DvP", strict=False):
+        looks = zip(itertools.cycle((*COLORS, "#e69f00", "#56b4e9")), itertools.cycle("os^DvPX"), strict=False)
+        for name, (color, marker) in zip(shown, looks, strict=False):
             axes.plot(WORKERS, distances[name], color=color, marker=marker, markersize=5, linewidth=1.6, label=name)
         axes.set_title(MODES[mode].capitalize(), fontsize=10.5, fontweight="bold", loc="left")
         axes.set_xscale("log", base=2)

@@ -32,9 +32,9 @@ class House:
 
     def alone(self, k: int, window: int = 1) -> None:
         message = self.algorithm.propose(self.local[k], self.seen[k], window)
-        meeting = ExchangeInfo(1, self.clock - self.met[k], k)
-        self.staleness.append(meeting.staleness)
-        self._merge(message, meeting, [k])
+        info = ExchangeInfo(1, self.clock - self.met[k], k)
+        self.staleness.append(info.staleness)
+        self._merge(message, info, [k])
         self.clock += 1
         self.met[k] = self.clock
 
@@ -44,9 +44,9 @@ class House:
         message = sum(n * m for n, m in zip(weights, proposals, strict=True)) / sum(weights)
         self._merge(message, ExchangeInfo(self.workers), list(range(self.workers)))
 
-    def _merge(self, message: Any, meeting: ExchangeInfo, who: list[int]) -> None:
+    def _merge(self, message: Any, info: ExchangeInfo, who: list[int]) -> None:
         before = self.center
-        self.center, self.memory = self.algorithm.merge(before, message, meeting, self.memory)
+        self.center, self.memory = self.algorithm.merge(before, message, info, self.memory)
         shown = before if self.algorithm.shows == "before" else self.center
         for k in who:
             self.local[k], self.seen[k] = self.algorithm.adopt(self.local[k], shown), shown

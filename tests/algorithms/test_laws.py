@@ -32,9 +32,9 @@ EVERY = [kind().bound(WORKERS, 0.01) for kind in ALL] + VARIANTS
 every = pytest.mark.parametrize("algorithm", EVERY, ids=repr)
 
 
-def exchange(algorithm, center, local, seen, meeting, memory, window=2):
+def exchange(algorithm, center, local, seen, info, memory, window=2):
     message = algorithm.propose(local, seen, window)
-    new, memory = algorithm.merge(center, message, meeting, memory)
+    new, memory = algorithm.merge(center, message, info, memory)
     return new, algorithm.adopt(local, center if algorithm.shows == "before" else new), memory
 
 
@@ -55,8 +55,8 @@ def test_is_frozen(algorithm):
 def test_a_settled_center_stays(algorithm, rng):
     """Workers that learnt nothing leave a center as it is, alone and together, and stay there."""
     x = rng.normal(size=5)
-    for meeting in (ExchangeInfo(1, 2, 1), ExchangeInfo(WORKERS)):
-        center, local, _ = exchange(algorithm, x, x, x, meeting, algorithm.start(x, WORKERS))
+    for info in (ExchangeInfo(1, 2, 1), ExchangeInfo(WORKERS)):
+        center, local, _ = exchange(algorithm, x, x, x, info, algorithm.start(x, WORKERS))
         np.testing.assert_array_equal(center, x)
         np.testing.assert_array_equal(local, x)
 

@@ -226,9 +226,9 @@ def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn
             center = InMemoryParameterServer(rule, np.zeros(3), workers=28)
             workers = [(AsyncExchange(center.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
             for turn in range(5):
-                for rank, (meeting, local) in enumerate(workers):
+                for rank, (exchange, local) in enumerate(workers):
                     local += 0.01 * np.sin(rank + turn + np.arange(3))
-                    meeting.run(local, rule.window, np.zeros(0))
+                    exchange.run(local, rule.window, np.zeros(0))
             assert all(0 < np.abs(local).max() < 10 for _, local in workers), name
 
 

@@ -33,7 +33,7 @@ class Part(Algorithm):
     def propose(self, local, seen, window):
         return local - seen
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         return center + self.part * message, memory
 
     def adopt(self, local, shown):
@@ -103,7 +103,7 @@ SCRIPT = """
         def propose(self, local, seen, window):
             return local - seen
 
-        def merge(self, center, message, meeting, memory):
+        def merge(self, center, message, info, memory):
             return center + 0.25 * message, memory
 
         def adopt(self, local, shown):

@@ -17,8 +17,8 @@ class Rule:
     def propose(self, local, seen, window):
         return local - seen
 
-    def merge(self, center, message, meeting, memory):
-        return center + meeting.workers * message, memory
+    def merge(self, center, message, info, memory):
+        return center + info.workers * message, memory
 
     def adopt(self, local, shown):
         return shown
@@ -30,8 +30,8 @@ class Elastic(Rule):
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, center, message, meeting, memory):
-        return center + (meeting.workers * 0.3) * (message - center), memory
+    def merge(self, center, message, info, memory):
+        return center + (info.workers * 0.3) * (message - center), memory
 
     def adopt(self, local, shown):
         return local - 0.3 * (local - shown)
@@ -42,21 +42,21 @@ class ElasticAfter(Elastic):
 
 
 class Adagrad(Rule):
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         squares = memory[0] + message**2
         return center + 0.01 * message / (squares + 1e-8) ** 0.5, (squares, memory[1])
 
 
 class DynSGD(Rule):
-    def merge(self, center, message, meeting, memory):
-        return center + message / (meeting.staleness + 1), memory
+    def merge(self, center, message, info, memory):
+        return center + message / (info.staleness + 1), memory
 
 
 class Nesterov(Rule):
     def propose(self, local, seen, window):
         return (local - seen) / window
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         speed = 0.9 * memory[1] + message
         return center + 0.7 * (message + 0.9 * speed), (memory[0], speed)
 
@@ -67,7 +67,7 @@ class Takes(Rule):
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         return message, (message, center)
 
     def adopt(self, local, shown):
@@ -80,7 +80,7 @@ class Swaps(Rule):
     def propose(self, local, seen, window):
         return seen
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         return message, (memory[1], memory[0])
 
     def adopt(self, local, shown):
@@ -92,7 +92,7 @@ class ToSeen(Rule):
 
     shows = "before"
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         both = memory[0] * memory[1] - center
         return both, (both, both)
 
@@ -164,16 +164,16 @@ def test_what_is_computed_twice_is_computed_once_and_written_in_place():
 @pytest.mark.parametrize(
     "merge",
     [
-        lambda self, center, message, meeting, memory: (np.sign(message), memory),
-        lambda self, center, message, meeting, memory: (center + message / message.sum(), memory),
-        lambda self, center, message, meeting, memory: (center if message else message, memory),
-        lambda self, center, message, meeting, memory: (center if message == 0 else message, memory),
-        lambda self, center, message, meeting, memory: (center * np.float64(2), memory),
-        lambda self, center, message, meeting, memory: (center * np.ones(5), memory),
-        lambda self, center, message, meeting, memory: (center[:3], memory),
-        lambda self, center, message, meeting, memory: (1.0, memory),
-        lambda self, center, message, meeting, memory: (center, ()),
-        lambda self, center, message, meeting, memory: 1 / 0,
+        lambda self, center, message, info, memory: (np.sign(message), memory),
+        lambda self, center, message, info, memory: (center + message / message.sum(), memory),
+        lambda self, center, message, info, memory: (center if message else message, memory),
+        lambda self, center, message, info, memory: (center if message == 0 else message, memory),
+        lambda self, center, message, info, memory: (center * np.float64(2), memory),
+        lambda self, center, message, info, memory: (center * np.ones(5), memory),
+        lambda self, center, message, info, memory: (center[:3], memory),
+        lambda self, center, message, info, memory: (1.0, memory),
+        lambda self, center, message, info, memory: (center, ()),
+        lambda self, center, message, info, memory: 1 / 0,
     ],
 )
 def test_what_cannot_be_followed_is_left_to_be_called(merge):
@@ -183,7 +183,7 @@ def test_what_cannot_be_followed_is_left_to_be_called(merge):
 
 def test_what_cannot_be_followed_is_called(monkeypatch):
     class Signs(Rule):
-        def merge(self, center, message, meeting, memory):
+        def merge(self, center, message, info, memory):
             return center + np.sign(message), memory
 
     class Fails(Rule):
@@ -191,7 +191,7 @@ def test_what_cannot_be_followed_is_called(monkeypatch):
             raise RuntimeError("adopt failed")
 
     class Forgets(Rule):
-        def merge(self, center, message, meeting, memory):
+        def merge(self, center, message, info, memory):
             return center, ()
 
     with SharedMemoryParameterServer.create(np.zeros(4), NONE, (np.zeros(4),), 1) as segment:

@@ -23,7 +23,7 @@ class Rule:
     def propose(self, local, seen, window):
         return local - seen
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         return center + message, memory
 
     def adopt(self, local, shown):
@@ -36,7 +36,7 @@ class Elastic(Rule):
     def propose(self, local, seen, window):
         return local
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         return center + 0.25 * (message - center), memory
 
     def adopt(self, local, shown):
@@ -46,10 +46,10 @@ class Elastic(Rule):
 class Whole(Rule):
     elementwise = False
 
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         norm = float((center * center).sum())
-        mine = tuple(center if i == meeting.sender else vector for i, vector in enumerate(memory))
-        return center + message / (norm + meeting.staleness + 1), mine
+        mine = tuple(center if i == info.sender else vector for i, vector in enumerate(memory))
+        return center + message / (norm + info.staleness + 1), mine
 
 
 RULES = "\n\n".join(inspect.getsource(rule) for rule in (Rule, Elastic, Whole))
@@ -144,7 +144,7 @@ def test_only_the_memory_that_changed_is_rewritten():
             self.block += len(local) > 0  # a stand-in has no length: this rule is called as it is
             return local
 
-        def merge(self, center, message, meeting, memory):
+        def merge(self, center, message, info, memory):
             one = memory[1] + 1 if self.block else memory[1]
             two = memory[2] if self.block else memory[2] + 1
             return message, (memory[0], one, two)
@@ -165,7 +165,7 @@ def test_only_the_memory_that_changed_is_rewritten():
 
 def test_a_rule_cannot_write_into_the_center():
     class Vandal(Rule):
-        def merge(self, center, message, meeting, memory):
+        def merge(self, center, message, info, memory):
             center[0] = 1
             return center, memory
 

@@ -24,12 +24,12 @@ KILLER = """
 from choros.algorithms import DOWNPOUR
 
 class Killer(DOWNPOUR):
-    def merge(self, center, message, meeting, memory):
+    def merge(self, center, message, info, memory):
         Killer.calls += len(center) > 0  # a stand-in has no length: this rule is called as it is
         if Killer.calls == BLOCKS * 3 + 2:  # in the fourth exchange, when one block is already written
             say(killed=True)
             os.kill(os.getpid(), HOW)
-        return super().merge(center, message, meeting, memory)
+        return super().merge(center, message, info, memory)
 
 Killer.calls = 0
 """

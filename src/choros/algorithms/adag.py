@@ -56,9 +56,9 @@ class ADAG(Algorithm):
         """Return the worker's update, divided by the number of steps if ``divide`` is set."""
         return (local - seen) / (max(window, 1) if self.divide else 1)
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add the damped update to the center and remember the center that the sender gets."""
-        moved = ((center - memory[meeting.sender]) ** 2).sum()
+        moved = ((center - memory[info.sender]) ** 2).sum()
         eta = (message**2).sum() + TINY if self.eta is None else self.eta + TINY
-        new = center + meeting.workers * message * (eta / (moved + eta))
-        return new, (*memory[: meeting.sender], new, *memory[meeting.sender + 1 :])
+        new = center + info.workers * message * (eta / (moved + eta))
+        return new, (*memory[: info.sender], new, *memory[info.sender + 1 :])

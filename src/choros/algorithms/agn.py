@@ -37,6 +37,6 @@ class AGN(Algorithm):
         """Return the mean of the worker's steps since the last exchange."""
         return (local - seen) / max(window, 1)
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add the update to the center."""
-        return center + meeting.workers * message, memory
+        return center + info.workers * message, memory

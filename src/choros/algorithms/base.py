@@ -38,15 +38,16 @@ class Algorithm:
     An exchange is, for every algorithm, ::
 
         message        = propose(local, seen, window)
-        center, memory = merge(center, message, meeting, memory)
+        center, memory = merge(center, message, info, memory)
         local          = adopt(local, shown)
 
     where ``seen`` is the center as the worker last saw it and ``shown`` is the center before or after the merge.
-    The parameters ``center`` and ``meeting`` are the center and an ``ExchangeInfo``.
+    The parameters ``center`` and ``info`` are the center and an ``ExchangeInfo``.
 
     A rule sees the weights only, never gradients: ``local``, ``seen``, ``center`` and ``memory`` are flat vectors. Each
     memory vector has the center's shape; there is no place for a scalar. ``local - seen`` is the update of the last
-    window only if ``adopt`` returns ``shown``. A new value of each exchange needs a field of ``ExchangeInfo``, which
+    window only if ``adopt`` returns ``shown``. If workers are synchronous and adopt the center, ``seen`` is the center
+    before the merge, bit for bit. A new value of each exchange needs a field of ``ExchangeInfo``, which
     the parameter servers (``choros.param_server``) and ``SyncExchange`` then set.
 
     Attributes:
@@ -60,7 +61,8 @@ class Algorithm:
             elements (``.sum()``, a norm; see ``ADAG``). The functions then get whole vectors, and the center is not
             divided among hosts.
         uses_seen: False where ``propose`` does not read ``seen``, which then need not be kept.
-        momentum: Nesterov momentum around the compiled optimizer's step; 0 is none.
+        momentum: Nesterov momentum around the compiled optimizer's step; 0 is none. A rule with a momentum of its own
+            at the center needs another name for it, as ``DiLoCo.outer_momentum``.
 
     Example:
         >>> Algorithm(window=4).merge(1.0, 3.0, ExchangeInfo(workers=2), ())
@@ -136,7 +138,11 @@ class Algorithm:
         return self
 
     def start(self, center: Vector, workers: int = 1) -> Memory:
-        """Return the state that the rule keeps beside the center: vectors of the center's shape."""
+        """Return the state that the rule keeps beside the center: vectors of the center's shape.
+
+        An algorithm imports no array library, as it works on vectors of numpy, JAX and PyTorch. ``(0 * center,)`` is a
+        vector of zeros.
+        """
         return ()
 
     def replaced(self, center: Vector, memory: Memory) -> Memory:
@@ -147,7 +153,7 @@ class Algorithm:
         """Return the message that a worker sends after ``window`` optimizer steps."""
         return local
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Return the new center and the new memory."""
         return message, memory
 

@@ -51,7 +51,7 @@ class DiLoCo(Algorithm):
         """Return the worker's update since the last exchange."""
         return local - seen
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Apply the outer step to the center."""
         velocity = self.outer_momentum * memory[0] + message
         return center + self.outer_rate * (message + self.outer_momentum * velocity), (velocity,)

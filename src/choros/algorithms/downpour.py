@@ -53,9 +53,9 @@ class DOWNPOUR(Algorithm):
         """Return the worker's update since the last exchange."""
         return local - seen
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add the update to the center."""
-        learnt = meeting.workers * message
+        learnt = info.workers * message
         if not self.adagrad:
             return center + learnt, memory
         squares = memory[0] + learnt**2

@@ -38,6 +38,6 @@ class DynSGD(Algorithm):
         """Return the worker's update since the last exchange."""
         return local - seen
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Add the update, divided by staleness + 1, to the center."""
-        return center + meeting.workers * message / (meeting.staleness + 1), memory
+        return center + info.workers * message / (info.staleness + 1), memory

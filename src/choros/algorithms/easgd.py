@@ -47,9 +47,9 @@ class EASGD(Algorithm):
             bound.unstable(workers, learning_rate, f"give an alpha below {limit:.4g}, or None", strict)
         return bound
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Pull the center towards the workers."""
-        return center + (meeting.workers * self.force) * (message - center), memory
+        return center + (info.workers * self.force) * (message - center), memory
 
     def adopt(self, local: Vector, shown: Vector) -> Vector:
         """Pull the worker towards the center."""

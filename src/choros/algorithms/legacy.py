@@ -20,6 +20,6 @@ class MeanEASGD(EASGD):
         """Return the smallest alpha at which the exchange is unstable: that of EASGD with one worker."""
         return super().limit(1, z)
 
-    def merge(self, center: Vector, message: Vector, meeting: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
+    def merge(self, center: Vector, message: Vector, info: ExchangeInfo, memory: Memory) -> tuple[Vector, Memory]:
         """Pull the center towards the mean of the workers."""
         return center + self.force * (message - center), memory

@@ -57,7 +57,7 @@ class SharedMemoryParameterServer:
         >>> class Downpour:
         ...     shows, elementwise = "after", True
         ...     def propose(self, local, seen, window): return local - seen
-        ...     def merge(self, center, message, meeting, memory): return center + message, memory
+        ...     def merge(self, center, message, info, memory): return center + message, memory
         ...     def adopt(self, local, shown): return shown
         >>> none = np.zeros(0)
         >>> segment = SharedMemoryParameterServer.create(np.zeros(3), none, (), workers=2)
