@@ -40,6 +40,7 @@ lint: .venv-test/ready
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv-test/bin/pyright --pythonpath .venv-test/bin/python
 	.venv-test/bin/lint-imports
 
 bench: .venv-test/ready

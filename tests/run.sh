@@ -14,10 +14,15 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 TORCHINDUCTOR_CACHE_DIR=$roo
 # Programs here run for a few steps: their compilation costs more. The long tests of the laws in .ci/run compile as users do.
 export JAX_DISABLE_MOST_OPTIMIZATIONS=true
 
+# It takes 30 s, so the other checks run beside it. The variable: it asks no server for its newest version.
+PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$python" -m pyright --pythonpath "$("$python" -c 'import sys; print(sys.executable)')" \
+    >"$room/pyright" 2>&1 &
+pyright=$!
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
 "$python" -c "from importlinter.cli import lint_imports_command; lint_imports_command()" >/dev/null
+wait $pyright || { cat "$room/pyright"; exit 1; }
 
 # Three lanes side by side, since most tests wait for ranks to start, to meet or to time out and leave the cores idle. Each
 # takes the next piece of work when it has done one; the long ones come first, so that all end at about the same time.
