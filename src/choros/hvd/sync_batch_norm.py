@@ -53,7 +53,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             self.supports_jit = False  # XLA cannot call back to the host there
 
     def _moments(self, inputs: object, mask: object) -> tuple[Any, Any]:
-        moments: tuple[Any, Any] = super()._moments(inputs, mask)  # pyright: ignore[reportAssignmentType]
+        moments: tuple[Any, Any] = super()._moments(inputs, mask)  # pyright: ignore[reportAssignmentType] - as of ops above
         mean, variance = moments
         if not is_initialized() or size() == 1:
             return mean, variance
