@@ -454,6 +454,7 @@ def to_tensor(leaf: object) -> object:
     if not isinstance(leaf, np.ndarray):
         return leaf
     if is_ragged(leaf):  # the stubs of TensorFlow do not have from_tensor
+        # The stubs lack it.
         return tf.RaggedTensor.from_tensor(*ragged_parts(leaf))  # pyright: ignore[reportAttributeAccessIssue]
     return tf.constant(leaf)
 

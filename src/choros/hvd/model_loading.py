@@ -40,7 +40,7 @@ def load_model(
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     loaded = keras.models.load_model(filepath, custom_objects=known or None)
     # Keras has no annotation here, so pyright infers all that the objects of a file may be.
-    model: keras.Model = loaded  # pyright: ignore[reportAssignmentType]
+    model: keras.Model = loaded  # pyright: ignore[reportAssignmentType] - Keras returns any object
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and str(filepath).endswith((".h5", ".hdf5")):
         optimizer = model.optimizer = _with_slots(optimizer, model, str(filepath))

@@ -106,7 +106,7 @@ class JaxBackend:
         self._device = first_devices[jax.process_index()]
         platform = self._device.platform
         self.name = f"jax ({ {'cpu': 'gloo', 'gpu': 'NCCL', 'cuda': 'NCCL', 'rocm': 'RCCL'}.get(platform, platform) })"
-        x64_enabled = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+        x64_enabled = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
         self.dtypes = ("float32", *(("float64",) if x64_enabled else ()))
         mesh = Mesh(np.array([first_devices[rank] for rank in self._ranks]), (_RANKS,))
         self._row_sharding = NamedSharding(mesh, PartitionSpec(_RANKS))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
     # Only TensorFlow's stubs have this module, not the package.
+    # Only in the stubs.
     from tensorflow._aliases import ContainerTensors, TensorLike  # pyright: ignore[reportMissingModuleSource]
 
 

@@ -53,7 +53,7 @@ _WHERE = {
     **dict.fromkeys(("shuffle", "precache", "history_executors_average", "history_executor"), "utils"),
 }
 
-__all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll] - names of lazy imports
 
 
 def __getattr__(name: str) -> Any:
