@@ -5,20 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from choros.hvd.tensor_conversion import is_symbolic
 from choros.types import Array
-
-if TYPE_CHECKING:
-    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-
-    # Only TensorFlow's stubs have this module, not the package.
-    # Only in the stubs.
-    from tensorflow._aliases import ContainerTensors, TensorLike  # pyright: ignore[reportMissingModuleSource]
 
 
 def operate(
@@ -94,7 +87,7 @@ def untuned_pipelines() -> Iterator[None]:
 
         return get_tf_dataset
 
-    adapters: list[type[DataAdapter]] = [array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter]
+    adapters: list[type[Any]] = [array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter]
     before = [adapter.get_tf_dataset for adapter in adapters]
     for adapter, plain in zip(adapters, before, strict=True):
         adapter.get_tf_dataset = untuned(plain)
@@ -122,8 +115,8 @@ def reducing(gradtape: object, reduce: Callable[[list[Any], list[Any]], list[Any
 
         def gradient(
             self,
-            target: ContainerTensors,
-            sources: ContainerTensors | TensorLike,
+            target: Any,
+            sources: Any,
             output_gradients: list[tf.Tensor] | None = None,
             unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
         ) -> Any:
