@@ -197,8 +197,10 @@ def test_no_worker_stays_if_the_user_wants_none(monkeypatch):
 @pytest.mark.parametrize("text", ["-1", "nan", "soon"])
 def test_another_number_of_seconds_is_refused(monkeypatch, text):
     monkeypatch.setenv(idle_workers.VARIABLE, text)
+    trainer = choros.Trainer(make_model(), workers=2, echo=False)
     with pytest.raises(InvalidInputError, match=f"CHOROS_IDLE_SECONDS={text}: give a number"):
-        idle_workers.idle_seconds()
+        trainer.fit(X, Y, verbose=0)
+    assert not trainer._local.pool.started
 
 
 def test_two_threads_have_workers_of_their_own():

@@ -383,3 +383,19 @@ def test_a_failure_after_a_resume_leaves_the_model_as_it_was(tmp_path, fails):
         choros.Trainer(model, "aeasgd", workers=2).fit(x, x[:, :1], epochs=2, resume=True, **how)
     for variable, value in zip(model.optimizer.variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
+def test_training_that_a_callback_ended_early_is_not_resumed(algorithm, make_model, data, pools, tmp_path):
+    x, y = data(64)
+    model = make_model()
+    trainer = choros.Trainer(model, algorithm, pool=pools(2))
+    stops = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", epoch == 1))
+    history = trainer.fit(x, y, batch_size=16, epochs=6, verbose=0, callbacks=[stops], checkpoint=tmp_path)
+    assert history.epoch == [0, 1]
+    before = model.get_weights()
+    history = trainer.fit(x, y, batch_size=16, epochs=6, verbose=0, checkpoint=tmp_path, resume=True)
+    assert history.epoch == []
+    assert [worker.steps for worker in history.run.workers] == [0, 0]
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)

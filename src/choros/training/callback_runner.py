@@ -177,7 +177,7 @@ class CallbackRunner:
         return replace(control, stop=False, end_after_batch=control.stop) if self.synchronous else control
 
     def _restore(self) -> bool:
-        """If training resumes, load the saved state into the model for the callbacks; see ``kept``."""
+        """If training resumes, load the saved state into the model for the callbacks; see ``restore_checkpoint``."""
         if self.restore_checkpoint is None or not self.user:
             return False
         self.fetch(None)

@@ -58,12 +58,11 @@ def keep(pool: WorkerPool, files: FileMarks) -> None:
         pool: the pool, whose fit has ended well.
         files: marks of the files of modules that its workers have loaded.
     """
-    seconds = idle_seconds()
-    if not seconds or any(pool.gpus()):
-        pool.close()
-        return
-    processes = pool.release()
+    seconds, processes = idle_seconds(), pool.release()
     if processes is None:
+        return
+    if not seconds or processes.gpus:
+        processes.pool.close()
         return
     idle = _Idle(pool.settings, processes, files, threading.Timer(seconds, close))
     idle.timer.daemon = True
@@ -75,7 +74,12 @@ def keep(pool: WorkerPool, files: FileMarks) -> None:
 
 
 def take(pool: WorkerPool) -> None:
-    """Give a pool without processes the idle workers, if they are what it would start. Else end them."""
+    """Give a pool without processes the idle workers, if they are what it would start. Else end them.
+
+    Raises:
+        InvalidInputError: as in ``idle_seconds``; before a fit, so that ``keep`` does not raise it after one.
+    """
+    idle_seconds()
     if pool.started:
         return
     with _lock:

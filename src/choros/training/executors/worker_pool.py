@@ -20,10 +20,11 @@ from choros.launch.process.worker_pool import Pool
 
 
 class Processes(NamedTuple):
-    """The processes of a pool, and what they took from this process when they were started."""
+    """The processes of a pool, what they took from this process when they were started, and whether they have GPUs."""
 
     pool: Pool
     surroundings: list[object]
+    gpus: bool
 
 
 class WorkerPool:
@@ -76,6 +77,7 @@ class WorkerPool:
         self._threads, self._bind, self._devices, self._echo = threads, bind, devices, echo
         self._pool: Pool | None = None
         self._surroundings: list[object] = []  # of the processes, when they were started
+        self._with_gpus = False
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -135,7 +137,7 @@ class WorkerPool:
                 }
                 for b, gpu_list in zip(bindings, gpus, strict=True)
             ]
-            self._surroundings = surroundings()
+            self._surroundings, self._with_gpus = surroundings(), any(gpus)
             self._pool = Pool(
                 self.size,
                 environment=environment,
@@ -151,13 +153,13 @@ class WorkerPool:
 
     def release(self) -> Processes | None:
         """Leave this pool without processes, and return them if there were any."""
-        processes = None if self._pool is None else Processes(self._pool, self._surroundings)
+        processes = None if self._pool is None else Processes(self._pool, self._surroundings, self._with_gpus)
         self._pool = None
         return processes
 
     def adopt(self, processes: Processes) -> None:
         """Take the processes of a pool with the same settings."""
-        self._pool, self._surroundings = processes.pool, processes.surroundings
+        self._pool, self._surroundings, self._with_gpus = processes
 
     @contextmanager
     def lent(self) -> Iterator[None]:
