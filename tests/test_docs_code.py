@@ -4,6 +4,7 @@ A comment before a block that cannot run here gives the reason: ``<!-- not run: 
 README runs by tests/test_docs.py. Notebooks (with ``code-cell``) run when the site is built.
 """
 
+import importlib.util
 import pathlib
 import re
 
@@ -14,7 +15,7 @@ import pytest
 import choros
 
 ROOT = pathlib.Path(__file__).parents[1]
-BLOCK = re.compile(r"^(?:<!-- not run: (.+) -->\n)?```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {
     path.relative_to(ROOT / "docs").as_posix(): blocks
     for path in sorted((ROOT / "docs").rglob("*.md"))
@@ -66,7 +67,20 @@ def test_the_blocks_of_a_page_run(page, names):
         exec(compile("\n" * line + block[2], str(ROOT / "docs" / page), "exec"), names)  # with the lines of the page
 
 
+@pytest.mark.parametrize(("needed", "module"), [("KerasTuner", "keras_tuner"), ("Optuna", "optuna")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_tuner_runs_the_fits_of_the_page(needed, module, names, capsys):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    page = ROOT / "docs" / "how-to" / "trackers-and-tuners.md"
+    (block,) = [match[2] for match in BLOCK.finditer(page.read_text()) if match[1] == f"needs {needed}"]
+    exec(compile(block, str(page), "exec"), names)
+    assert re.search(r"\{'units': \d+\}", capsys.readouterr().out)
+
+
 def test_a_block_that_does_not_run_is_found():
-    text = "<!-- not run: needs a cluster -->\n```python\na\n```\n\n```python\nb\n```\n"
-    assert [(match[1], match[2]) for match in BLOCK.finditer(text)] == [("needs a cluster", "a\n"), (None, "b\n")]
+    not_run = "<!-- not run: needs a cluster -->\n```python\na\n```\n\n"
+    text = f"{not_run}```python\nb\n```\n{not_run}"
+    found = [("needs a cluster", "a\n"), (None, "b\n"), ("needs a cluster", "a\n")]
+    assert [(match[1], match[2]) for match in BLOCK.finditer(text)] == found
     assert len(PAGES) > 4

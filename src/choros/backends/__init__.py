@@ -16,15 +16,20 @@ __all__ = [
     "averages_of",
     "backend_name",
     "forget",
+    "inner_optimizer",
     "make_replica",
     "step_counter",
 ]
 
 
+def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer inside one that scales the loss; any other optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", None) or optimizer
+
+
 def step_counter(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return the variable that counts an optimizer's steps, including steps that only accumulate gradients."""
-    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
-    return inner._iterations
+    return inner_optimizer(optimizer)._iterations
 
 
 def backend_name() -> str:
@@ -57,7 +62,7 @@ def averages_of(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
     Returns:
         A dict, empty if the optimizer keeps no averages.
     """
-    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+    inner = inner_optimizer(optimizer)
     if not getattr(inner, "use_ema", False):
         return {}
     pairs = zip(inner._trainable_variables, inner._model_variables_moving_average, strict=True)

@@ -55,7 +55,7 @@ class BaseReplica(Metrics):
     def renew(self, arrays: list[Array]) -> None:
         """Replace ``build`` for a further fit of the same model: set the values that ``snapshot`` returns."""
         self.revocable = self.repeats = self.watches = False
-        self._total, self._held, self.packing = 0, None, 0.0
+        self._total, self._batch, self.packing = 0, None, 0.0
         self._refusing.enter_context(unbuilt_refused(self.model))
         self._load(arrays)
         self.reset_metrics()

@@ -14,6 +14,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -438,10 +439,12 @@ def stateless(graph: tf.Graph, known: Collection[int]) -> bool:
     if any(id(variable.handle) not in known for variable in graph.variables):
         return False
     definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    stateful = (name for name in {node.op for node in nodes} if not name.startswith(_ON_VARIABLES))
-    # Operations of functions, such as a gradient's, are no operations of TensorFlow: their nodes are looked at.
-    return not any((found := op_def_registry.get(name)) is not None and found.is_stateful for name in stateful)
+    functions = attrgetter("library.function")(definition)  # such as the bodies of loops and conditions
+    nodes = [*definition.node, *(node for function in functions for node in function.node_def)]
+    names = {node.op for node in nodes if not node.op.startswith(_ON_VARIABLES)}
+    # A call of a function of this graph has no definition in the registry. The nodes of that function are in the list.
+    definitions = [op_def_registry.get(name) for name in names]
+    return not any(operation is not None and operation.is_stateful for operation in definitions)
 
 
 @functools.lru_cache(maxsize=256)
@@ -454,7 +457,6 @@ def to_tensor(leaf: object) -> object:
     if not isinstance(leaf, np.ndarray):
         return leaf
     if is_ragged(leaf):  # the stubs of TensorFlow do not have from_tensor
-        # The stubs lack it.
         return tf.RaggedTensor.from_tensor(*ragged_parts(leaf))  # pyright: ignore[reportAttributeAccessIssue]
     return tf.constant(leaf)
 

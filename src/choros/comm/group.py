@@ -121,6 +121,22 @@ def kind_of(group: Group) -> str:
     return str(getattr(group, "kind", type(group).__name__))
 
 
+def abort_waits(group: Group, reason: str) -> None:
+    """Make this rank's waits in a group raise ``PeerLostError``, now and later; any thread may call.
+
+    Args:
+        group: any group. Nothing happens if it has no method ``give_up``, such as a group of one rank.
+        reason: str. The text of the error.
+
+    Example:
+        >>> from choros.comm.single_rank_group import SingleRankGroup
+        >>> abort_waits(SingleRankGroup(), "rank 0 has failed")
+    """
+    give_up = getattr(group, "give_up", None)
+    if give_up is not None:
+        give_up(reason)
+
+
 @runtime_checkable
 class ParameterServer(Protocol):
     """The center of asynchronous training, from one worker's view. Clock and staleness are counted under its lock.

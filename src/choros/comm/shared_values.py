@@ -16,14 +16,14 @@ def gather_values(group: Group, value: Any) -> list[Any]:
 
     Args:
         group: Group.
-        value: plain JSON. Its numbers may be NaN or infinite.
+        value: plain JSON. Its numbers may be NaN or infinite. Numbers of NumPy become floats.
 
     Example:
         >>> from choros.comm.single_rank_group import SingleRankGroup
         >>> gather_values(SingleRankGroup(), {"rows": 3})
         [{'rows': 3}]
     """
-    return [json.loads(text) for text in group.gather(json.dumps(value).encode())]
+    return [json.loads(text) for text in group.gather(_encoded(value))]
 
 
 def share_value(group: Group, value: Any) -> Any:
@@ -31,9 +31,9 @@ def share_value(group: Group, value: Any) -> Any:
 
     Args:
         group: Group.
-        value: plain JSON. That of other ranks is not read.
+        value: as for ``gather_values``. That of other ranks is not read.
     """
-    return json.loads(group.gather(json.dumps(value).encode())[0])
+    return json.loads(group.gather(_encoded(value))[0])
 
 
 def gather_messages(group: Group, message: _T) -> list[_T]:
@@ -60,3 +60,7 @@ def share_message(group: Group, message: _T) -> _T:
         InvalidInputError: rank 0 sent another message.
     """
     return decode(type(message), share_value(group, header_of(message)))
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, default=float).encode()

@@ -135,7 +135,7 @@ class StreamSource:
         """
         taken, fresh = 0, False
         while steps is None or taken < steps:
-            # An epoch of ``steps`` continues where the last one ended, and the stream begins again at its end.
+            # With ``steps``, an epoch starts at the batch after the last epoch. At its end the stream is opened again.
             if self._running is None:
                 self._running = iter(self.stream)
                 fresh = True

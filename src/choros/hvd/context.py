@@ -15,7 +15,7 @@ from choros.cluster.rank_threads import limit_threads
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join, part
 from choros.comm.collectives import Collectives
-from choros.comm.group import Group, kind_of
+from choros.comm.group import Group, abort_waits, kind_of
 from choros.comm.host_identity import machine
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.device_choice import choose_device
@@ -213,9 +213,7 @@ def give_up(reason: str) -> None:
     """Make present and later waits of this rank, in all process sets, raise ``PeerLostError``; thread-safe."""
     for process_set in [process_set for now in _now for process_set in list(now.sets.values())]:
         if process_set.collectives is not None:
-            end_waits = getattr(process_set.collectives.group, "give_up", None)
-            if end_waits is not None:
-                end_waits(reason)
+            abort_waits(process_set.collectives.group, reason)
 
 
 def failed() -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backends import inner_optimizer
 from choros.console import write_line
 from choros.hvd.context import rank, size
 
@@ -69,7 +70,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the rate can be set and the steps are known."""
-        if not isinstance(_inner(self.model.optimizer)._learning_rate, keras.Variable):
+        if not isinstance(inner_optimizer(self.model.optimizer)._learning_rate, keras.Variable):
             raise ValueError(
                 f"{type(self).__name__} sets the learning rate, but that of the optimizer is a schedule: give the "
                 "optimizer a number."
@@ -91,7 +92,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(self.rate(self.epoch))
 
     def _set(self, new: float) -> None:
-        optimizer = _inner(self.model.optimizer)
+        optimizer = inner_optimizer(self.model.optimizer)
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()  # so that the changes below go into the state of the next step
         old = _rate(optimizer)
@@ -106,7 +107,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the rate to the logs."""
         if logs is not None:
-            logs["lr"] = _rate(_inner(self.model.optimizer))
+            logs["lr"] = _rate(inner_optimizer(self.model.optimizer))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -143,13 +144,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Add the rate to the logs; if ``verbose``, print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
-            rate = _rate(_inner(self.model.optimizer))
+            rate = _rate(inner_optimizer(self.model.optimizer))
             write_line(f"\nEpoch {epoch + 1}: the warmup of the learning rate ends at {rate:g}.")
-
-
-def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer inside a loss-scaling one."""
-    return getattr(optimizer, "inner_optimizer", None) or optimizer
 
 
 def _rate(optimizer: keras.optimizers.Optimizer) -> float:

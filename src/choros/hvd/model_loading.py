@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backends import inner_optimizer
 from choros.cluster import Place
 from choros.data.validation import is_whole
 from choros.errors import InvalidInputError
@@ -40,12 +41,12 @@ def load_model(
     known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     loaded = keras.models.load_model(filepath, custom_objects=known or None)
     # Keras has no annotation here, so pyright infers all that the objects of a file may be.
-    model: keras.Model = loaded  # pyright: ignore[reportAssignmentType] - Keras returns any object
+    model: keras.Model = loaded  # pyright: ignore[reportAssignmentType]
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and str(filepath).endswith((".h5", ".hdf5")):
         optimizer = model.optimizer = _with_slots(optimizer, model, str(filepath))
     if optimizer is not None and reduction_of(optimizer) is None:
-        DistributedOptimizer(getattr(optimizer, "inner_optimizer", None) or optimizer, compression=compression)
+        DistributedOptimizer(inner_optimizer(optimizer), compression=compression)
     return model
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from choros.backends import inner_optimizer
 from choros.comm.collectives import AVERAGE, SUM, Op
 from choros.errors import InvalidInputError
 from choros.hvd import fit_patch
@@ -98,7 +99,7 @@ def DistributedOptimizer(
         raise ValueError(f"backward_passes_per_step={every!r}: give a whole number of 1 or more.")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidInputError(f"{optimizer!r} is no optimizer of Keras: give keras.optimizers.SGD(...), say.")
-    accumulates = getattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_accumulation_steps", None)
+    accumulates = getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None)
     if every > 1 and accumulates:
         raise ValueError(
             f"backward_passes_per_step={every} and the optimizer's gradient_accumulation_steps={accumulates} both add "

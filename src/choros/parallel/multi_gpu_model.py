@@ -188,7 +188,6 @@ class ModelMGPU:
             raise InvalidInputError("predict over several devices runs no callbacks: use the serial model with them.")
         if not self.serial.compiled:
             # Keras annotates verbose by its default, "auto".
-            # Keras says str.
             return self.serial.predict(x, batch_size, verbose, steps)  # pyright: ignore[reportArgumentType]
         pieces: list[Any] = []
         replica: Any = None

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from choros.backends import inner_optimizer
 from choros.backends.devices.weight_layout import describe
 from choros.backends.hide_tensorflow import lean
 from choros.cluster import Place
@@ -237,7 +238,7 @@ def warn_of_sparse_gradients(model: keras.Model) -> None:
 
     if keras.backend.backend() != "tensorflow":
         return
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = inner_optimizer(model.optimizer)
     clips = any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "global_clipnorm", "clipvalue"))
     embeddings = [
         layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding) and layer.trainable
@@ -348,7 +349,7 @@ def check_average(
     import keras
 
     swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in listed(callbacks))
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = inner_optimizer(model.optimizer)
     if swaps and not getattr(optimizer, "use_ema", False):
         raise InvalidInputError(
             f"SwapEMAWeights needs an optimizer that keeps averages: compile with {type(optimizer).__name__}("

@@ -72,7 +72,6 @@ class MeshSharding:
             return np.concatenate([block, filling]) if len(filling) else block
 
         # JAX annotates the index as one that may be None, which it never is.
-        # JAX annotates the index as optional.
         return jax.make_array_from_callback((part_rows * self.parts, *array.shape[1:]), self.divided, part)  # pyright: ignore[reportArgumentType]
 
     def lay(self, data: tuple[Any, ...]) -> ShardedBatch:

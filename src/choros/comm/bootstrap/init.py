@@ -15,7 +15,7 @@ from choros.comm.bootstrap.device_check import check_gpus_apart
 from choros.comm.bootstrap.exit_hooks import delay_secondary_failure, let_root_cause_exit_first
 from choros.comm.bootstrap.offload import with_offload
 from choros.comm.bootstrap.select import BUILT_IN, MPI, SHARED, TCP, Choice, choose
-from choros.comm.group import Group
+from choros.comm.group import Group, abort_waits
 from choros.comm.hierarchical_group import HierarchicalGroup, hosts_of, is_hierarchical
 from choros.comm.offload.group import OffloadGroup, as_control_group
 from choros.comm.p2p.group import MessageGroup
@@ -97,9 +97,7 @@ def give_up(reason: str) -> None:
     """Abort: this rank's waits in the group of ``join``, now or later, raise ``PeerLostError``; any thread may call."""
     # A copy of the list: another thread may join or leave meanwhile.
     for group in list(_joined.values()):
-        give_up_group = getattr(group, "give_up", None)
-        if give_up_group is not None:
-            give_up_group(reason)
+        abort_waits(group, reason)
 
 
 def leave() -> None:

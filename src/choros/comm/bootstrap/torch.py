@@ -45,7 +45,6 @@ def join_store(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[b
         # The agent's store outlives a restart of the ranks, so the keys of the last attempt are still in it.
         key = f"choros/{run_id}/{restart_count}"
         if not rank:  # a store takes bytes too, which its annotation omits
-            # A store takes bytes.
             store.set(f"{key}/secret", secrets.token_bytes(32))  # pyright: ignore[reportArgumentType]
         secret = bytes(store.get(f"{key}/secret"))
     except (DistStoreError, RuntimeError) as error:

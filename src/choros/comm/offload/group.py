@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from choros.comm.call_signature import BROADCAST, SUM, SUM_SLOTS, Posted
 from choros.comm.dtypes import dtype_code, mean_of, numeric
 from choros.comm.gather_bytes import collect
-from choros.comm.group import Group, Trace, kind_of
+from choros.comm.group import Group, Trace, abort_waits, kind_of
 from choros.comm.offload.interface import CollectiveBackend, Poll
 from choros.errors import InvalidInputError, PeerLostError
 from choros.types import Array, aligned
@@ -115,9 +115,7 @@ class OffloadGroup:
 
     def give_up(self, reason: str) -> None:
         """Abort: this rank's waits, now or later, raise ``PeerLostError``; any thread may call."""
-        give_up_control = getattr(self.control, "give_up", None)
-        if give_up_control is not None:
-            give_up_control(reason)
+        abort_waits(self.control, reason)
 
     def _uses_backend(self, count: int, dtype: np.dtype[Any]) -> bool:
         return dtype.name in self.backend.dtypes and count * dtype.itemsize > _MIN_BYTES

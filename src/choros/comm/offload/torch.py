@@ -99,15 +99,13 @@ class TorchBackend:
             # A time limit of NCCL would end the process by its watchdog before the control group can name the missing
             # rank.
             options._timeout = _NO_TIMEOUT
-            # Torch's stubs are wrong.
             return distributed.ProcessGroupNCCL(store, rank, size, options)  # pyright: ignore[reportReturnType]
-        # Torch's stubs are wrong.
+        # PyTorch's annotations lack this class.
         options = distributed.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
         # One thread: the rank's cores belong to the model, and a call at a time needs no more.
         options._timeout, options._threads = _NO_TIMEOUT, 1
         # The address is given: gloo would otherwise resolve the host name, which is 127.0.1.1 on Debian.
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
-        # Torch's stubs are wrong.
         return distributed.ProcessGroupGloo(store, rank, size, options)  # pyright: ignore[reportReturnType]
 
     def sum(self, x: Array) -> Poll:

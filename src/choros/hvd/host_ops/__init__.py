@@ -44,16 +44,15 @@ def operate(value: Tensor, host: Host, gradient: Gradient, shape: Shape, name: s
     if torch is not None and isinstance(value, torch.Tensor):
         from choros.hvd.host_ops import torch as on_torch
 
-        return on_torch.operate(value, forward, gradient)  # pyright: ignore[reportArgumentType] - an untyped module
+        return on_torch.operate(value, forward, gradient)  # pyright: ignore[reportArgumentType]
     if tensorflow is not None and isinstance(value, tensorflow.Tensor | tensorflow.Variable):
         from choros.hvd.host_ops import tensorflow as on_tensorflow
 
-        # An untyped module.
         return on_tensorflow.operate(value, forward, host, gradient, shape)  # pyright: ignore[reportArgumentType]
     if is_symbolic(value):
         from choros.hvd.host_ops import jax as on_jax
 
-        return on_jax.operate(value, host, gradient, shape)  # pyright: ignore[reportArgumentType] - an untyped module
+        return on_jax.operate(value, host, gradient, shape)  # pyright: ignore[reportArgumentType]
     return forward(value)
 
 

@@ -254,7 +254,6 @@ def score(truth: Array, probabilities: Array) -> tuple[float, float]:
 
     guess = probabilities.argmax(axis=1)
     # scikit-learn annotates zero_division by its default, "warn".
-    # Also a number.
     f1 = f1_score(truth, guess, average="weighted", zero_division=0)  # pyright: ignore[reportArgumentType]
     return float(f1), float(accuracy_score(truth, guess))
 

@@ -50,7 +50,7 @@ def main() -> None:
             verbose=0,  # pyright: ignore[reportArgumentType] - annotated by its default
             callbacks=[Epochs()],
         ).history
-        # Keras says str.
+        # Keras annotates verbose by its default.
         predictions = model.predict(data["x_test"], 1024, verbose=0)  # pyright: ignore[reportArgumentType]
         np.save(task["predictions"], predictions)
         answer = {"startup": begin[0] - begun, "times": times}

@@ -17,7 +17,7 @@ _MOST = 1 << 16  # most steps between two such checks
 
 @dataclass(frozen=True)
 class CheckpointPoll:
-    """What the ranks compare between two steps. Of ``due`` and ``wait``, the values of rank 0 count.
+    """Message of a rank when all ranks decide between two steps whether to save. Rank 0 decides ``due`` and ``wait``.
 
     Attributes:
         due: bool. Whether a checkpoint is due.

@@ -66,8 +66,7 @@ def keep(pool: WorkerPool, files: FileMarks) -> None:
         return
     idle = _Idle(pool.settings, processes, files, threading.Timer(seconds, close))
     idle.timer.daemon = True
-    with _lock:
-        earlier, _idle[:] = list(_idle), [idle]
+    earlier = _exchange([idle])
     idle.timer.start()
     for each in earlier:
         each.end()
@@ -82,9 +81,7 @@ def take(pool: WorkerPool) -> None:
     idle_seconds()
     if pool.started:
         return
-    with _lock:
-        idle, _idle[:] = list(_idle), []
-    for each in idle:
+    for each in _exchange([]):
         if each.fits(pool):
             each.timer.cancel()
             pool.adopt(each.processes)
@@ -107,9 +104,7 @@ def close() -> None:
         >>> import choros
         >>> choros.close()
     """
-    with _lock:
-        idle, _idle[:] = list(_idle), []
-    for each in idle:
+    for each in _exchange([]):
         each.end()
 
 
@@ -127,6 +122,13 @@ def idle_seconds() -> float:
     if not 0 <= seconds <= threading.TIMEOUT_MAX:
         raise InvalidInputError(f"{VARIABLE}={text}: give a number of seconds, 0 or more.")
     return seconds
+
+
+def _exchange(idle: list[_Idle]) -> list[_Idle]:
+    """Set the idle workers, and return those before. Another thread may keep, take or close workers meanwhile."""
+    with _lock:
+        earlier, _idle[:] = list(_idle), idle
+    return earlier
 
 
 def _forget_in_child() -> None:

@@ -6,7 +6,6 @@ This module starts no process. Every rank runs the same script with the same mod
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import sys
@@ -556,9 +555,7 @@ def _ending(conductor: CallbackRunner) -> int | None:
 def _share_history(base: Group, conductor: CallbackRunner) -> None:
     """Copy rank 0's history to every rank, because its callbacks may have stopped training or added logs."""
     history = getattr(conductor, "history", None)
-    # ``float``, because callbacks may add numbers of numpy to the logs, which JSON does not know.
-    plain = json.dumps(None if history is None else [history.epoch, history.history], default=float)
-    contents = json.loads(share_value(base, plain))
+    contents = share_value(base, None if history is None else [history.epoch, history.history])
     if contents is not None and history is not None and base.rank:
         history.epoch, history.history = contents
 

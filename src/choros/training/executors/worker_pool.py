@@ -148,7 +148,7 @@ class WorkerPool:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What distinguishes the processes that ``start`` starts, besides the surroundings."""
+        """The arguments of this pool on which its processes depend."""
         return (self.size, self.backend, self.per_worker, self._threads, self._bind, self._devices, self._echo)
 
     def release(self) -> Processes | None:

@@ -183,9 +183,9 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         if task.depth:  # a stream: the caller sends its first batch in place of the source
             ring = Ring(Segment.attach(fds.pop(4)), job.workers, task.depth)
             source = stack.enter_context(closing(StreamReader(given, ring, rank, job.timeout, task.ahead)))
-        key = None
-        if weights.nbytes <= reuse.MOST and not (devices or weights.given()):
-            key = reuse.key_of(job, adding(job, algorithm), written, source.sample(job.batch_size))
+        small = weights.nbytes <= reuse.MOST and not (devices or weights.given())
+        sample = source.sample(job.batch_size) if small else None
+        key = None if sample is None else reuse.key_of(job, adding(job, algorithm), written, sample)
         replica = reuse.take(key)
         if replica is not None:
             replica.renew(weights.read())
@@ -218,8 +218,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             done = WorkerDone(context.tally, context.score, len(lanes), loaded_files(_begun))
             link.send(header_of(done), [*lanes, *trained])
 
-        if key is not None and replica is None:
-            sample = source.sample(job.batch_size)
+        if replica is None and key is not None and sample is not None:
             replica = build_replica(model, sample, adding(job, algorithm), job.averaged_metrics)
         request = FitRequest(model, algorithm, job, source, validation, None, written, arrived)
         with reuse.kept(key, replica):

@@ -55,9 +55,9 @@ class AsyncLoop:
             self.report_missed()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
-        # Training that callbacks had ended early resumes at the last epoch's end, whatever the position of this worker.
-        begin = max(run.begin[0], run.job.epochs if run.job.initial_epoch >= run.job.epochs else 0)
-        for epoch in range(begin, run.job.epochs):
+        # If callbacks had ended the training, nothing is left to train, whatever the position of this worker.
+        has_ended = run.job.initial_epoch >= run.job.epochs
+        for epoch in range(run.job.epochs if has_ended else run.begin[0], run.job.epochs):
             if not restarted:
                 self.replica.reset_metrics()
             restarted = False

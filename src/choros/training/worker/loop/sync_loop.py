@@ -24,7 +24,7 @@ from choros.types import Array, Batch, aligned
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank reports when the ranks compare their weights.
+    """Report of a rank when all ranks compare their weights.
 
     Attributes:
         rows: int. The rows of its last batch.
