@@ -14,6 +14,7 @@ SEED = 589  # draws both algorithms, each with and without restarts, and two kil
 def anytime():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(DRILLS)
+        patch.setenv("CHOROS_IDLE_SECONDS", "0")  # each drill starts its own workers, and leaves none
         for name in ("run", "anytime"):
             patch.delitem(sys.modules, name, raising=False)
         yield importlib.import_module("anytime")
