@@ -47,7 +47,9 @@ def arguments(doc: str, threads: int | None = 1, **more: Any) -> argparse.Namesp
     for name, settings in more.items():
         parser.add_argument(f"--{name}", **settings)
     options = parser.parse_args()
-    for name in variables(1):
+    # Users' processes load bytecode, which pip makes when it installs a package. Those of this tree make it once here.
+    sys.dont_write_bytecode = False
+    for name in (*variables(1), "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(name, None)
     os.environ.update(surroundings(options.backend, threads))
     return options

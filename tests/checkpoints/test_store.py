@@ -117,7 +117,7 @@ def test_what_has_the_name_of_one_but_is_none_does_no_harm(what, tmp_path, capsy
 def test_arrays_before_the_file_are_refused(tmp_path, capsys):
     path = CheckpointStore(tmp_path).save({}, [])
     header = b'{"facts": {}, "arrays": [["int8", [64], -64]]}'
-    content = b"choros checkpoint 2\n" + len(header).to_bytes(8, "little") + header + bytes(100)
+    content = b"choros checkpoint 3\n" + len(header).to_bytes(8, "little") + header + bytes(100)
     path.write_bytes(content + hashlib.blake2b(content, digest_size=32).digest())
     assert CheckpointStore(tmp_path).latest() is None
     assert "an array begins at -64" in capsys.readouterr().err
@@ -343,7 +343,7 @@ def test_a_file_of_another_version_is_refused_and_stays(tmp_path):
     """Training from the beginning would remove it in the end."""
     store = CheckpointStore(tmp_path)
     path = store.save({"epoch": 1}, [np.zeros(3)])
-    path.write_bytes(path.read_bytes().replace(b"choros checkpoint 2", b"choros checkpoint 1"))
+    path.write_bytes(path.read_bytes().replace(b"choros checkpoint 3", b"choros checkpoint 2"))
     with pytest.raises(CheckpointError, match=f"{path}: it was written by another version of Choros. Resume with that"):
         store.latest()
     assert store.paths() == [path]

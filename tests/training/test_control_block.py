@@ -29,10 +29,14 @@ def test_a_checkpoint_copies_no_half_written_state_of_a_rank():
         while not control_block.step_counts()[0]:
             assert process.is_alive()
         for _ in range(300):
-            restored.import_state(control_block.export_state(0))
+            restored.import_state([*control_block.export_positions(), *control_block.export_metrics(0)])
             (_, batch), iterations, _, state = restored.saved_position(0)
             assert batch == iterations == state[0]
             assert np.ptp(state) == 0
+            if batch > 1:
+                (_, earlier), iterations, _, state = restored.saved_position(0, (0, batch - 1))
+                assert earlier == iterations == state[0] == batch - 1
+                assert np.ptp(state) == 0
     finally:
         control_block.request_end()
         process.join(10)

@@ -14,6 +14,7 @@ import pytest
 
 import choros
 from choros.errors import CheckpointError, InvalidInputError
+from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint import CheckpointStore
 
 MODEL = """
@@ -200,7 +201,9 @@ def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
     run = Run(tmp_path, "alone", ranks=2, slow=0.02).until("batch 1 2")
     os.kill(run.rank(1), signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
-    saved = re.search(r"choros: stop requested: epoch (\d), after 0 of its batches, is saved in", run.errors)
+    saved = re.search(
+        r"choros: stop requested: epoch (\d), each worker after its last exchange, is saved in", run.errors
+    )
     assert saved, run.errors
     next_epoch = int(saved[1]) - 1
     assert next_epoch in (1, 2)  # the signal may arrive an epoch later on a busy machine
@@ -399,3 +402,58 @@ def test_training_that_a_callback_ended_early_is_not_resumed(algorithm, make_mod
     assert [worker.steps for worker in history.run.workers] == [0, 0]
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Rows(keras.metrics.Sum):
+    """The number of rows that were trained in an epoch."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(keras.ops.ones_like(y_true))
+
+
+def test_metrics_count_no_batch_twice_if_a_worker_exchanges_while_a_checkpoint_is_copied(
+    pools, data, make_model, tmp_path, monkeypatch
+):
+    x, y = data(24)
+    copy = ControlBlock.export_positions
+
+    def copy_late(control_block):
+        time.sleep(0.3)
+        return copy(control_block)
+
+    monkeypatch.setattr(ControlBlock, "export_positions", copy_late)
+
+    class Slowly(keras.utils.PyDataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            time.sleep(0.05)
+            return x[index * 3 : index * 3 + 3], y[index * 3 : index * 3 + 3]
+
+    class Warned(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == (1, 2):
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    def fit(**how):
+        model = make_model()
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=[Rows(name="rows")])
+        trainer = choros.Trainer(model, choros.DOWNPOUR(window=1), workers=2, pool=pools(2))
+        return trainer.fit(Slowly(), epochs=3, verbose=0, checkpoint=tmp_path, **how)
+
+    with pytest.raises(SystemExit):
+        fit(callbacks=[Warned()])
+    begun, ended = [], []
+    hooks = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: begun.append(batch),
+        on_train_batch_end=lambda batch, logs: ended.append(batch),
+    )
+    history = fit(resume=True, callbacks=[hooks])
+    assert history.epoch == [1, 2]
+    assert begun == ended
+    assert history.history["rows"] == [24, 24]

@@ -6,6 +6,7 @@ The shards' states belong together only if no worker is in an exchange meanwhile
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,12 @@ from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
 
-def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
+def export_state(
+    server: ShardedParameterServer, meanwhile: Callable[[], None] | None = None
+) -> tuple[Array, list[Array]]:
     """Return copies of the first shard's header and of all vectors, joined over the shards. Rank 0 calls.
+
+    ``meanwhile`` is called too: all workers pause, so none commits an exchange.
 
     Raises:
         PeerLostError: a worker was in an exchange, so the shards' clocks differ.
@@ -42,6 +47,8 @@ def export_state(server: ShardedParameterServer) -> tuple[Array, list[Array]]:
     (first, (_, others, *_)), count = states[0], len(states[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
         raise PeerLostError("The hosts' parts of the center have different clocks: a worker was in an exchange.")
+    if meanwhile is not None:
+        meanwhile()
     vectors_joined = [np.concatenate([states[index][1][number] for index in sorted(states)]) for number in range(count)]
     vectors_joined[1] = others  # the first shard has all moving statistics
     return first, vectors_joined

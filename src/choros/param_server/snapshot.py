@@ -6,6 +6,8 @@ contributes no batch twice and skips none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from choros.param_server import layout as fields
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
@@ -39,8 +41,14 @@ def set_positions(center: SharedMemoryParameterServer, epoch: int, batch: int) -
     center._header()[first : first + center.workers] = encode_position(epoch, batch)
 
 
-def export_state(center: SharedMemoryParameterServer) -> tuple[Array, list[Array]]:
+def export_state(
+    center: SharedMemoryParameterServer, meanwhile: Callable[[], None] | None = None
+) -> tuple[Array, list[Array]]:
     """Return copies of the header and of all vectors: the center, the moving statistics and the rule's memory.
+
+    Args:
+        center: the parameter server.
+        meanwhile: called while no worker can commit an exchange.
 
     Raises:
         CommTimeoutError: the lock was not free within the timeout.
@@ -48,6 +56,8 @@ def export_state(center: SharedMemoryParameterServer) -> tuple[Array, list[Array
     with center._lock.hold(center.timeout, "a copy of the center"):
         header = center._header().copy()
         vectors = [pair[int(header[fields.ACTIVE + i])].copy() for i, pair in enumerate(center._buffers)]
+        if meanwhile is not None:
+            meanwhile()
     return header, vectors
 
 

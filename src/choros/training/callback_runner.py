@@ -165,7 +165,9 @@ class CallbackRunner:
             if epoch < self.epochs:
                 self.epoch = epoch
                 self.list.on_epoch_begin(epoch)
-                self._begin_batch(self.first)
+                # An asynchronous rank 0 may resume within its epoch; its first report has the number of its batch.
+                if self.synchronous or not begun:
+                    self._begin_batch(self.first)
         # Once more: the callbacks above have run again, and the saved state already includes what they change.
         restored = begun and self._restore()
         control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(started=False)

@@ -42,6 +42,7 @@ class Header:
 
 _LAST = 2  # mark of the rank that ended an epoch last; the mark of the others is 1
 _NOW = 1 + len(fields(WorkerStats))  # before a rank's metric state: epoch, batch, optimizer's iterations, counts
+_RECORDS = 3  # saved states of a rank: the newest, the one before, and the one that is written next
 DONE = float(1 << 52)  # halt number of a rank that makes no more exchanges
 
 
@@ -73,15 +74,15 @@ class ControlBlock:
         self._steps, self._pauses, flat = flat[: 8 * workers : 8], flat[1 : 8 * workers : 8], flat[8 * workers :]
         self._turns, flat = flat[:workers], flat[workers:]
         self._left, flat = (
-            flat[: workers * 2 * (_NOW + values)].reshape(workers, 2, -1),
-            flat[workers * 2 * (_NOW + values) :],
+            flat[: workers * _RECORDS * (_NOW + values)].reshape(workers, _RECORDS, -1),
+            flat[workers * _RECORDS * (_NOW + values) :],
         )
         self._ended, flat = flat[: epochs * workers].reshape(epochs, workers), flat[epochs * workers :]
         self._parts = flat.reshape(epochs, workers, 2, values)
 
     @staticmethod
     def _count(workers: int, epochs: int, values: int) -> int:
-        return Header.SIZE + 9 * workers + workers * 2 * (_NOW + values) + epochs * workers * (1 + 2 * values)
+        return Header.SIZE + 9 * workers + workers * _RECORDS * (_NOW + values) + epochs * workers * (1 + 2 * values)
 
     @classmethod
     def create(cls, workers: int, epochs: int, values: int) -> ControlBlock:
@@ -222,7 +223,7 @@ class ControlBlock:
                 self._parts[epoch, rank, 0, : len(train)] = train
                 self._parts[epoch, rank, 1, : len(validation)] = validation
                 others = np.delete(self._ended[epoch], rank)
-                fence()  # ``complete``, ``sums``, ``rank_metrics`` and ``export_state`` read without the lock
+                fence()  # ``complete``, ``sums``, ``rank_metrics`` and ``export_metrics`` read without the lock
                 # Written last: a rank that is killed before this line has added nothing.
                 self._ended[epoch, rank] = _LAST if others.all() else 1
             return bool(self._ended[epoch, rank] == _LAST)
@@ -257,8 +258,8 @@ class ControlBlock:
     ) -> None:
         """Save a rank's counts and its metric state of the current epoch.
 
-        There are two copies per rank. The new one becomes valid at the end, so if the rank is killed in this call, the
-        previous one stays valid.
+        The new state becomes valid at the end, so if the rank is killed in this call, the previous one stays the
+        newest. The state before the newest is kept, for a checkpoint whose center is older than the newest state.
 
         Args:
             rank: int.
@@ -269,42 +270,55 @@ class ControlBlock:
         """
         turn = int(self._turns[rank])
         fence()  # a copy of the record that is overwritten now must find the turn changed
-        spare = self._left[rank, 1 - turn % 2]
+        spare = self._left[rank, (turn + 1) % _RECORDS]
         spare[:3], spare[3 : 3 + len(tally)] = (*position, iterations), tally
         spare[_NOW : _NOW + len(state)] = state
         fence()  # the copy must be complete before the turn that makes it valid
         self._turns[rank] = turn + 1
 
-    def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
-        """Return a rank's last saved position, iterations, counts and metric state; None if it has saved none."""
-        turn, record = self._saved(rank)
+    def saved_position(
+        self, rank: int, position: tuple[int, int] | None = None
+    ) -> tuple[tuple[int, int], int, Array, Array] | None:
+        """Return a saved position of a rank, its iterations, counts and metric state; None if the rank has saved none.
+
+        Args:
+            rank: int.
+            position: the position of the state. By default, or if no state of it is kept, the newest state is returned.
+        """
+        turn, newest, earlier = self._saved(rank)
         if not turn:
             return None
+        matches = turn > 1 and position is not None and tuple(newest[:2]) != position == tuple(earlier[:2])
+        record = earlier if matches else newest
         return (int(record[0]), int(record[1])), int(record[2]), record[3:_NOW], record[_NOW:]
 
-    def _saved(self, rank: int) -> tuple[int, Array]:
-        """Return the turn of a rank and a copy of the state that it selects, while the rank may save new ones."""
+    def _saved(self, rank: int) -> tuple[int, Array, Array]:
+        """Return the turn of a rank and copies of its newest state and the one before, while it may save new ones."""
         while True:
             turn = int(self._turns[rank])
-            fence()  # the copy must be read after the turn that selects it
-            record = self._left[rank, turn % 2].copy()
+            fence()  # the copies must be read after the turn that selects them
+            newest, earlier = self._left[rank, turn % _RECORDS].copy(), self._left[rank, (turn - 1) % _RECORDS].copy()
             fence()
-            # The rank overwrites this record only after it has published the next turn.
+            # The rank overwrites these records only after it has published the next turn.
             if self._turns[rank] == turn:
-                return turn, record
+                return turn, newest, earlier
 
-    def export_state(self, epoch: int) -> list[Array]:
-        """Return copies of the ranks' saved states, and of their metrics from this epoch on, for a checkpoint."""
+    def export_positions(self) -> list[Array]:
+        """Return copies of the ranks' saved states, for a checkpoint."""
         turns, left = np.zeros_like(self._turns), np.zeros_like(self._left)
         for rank in range(self.workers):
-            turn, record = self._saved(rank)
-            turns[rank], left[rank, turn % 2] = turn, record
+            turn, newest, earlier = self._saved(rank)
+            turns[rank], left[rank, turn % _RECORDS], left[rank, (turn - 1) % _RECORDS] = turn, newest, earlier
+        return [turns, left]
+
+    def export_metrics(self, epoch: int) -> list[Array]:
+        """Return copies of the metrics that ranks have added from this epoch on, for a checkpoint."""
         ended = self._ended[epoch:].copy()
         fence()  # the metric states must be read after the marks that publish them
-        return [turns, left, ended, self._parts[epoch:].copy()]
+        return [ended, self._parts[epoch:].copy()]
 
     def import_state(self, state: list[Array]) -> None:
-        """Restore the result of ``export_state``. It must begin with the epoch passed there."""
+        """Restore the results of ``export_positions`` and ``export_metrics``, from the epoch passed there on."""
         turns, saved, ended, parts = state
         self._turns[:], self._left[:] = turns, saved
         # A resumed run may have another number of epochs than the saved one.

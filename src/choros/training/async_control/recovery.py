@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def save_position(run: WorkerContext, position: tuple[int, int]) -> None:
     """Save in the control block the state that a new process would need.
 
-    Called before the first step and right after each exchange.
+    Called before the first step, and right before each exchange commits its position in the center. The control block
+    keeps this state and the one before, so the state of the center's position is one of the two at any time.
 
     Args:
         run: WorkerContext.
@@ -44,7 +45,7 @@ def resume_worker(run: WorkerContext) -> bool:
         Whether the metrics of the current epoch were restored.
     """
     run.begin = state_of(run.center).position_of(run.center, run.rank) or run.begin
-    saved = run.control_block.saved_position(run.rank)
+    saved = run.control_block.saved_position(run.rank, run.begin)
     if saved is None:
         return False
     (epoch, batch), iterations, tally, state = saved
@@ -56,7 +57,6 @@ def resume_worker(run: WorkerContext) -> bool:
         counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
         run.tally = replace(run.tally, **counted)
         run.before = run.tally.seconds
-    # The worker ended between its last exchange and ``save_position``: the saved metrics are those of an earlier epoch.
     if epoch != run.begin[0]:
         return False
     run.replica.set_metric_state(state[: len(run.replica.metric_state())])
@@ -66,8 +66,8 @@ def resume_worker(run: WorkerContext) -> bool:
 def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) -> int:
     """Return the number of steps from one position to another.
 
-    They differ if the worker ended after an exchange, but before ``save_position``. Then the center's position is
-    newer. After a resume the saved counts may be newer than the center's position; the result is then negative.
+    They differ for ranks of other hosts, whose states are saved at pauses only. The result is negative if the saved
+    state is newer than the center's position.
     """
     steps = run.job.steps or run.source.steps(run.job.batch_size)
     if start[0] != end[0] and not steps:

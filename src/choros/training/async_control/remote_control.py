@@ -56,9 +56,10 @@ class JoinPause:
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Request the position that a rank saved last."""
+    """Request the state that a rank saved at a position, or else its newest one."""
 
     rank: int
+    position: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,11 @@ class RemoteControlBlock:
         # a round trip.
         self._unsent = position, iterations, tally, np.array(state, np.float64)
 
-    def saved_position(self, rank: int) -> tuple[tuple[int, int], int, Array, Array] | None:
-        """Return the state that this rank saved last, in an earlier process; see ``ControlBlock.saved_position``."""
-        reply = ask(self._line, ReadPosition(rank), PositionReply)
+    def saved_position(
+        self, rank: int, position: tuple[int, int] | None = None
+    ) -> tuple[tuple[int, int], int, Array, Array] | None:
+        """Return a state that this rank saved in an earlier process; see ``ControlBlock.saved_position``."""
+        reply = ask(self._line, ReadPosition(rank, position), PositionReply)
         if reply.position is None:
             return None
         # Copies, because the arrays of a reply are valid only until the next request.
@@ -333,8 +336,8 @@ def _reply(control_block: ControlBlock, epoch_log: EpochLog, request: Any) -> ob
                 )
             control_block.join_pause(request.rank, request.number)
             return Done()
-        case ReadPosition():
-            saved = control_block.saved_position(request.rank)
+        case ReadPosition(rank, position):
+            saved = control_block.saved_position(rank, position)
             return PositionReply(*(saved or (None, 0, _NONE, _NONE)))
         case ReadStepCounts():
             return StepCountsReply(control_block.step_counts())

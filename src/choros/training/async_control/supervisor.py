@@ -18,6 +18,7 @@ from choros.training.async_control.recovery import state_of
 from choros.training.checkpoint.manager import kept_rate
 from choros.training.checkpoint.snapshot import Part, Snapshot
 from choros.training.spec import TrainerControl
+from choros.types import Array
 
 if TYPE_CHECKING:
     from choros.comm.group import ParameterServer
@@ -89,14 +90,19 @@ class AsyncCheckpointer:
         if self.saver.checkpoint is None:
             return
         begun = time.thread_time()
-        # The center is copied before the control block. A worker may exchange and end an epoch between the two copies.
-        # Then it repeats the end of that epoch after a resume, which ``add`` ignores. In the other order it would
-        # resume after an epoch that the control block does not count as ended, and that epoch would never be complete.
-        header, vectors = state_of(self.center).export_state(self.center)
+        # No worker commits an exchange while the center and the saved positions are copied, so each worker's metrics
+        # are those of its position in the center. The metrics of ended epochs are copied later. A worker may exchange
+        # and end an epoch between the two copies. Then it repeats the end of that epoch after a resume, which ``add``
+        # ignores. In the other order it would resume after an epoch that the control block does not count as ended,
+        # and that epoch would never be complete.
+        positions: list[Array] = []
+        header, vectors = state_of(self.center).export_state(
+            self.center, lambda: positions.extend(self.control_block.export_positions())
+        )
         reached = self.conductor.epoch
         over = reached is None
         epoch = self.job.epochs if reached is None else reached
-        control_block = self.control_block.export_state(epoch - self.job.initial_epoch)
+        control_block = [*positions, *self.control_block.export_metrics(epoch - self.job.initial_epoch)]
         parts: dict[int, Part] = {0: ({}, {})}
         if self.slots_of is not None:
             parts = {rank: self.slots_of(rank) for rank in self.ranks}

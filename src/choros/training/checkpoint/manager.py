@@ -55,7 +55,7 @@ class CheckpointManager:
         self.asked = False
         self.busy = 0.0
         self._run: dict[str, Any] = {}
-        self._epochs = 0
+        self._epochs, self._asynchronous = 0, False
         self._incomplete: dict[tuple[int, int], dict[int, Part]] = {}
         self._waiting: Snapshot | None = None
         self._error: BaseException | None = None
@@ -86,7 +86,7 @@ class CheckpointManager:
             if self.checkpoint is not None
             else {}
         )
-        job, self._epochs = replace(job, keep=rule), job.epochs
+        job, self._epochs, self._asynchronous = replace(job, keep=rule), job.epochs, job.asynchronous
         facts_now = {name: getattr(job, name) for name in _SAME} | facts()
         # Facts of a checkpoint have passed through JSON, which makes lists of tuples. Both sides of the comparison must
         # have.
@@ -300,7 +300,12 @@ class CheckpointManager:
             logger.info("stop requested: no state is saved, so training starts from the beginning")
         else:
             facts = self.latest.facts
-            position = f"epoch {facts['epoch'] + 1}, after {facts['batch']} of its batches"
+            place = (
+                "each worker after its last exchange"
+                if self._asynchronous
+                else f"after {facts['batch']} of its batches"
+            )
+            position = f"epoch {facts['epoch'] + 1}, {place}"
             logger.info(f"stop requested: {position}, is saved in {self.checkpoint.store.directory}")
         return SystemExit(self.checkpoint.code())
 

@@ -27,7 +27,7 @@ from choros.types import Array, dtype_of
 logger = logging.getLogger(__name__)
 
 _KIND = b"choros checkpoint "
-_MAGIC = _KIND + b"2\n"  # raise the number when files of the version before cannot be resumed any more
+_MAGIC = _KIND + b"3\n"  # raise the number when files of the version before cannot be resumed any more
 _ALIGN, _DIGEST, _LENGTH = 64, 32, 8  # bytes
 _NAME = re.compile(r"checkpoint-(\d{8,18})\.choros")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -48,7 +48,9 @@ class AsyncLoop:
             self.exchange.seen[...] = self.local
             self.adopt_weights()
         restarted = run.again and resume_worker(run)
-        if run.job.keep is not None and self.exchange is not None and not run.again:
+        if not restarted:
+            self.replica.reset_metrics()
+        if run.job.keep is not None and self.exchange is not None:
             save_position(run, run.begin)
         run.start_clock()
         if run.again:
@@ -153,15 +155,15 @@ class AsyncLoop:
         self.finite.weights(self.local, self.position[0], self.position[1] - 1)
         self.replica.get_others(self.others)
         run.center.position = encode_position(*self.position)  # stored with the exchange: a new process resumes from it
+        run.tally.exchanges += 1
+        if run.job.keep is not None:
+            save_position(run, self.position)
         begun = time.perf_counter()
         with run.span("exchange", "weights", self.local.nbytes):
             run.tally.staleness += self.exchange.run(self.local, pending, self.others)
         self.finite.exchanged(self.local)
         self.adopt_weights()
         run.tally.exchanging += time.perf_counter() - begun
-        run.tally.exchanges += 1
-        if run.job.keep is not None:
-            save_position(run, self.position)
 
     def apply_rate(self) -> None:
         """Take the learning rate if a callback has set one since the last call."""
