@@ -8,8 +8,9 @@ import time
 import pytest
 
 
+@pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
-def test_a_callback_longer_than_the_timeout_does_not_end_the_job(hook, tmp_path):
+def test_a_callback_longer_than_the_timeout_does_not_end_the_job(hook, algorithm, tmp_path):
     (tmp_path / "train.py").write_text(
         textwrap.dedent(f"""
             import time
@@ -20,7 +21,7 @@ def test_a_callback_longer_than_the_timeout_does_not_end_the_job(hook, tmp_path)
             model.compile("sgd", "mse")
             slow = keras.callbacks.LambdaCallback({hook}=lambda number, logs: time.sleep(8 if number == 1 else 0))
             x = np.ones((64, 4), "float32")
-            trainer = choros.Trainer(model, timeout=4)
+            trainer = choros.Trainer(model, "{algorithm}", timeout=4)
             history = trainer.fit(x, x[:, :1], batch_size=16, epochs=2, callbacks=[slow], verbose=0)
             print("epochs", len(history.history["loss"]))
         """)

@@ -37,6 +37,7 @@ class Header:
     ALLOWED_EPOCH = 7
     PAUSE = 8
     HAS_RATE = 9
+    IN_CALLBACKS = 10  # 1 while rank 0 of a job runs callbacks
     SIZE = 16
 
 
@@ -167,6 +168,15 @@ class ControlBlock:
         return int(self._header[Header.ALLOWED_EPOCH])
 
     # -- pauses without exchanges, in which a center on several hosts is saved
+    @property
+    def in_callbacks(self) -> bool:
+        """True while rank 0 of a job runs callbacks, and so makes no step."""
+        return bool(self._header[Header.IN_CALLBACKS])
+
+    @in_callbacks.setter
+    def in_callbacks(self, value: bool) -> None:
+        self._header[Header.IN_CALLBACKS] = value
+
     def request_pause(self, number: int) -> None:
         """Request a pause: all ranks stop between two steps until the number changes. 0 ends the pause."""
         self._header[Header.PAUSE] = number

@@ -162,6 +162,8 @@ class JobHangs:
         """Return the ranks that hang. After a request to stop, ranks have ``first_timeout`` seconds to end."""
         self._looked = now = time.monotonic()
         self.hangs.look()
+        if self.control_block.in_callbacks:  # they may take as long as they need
+            self.hangs.restart_clock(0)
         finished = {*self.hangs.finished(), self.rank}
         if self.control_block.stopped:
             # Counted from when this rank sees the stop, because the monotonic clocks of hosts differ.

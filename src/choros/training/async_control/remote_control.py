@@ -195,6 +195,11 @@ class RemoteControlBlock:
         """Number of the requested pause, or 0."""
         return int(self._control()[Header.PAUSE])
 
+    @property
+    def in_callbacks(self) -> bool:
+        """True while rank 0 runs callbacks, and so makes no step."""
+        return bool(self._control()[Header.IN_CALLBACKS])
+
     def join_pause(self, rank: int, number: float) -> None:
         """Record that this rank makes no exchange before the pause of this number is over, and send its saved state.
 

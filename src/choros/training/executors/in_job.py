@@ -191,6 +191,22 @@ class InJobCallbackChannel:
         Args:
             lazy: whether to copy the training state only when a callback touches the model.
         """
+        with self._in_callbacks():
+            yield from self._lend(lazy)
+
+    @contextmanager
+    def _in_callbacks(self) -> Iterator[None]:
+        """Mark in the control block that rank 0 runs callbacks. Asynchronous ranks do not take it for a hung rank."""
+        marked = self.lead and not self.synchronous
+        if marked:
+            self.run.control_block.in_callbacks = True
+        try:
+            yield
+        finally:
+            if marked:
+                self.run.control_block.in_callbacks = False
+
+    def _lend(self, lazy: bool) -> Iterator[None]:
         # Without callbacks of the user no code touches the model, so the copies are not needed.
         if not (self.lead and self.conductor.user):
             yield
