@@ -14,7 +14,7 @@ import numpy as np
 from choros import algorithms
 from choros.backends import backend_name
 from choros.backends.devices.weight_layout import check_layout, say_mesh
-from choros.backends.driver_model import build_model
+from choros.backends.driver_model import build_model, check_validation
 from choros.backends.host_values import to_host
 from choros.backends.loss_exactness import check_exact, check_scales
 from choros.backends.metric_additivity import not_additive
@@ -23,7 +23,7 @@ from choros.cluster.hardware.cpu_affinity import usable_cores
 from choros.cluster.hardware.network_address import own_address
 from choros.cluster.rank_threads import limit_threads
 from choros.console import write_line
-from choros.data import StreamSource
+from choros.data import ArraySource, StreamSource
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
@@ -60,6 +60,7 @@ from choros.training.validation import (
     check_place,
     check_reach,
     check_restarts,
+    check_timeout,
     keras_settings,
     limits_of,
     restore_backup,
@@ -193,7 +194,8 @@ class Trainer:
         self.workers = _count_workers(self.algorithm, workers, pool, devices, per_worker)
         self.mode = check_mode(self.algorithm, mode)
         self.model, self.models = model, list[Any]()
-        self.timeout, self.first_timeout, self.strict = timeout, first_timeout, strict
+        self.timeout, self.strict = check_timeout("timeout", timeout), strict
+        self.first_timeout = check_timeout("first_timeout", first_timeout)
         self.restarts = check_restarts(restarts, self._place, self._launcher)
         local_pool = pool or WorkerPool(
             self.workers, threads=threads, bind=bind, devices=devices, devices_per_worker=per_worker, echo=echo
@@ -337,6 +339,8 @@ class Trainer:
         check_batch_shape(self.model, self._replicas)
         sample = source.sample(sample_rows(self.model, arguments.batch_size))
         algorithm, after_update = self._bind(sample, partial(spread, source, sample))
+        if isinstance(validation, ArraySource):
+            check_validation(self.model, validation.sample(1), sample)
         for limit in limits_of(callbacks):
             limit.restore(self.model, arguments.initial_batch)
         epoch = restore_backup(callbacks, self.model, arguments.initial_epoch, arguments.checkpoint)

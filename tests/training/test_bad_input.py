@@ -334,3 +334,26 @@ def test_a_distribution_of_keras_in_force(refused):
         refused(InvalidInputError, r"keras.distribution.DataParallel is in force.*set_distribution\(None\)")
     finally:
         keras.distribution.set_distribution(None)
+
+
+def test_validation_data_that_the_model_cannot_take(refused):
+    words = r"cannot take the validation data \(x is of shape \(3,\) a row\)"
+    refused(InvalidInputError, words, validation_data=(np.zeros((10, 3), "float32"), np.zeros(10, "int32")))
+    x = np.zeros((10, 8), "float32")
+    words = r"cannot take the validation data \(x is of shape \(8,\) a row\): "
+    refused(InvalidInputError, words, validation_data=(x, np.zeros((10, 3), "float32")))
+
+
+def test_validation_data_of_another_shape_that_the_model_takes(data):
+    model = keras.Sequential([keras.Input((None, 8)), keras.layers.GlobalMaxPooling1D(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    (x, y), longer = data(), np.zeros((6, 5, 8))
+    trainer = choros.Trainer(model, workers=2)
+    history = trainer.fit(x[:, None], y, validation_data=(longer, np.zeros((6, 1))), batch_size=16, verbose=0)
+    assert "val_mae" in history.history
+
+
+@pytest.mark.parametrize("name", ["timeout", "first_timeout"])
+@pytest.mark.parametrize("value", [0, -1, "5", None, float("nan"), True], ids=str)
+def test_limits_in_seconds(refused, name, value):
+    refused(InvalidInputError, f"^{name}=.*: give a number of seconds above 0", how={"workers": 2, name: value})

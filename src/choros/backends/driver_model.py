@@ -13,7 +13,7 @@ import numpy as np
 
 from choros.backends import averages_of
 from choros.backends.base import blind, parts
-from choros.backends.encoded_inputs import as_keras_input
+from choros.backends.encoded_inputs import as_keras_input, symbol
 from choros.backends.metrics import gather, scatter, slices_of
 from choros.backends.optimizers import build_held, optimizer_variables
 from choros.backends.rowwise_parts import of_keras
@@ -93,6 +93,52 @@ def build_model(model: keras.Model, sample: Batch) -> None:
             f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
         ) from error
     build_held(model, data)
+
+
+def check_validation(model: keras.Model, sample: Batch, trained: Batch) -> None:
+    """Refuse validation data that the built model or its losses cannot take.
+
+    The step is traced only if a row differs in structure, shape or kind of dtype from a row of the training data. The
+    data of a user-defined ``test_step`` are not checked.
+
+    Args:
+        model: a built model.
+        sample: a batch of validation data.
+        trained: a batch of training data.
+
+    Raises:
+        InvalidInputError: the message contains Keras' error in one line.
+    """
+    if not of_keras(getattr(type(model), "test_step", None)) or _row(sample) == _row(trained):
+        return
+    symbols = keras.tree.map_structure(lambda leaf: symbol(leaf, sample.rows), parts(sample))
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(symbols)
+    try:
+        outputs = model.compute_output_spec(x)
+        _LossOf(model).compute_output_spec(x, y, outputs, weight)
+    except (AttributeError, TypeError, ValueError) as error:
+        shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
+        raise InvalidInputError(
+            f"The model {model.name!r} cannot take the validation data (x is of shape {shapes} a row"
+            f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
+        ) from error
+
+
+class _LossOf(keras.Operation):  # type: ignore[misc]
+    """The loss of a model, of which only the shape is computed."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def call(self, *data: Any) -> Any:
+        """Return the loss of x, y, outputs and sample weights."""
+        return self.model.compute_loss(*data)
+
+
+def _row(batch: Batch) -> Any:
+    """Return the structure of a batch, with the shape of a row and the kind of dtype of each array."""
+    return keras.tree.map_structure(lambda array: (str(np.shape(array)[1:]), array.dtype.kind), [batch.x, batch.y])
 
 
 def _labels(model: keras.Model, y: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from choros.backends import inner_optimizer
@@ -455,6 +456,13 @@ def restore_backup(
         callback.on_train_begin()
         initial_epoch, model._initial_epoch = model._initial_epoch or initial_epoch, None
     return initial_epoch
+
+
+def check_timeout(name: str, seconds: object) -> float:
+    """Return a number of seconds above 0 as a float; refuse other values of the argument ``name``."""
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:  # NaN is not above 0
+        raise InvalidInputError(f"{name}={seconds!r}: give a number of seconds above 0.")
+    return float(seconds)
 
 
 def check_restarts(restarts: object, place: Place, launcher: object) -> int:
