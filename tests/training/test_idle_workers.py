@@ -1,6 +1,7 @@
 """Workers stay after a fit, and serve the next one only if new workers would be the same."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -175,6 +176,16 @@ def test_an_idle_worker_that_died_is_replaced():
         time.sleep(0.01)
     fit()
     assert not {*pids()} & {*before}
+
+
+def test_an_idle_worker_that_is_stopped_is_replaced():
+    fit()
+    before = pids()
+    os.kill(before[0], signal.SIGSTOP)
+    begun = time.monotonic()
+    fit()
+    assert set(before).isdisjoint(pids())
+    assert time.monotonic() - begun < 60
 
 
 def test_workers_end_after_some_seconds_without_a_fit(monkeypatch):

@@ -87,6 +87,18 @@ class Child:
         if self._ended is None:
             self._peak = max(self._peak, peak_memory(self.pid))
 
+    @property
+    def peak_memory(self) -> int:
+        """The peak memory of the samples, in bytes; 0 if unknown."""
+        return self._peak
+
+    @property
+    def stopped(self) -> bool:
+        """True if a signal has stopped the process (SIGSTOP), where ``/proc`` shows it."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in b"Tt"
+        return False
+
     def send_signal(self, number: int, process_only: bool = False) -> None:
         """Send a signal to the process group; do nothing if the process has ended.
 

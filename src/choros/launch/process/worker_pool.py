@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import select
 import signal
 import socket
@@ -111,6 +112,10 @@ class Pool:
     def alive(self, rank: int) -> bool:
         """Return whether a worker is running."""
         return rank not in self._ended and bool(self._crew.children) and self._crew.children[rank].check() is None
+
+    def responds(self, rank: int) -> bool:
+        """Return whether a worker is running, and no signal has stopped it."""
+        return self.alive(rank) and not self._crew.children[rank].stopped
 
     def send(self, rank: int, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
         """Send a worker a call, or a message that its running function receives through its link.
@@ -228,6 +233,28 @@ class Pool:
             The exception.
         """
         return failure(rank, self.size, report, weights)
+
+    def hung(self, rank: int, why: str, weights: list[Any] | None = None) -> WorkerFailedError:
+        """Return the exception for a worker that lives and does not answer, which the caller raises.
+
+        Args:
+            rank: the worker.
+            why: the end of the message, after the name of the worker and its host.
+            weights: as in ``failure``.
+        """
+        child, pump, host = self._crew.children[rank], self._crew.pump, platform.node()
+        pump.pull(rank)
+        child.sample()
+        output = pump.tail(rank)
+        printed = f"\n\nThe last lines that it printed:\n{output.rstrip()}" if output.strip() else ""
+        return WorkerFailedError(
+            f"worker {rank} of {self.size} (counted from 0) on host {host} {why}{printed}",
+            rank=rank,
+            host=host,
+            peak_memory=child.peak_memory,
+            output=output,
+            weights=weights,
+        )
 
     def end(self, rank: int) -> None:
         """Kill one worker; ``receive`` returns its ``RankFailure``."""

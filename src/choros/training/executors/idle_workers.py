@@ -31,11 +31,11 @@ class _Idle:
     timer: threading.Timer
 
     def fits(self, pool: WorkerPool) -> bool:
-        """Return whether these workers run, and are what a pool would start now."""
+        """Return whether these workers run, are not stopped, and are what a pool would start now."""
         return (
             self.settings == pool.settings
             and self.processes.surroundings == surroundings()
-            and all(map(self.processes.pool.alive, range(pool.size)))
+            and all(map(self.processes.pool.responds, range(pool.size)))
             and all(mark(path) == marked for path, marked in self.files.items())
         )
 

@@ -564,6 +564,7 @@ class LocalRun:
         self.control_block.publish(TrainerControl(stop=True))
         self.later.extend(self.departed)
         first, finished, deadline = (rank, report), {rank, *done}, time.monotonic() + 5.0
+        finished |= set(report.missing)  # they do not answer
         finished -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause
         died = {rank} if report.died else set()
         while len(finished) < self.job.workers and time.monotonic() < deadline:
@@ -582,18 +583,18 @@ class LocalRun:
                 first = (other, event)
             if isinstance(event, (messages.Ready, messages.EpochEnded)):
                 self.publish(TrainerControl(stop=True), everyone=True)
-        self.restart_policy.unfit = died | (set(self.ranks) - finished)
-        self.restart_policy.judge(first[1])
-        raise self.pool.failure(*first, weights=self.last())
+        (rank, report), weights = first, self.last()
+        self.restart_policy.unfit = died | set(report.missing) | (set(self.ranks) - finished)
+        self.restart_policy.judge(report)
+        if len(report.missing) == 1:  # the rank that waited in vain is not the cause
+            raise self.pool.hung(report.missing[0], f"does not answer: {report.message}", weights)
+        raise self.pool.failure(rank, report, weights)
 
     def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
         """Raise for a hung rank, by default the one for which the others wait."""
         rank = hung_rank(beats, self.exchange_segment if self.center is None else None) if rank is None else rank
         self.restart_policy.unfit = set(self.ranks)
         self.restart_policy.judge(None)
-        raise WorkerFailedError(
-            f"Worker {rank} of {self.job.workers} made no step for {limit:.0f} s (after {int(beats[rank])} steps); "
-            "the run was ended. If a step really takes that long, give the Trainer a larger timeout.",
-            rank=rank,
-            weights=self.last(),
-        )
+        steps = f"(after {int(beats[rank])} steps)"
+        remedy = "the run was ended. If a step really takes that long, give the Trainer a larger timeout."
+        raise self.pool.hung(rank, f"made no step for {limit:.0f} s {steps}; {remedy}", self.last())

@@ -120,7 +120,7 @@ class WorkerPool:
             WorkerFailedError: a worker ended during start-up.
             InvalidInputError: there are fewer GPUs than the workers need.
         """
-        if self._pool is not None and not all(map(self._pool.alive, set(range(self.size)) - set(unfit))):
+        if self._pool is not None and not all(map(self._pool.responds, set(range(self.size)) - set(unfit))):
             self.kill()
         elif self._pool is not None:
             for rank in sorted(unfit):
