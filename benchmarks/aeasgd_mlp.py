@@ -13,7 +13,12 @@ def main() -> None:
 
     load = Workload("mlp", 128, 10 if options.quick else 300, options.optimizer)
     rounds, seconds = options.rounds or (1 if options.quick else 3), 1.0 if options.quick else 15.0
-    emit("aeasgd_mlp", options, 0.95, compare(load, {"aeasgd": choros.AEASGD(window=10)}, 2, rounds, seconds))
+    emit(
+        "aeasgd_mlp",
+        options,
+        0.95,
+        compare(load, {"aeasgd": choros.AEASGD(window=10)}, 2, rounds, seconds, options.as_run),
+    )
 
 
 if __name__ == "__main__":

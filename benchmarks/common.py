@@ -3,8 +3,9 @@
 "Control" is plain Keras: independent processes that run ``model.fit`` at the same time, one core and one thread each.
 Control and Choros take turns on the same cores, ``TURN`` seconds each, while the other side is stopped: whatever else
 the machine does meets both alike, and neither disturbs the other's cache within its turn. A ratio is that of the rows
-that both trained in the same minutes. Neither side's compiling counts: control has compiled before it is asked to
-train, and Choros is counted from the end of its first epoch.
+that both trained in the same minutes. ``--as-run`` makes turns of 10 seconds, so that stopping and continuing costs
+nothing, as where a user runs one side alone; then the rounds differ more. Neither side's compiling counts: control has
+compiled before it is asked to train, and Choros is counted from the end of its first epoch.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def arguments(doc: str, threads: int | None = 1, **more: Any) -> argparse.Namesp
     parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
     parser.add_argument("--quick", action="store_true", help="a smoke run of seconds; its figures mean nothing")
     parser.add_argument("--rounds", type=int, default=0, help="0: as the benchmark likes")
+    parser.add_argument("--as-run", action="store_true", help="turns of 10 seconds instead of 0.4")
     parser.add_argument("--optimizer", default="momentum", help="a Keras optimizer; 'momentum' is SGD with momentum")
     for name, settings in more.items():
         parser.add_argument(f"--{name}", **settings)
@@ -72,7 +74,7 @@ def hide_other_backends() -> None:
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
 
 
-TURN = 0.4
+TURN, LONG_TURN = 0.4, 10.0  # seconds; the second with --as-run
 
 
 class Control:
@@ -124,8 +126,8 @@ def send(pids: Sequence[int], number: int) -> None:
 
 
 @contextmanager
-def taking_turns(*sides: Sequence[int]) -> Iterator[None]:
-    """Let one of several sets of processes run at a time."""
+def taking_turns(*sides: Sequence[int], turn: float = TURN) -> Iterator[None]:
+    """Let one of several sets of processes run at a time, for ``turn`` seconds each."""
     done = threading.Event()
 
     def alternate() -> None:
@@ -133,7 +135,7 @@ def taking_turns(*sides: Sequence[int]) -> Iterator[None]:
             send(side, signal.SIGSTOP)
         for side in itertools.cycle(sides):
             send(side, signal.SIGCONT)
-            stop = done.wait(TURN)
+            stop = done.wait(turn)
             send(side, signal.SIGSTOP)
             if stop:
                 break
@@ -154,8 +156,15 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def compare(workload: Any, algorithms: dict[str, Any], workers: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """Measure algorithms against control, everything on ``workers`` cores, one each."""
+def compare(
+    workload: Any, algorithms: dict[str, Any], workers: int, rounds: int, seconds: float, as_run: bool = False
+) -> dict[str, Any]:
+    """Measure algorithms against control, everything on ``workers`` cores, one each.
+
+    With ``as_run`` each round has two long turns of each side, or more if ``seconds`` is longer.
+    """
+    turn = LONG_TURN if as_run else TURN
+    seconds = max(seconds, 4 * turn) if as_run else seconds
     import choros
 
     mine, others = cores()[:workers], cores()[workers:]
@@ -168,14 +177,15 @@ def compare(workload: Any, algorithms: dict[str, Any], workers: int, rounds: int
         os.sched_setaffinity(0, others or mine)  # the caller stays out of the way where it can
         for _ in range(rounds):
             for name, algorithm in algorithms.items():
-                found[name].append(beside(workload, algorithm, mine, pool, seconds))
+                found[name].append(beside(workload, algorithm, mine, pool, seconds, turn))
     result = {name: {key: median(runs, key) for key in runs[0]} for name, runs in found.items()}
     for name, runs in found.items():
         result[name]["ratios"] = [round(run["ratio"], 3) for run in runs]
-    return {"workload": workload.json(), "workers": workers, "rounds": rounds, "seconds": seconds, "algorithms": result}
+    times = {"rounds": rounds, "seconds": seconds, "turn": turn}
+    return {"workload": workload.json(), "workers": workers, **times, "algorithms": result}
 
 
-def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: float) -> dict[str, float]:
+def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: float, turn: float) -> dict[str, float]:
     """Train by an algorithm while control trains on the same cores, in turns."""
     import keras
 
@@ -193,7 +203,7 @@ def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: f
     control = Control(workload, mine)
     trainer = choros.Trainer(workload.make(), algorithm, workers=workers, pool=pool)
     control.start()
-    with taking_turns(pool.start().pids, [process.pid for process in control.processes]):
+    with taking_turns(pool.start().pids, [process.pid for process in control.processes], turn=turn):
         batch = workload.batch * workers
         record = trainer.fit(x, y, batch_size=batch, epochs=100_000, verbose=0, callbacks=[Watch()]).run
     return {**compared(ends, control.end(), workload.steps), "staleness": record.staleness}

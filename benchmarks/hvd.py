@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from common import Control, arguments, compared, cores, emit, median, taking_turns
+from common import LONG_TURN, TURN, Control, arguments, compared, cores, emit, median, taking_turns
 from workloads import Workload
 
 RANKS = 2
@@ -43,7 +43,7 @@ def say(word: str, value: Any) -> None:
     print(word, json.dumps(value), flush=True)
 
 
-def fit(workload: Workload, seconds: float) -> dict[str, float]:
+def fit(workload: Workload, seconds: float, turn: float) -> dict[str, float]:
     """Train by two ranks while control trains on the same cores, in turns."""
     control = Control(workload, cores()[:RANKS])
     ranks = start({"workload": workload.json(), "seconds": seconds})
@@ -51,7 +51,7 @@ def fit(workload: Workload, seconds: float) -> dict[str, float]:
     control.start()
     ends: list[float] = []
     try:
-        with taking_turns(pids, [process.pid for process in control.processes]):
+        with taking_turns(pids, [process.pid for process in control.processes], turn=turn):
             while (told := said(ranks))[0] == "end":
                 ends.append(told[1])
     finally:
@@ -143,11 +143,12 @@ def main() -> None:
         "mlp": (Workload("mlp", 128, 10 if quick else 1000), 25.0),
         "cnn": (Workload("cnn", 32, 3 if quick else 100), 40.0),
     }
-    rounds = options.rounds or (1 if quick else 3)
+    rounds, turn = options.rounds or (1 if quick else 3), LONG_TURN if options.as_run else TURN
     for _ in range(rounds):
         for name, runs in found.items():
             load, seconds = loads[name]
-            runs.append(fit(load, 3.0 if quick else seconds))
+            seconds = max(seconds, 4 * turn) if options.as_run else seconds
+            runs.append(fit(load, 3.0 if quick else seconds, turn))
     result["algorithms"] = {name: {key: median(runs, key) for key in runs[0]} for name, runs in found.items()}
     for name, runs in found.items():
         result["algorithms"][name]["ratios"] = [round(run["ratio"], 3) for run in runs]

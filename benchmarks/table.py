@@ -2,6 +2,7 @@
 
 python benchmarks/table.py                            # all backends: some twenty minutes on a machine at rest
 python benchmarks/table.py --backends jax --quick     # a smoke run; its figures mean nothing and are not kept
+python benchmarks/table.py --as-run                   # long turns, as a user runs it; its figures are kept apart
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 REPORTS = HERE / "reports"
+IN_TURNS = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "hvd")
 TRAINING = ("one_worker", "allreduce_mlp", "allreduce_cnn", "aeasgd_mlp", "hvd", "allreduce_tensors")
 ENGINE = ("allreduce_shm", "center_shm")
 
@@ -27,7 +29,7 @@ def run(name: str, *options: str) -> Any:
     return json.loads(done.stdout[done.stdout.index("{\n") :])
 
 
-def measure(backends: list[str], names: list[str], quick: bool) -> dict[str, Any]:
+def measure(backends: list[str], names: list[str], quick: bool, more: list[str]) -> dict[str, Any]:
     """Run what was asked for; {name: result} for the engine, {name: {backend: result}} for the rest."""
     found: dict[str, Any] = {}
     small = ["--sizes", "2560", "380000", "--rounds", "20"] if quick else []
@@ -37,7 +39,8 @@ def measure(backends: list[str], names: list[str], quick: bool) -> dict[str, Any
             print(name, "measured", file=sys.stderr, flush=True)
             continue
         for backend in backends:
-            found.setdefault(name, {})[backend] = run(name, "--backend", backend, *(["--quick"] if quick else []))
+            flags = ["--quick"] if quick else []
+            found.setdefault(name, {})[backend] = run(name, "--backend", backend, *flags, *more)
             print(name, backend, "measured", file=sys.stderr, flush=True)
     return found
 
@@ -100,19 +103,24 @@ def engine(found: dict[str, Any], backends: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backends", nargs="+", default=["jax", "torch", "tensorflow"])
-    parser.add_argument("--only", nargs="+", default=[*TRAINING, *ENGINE], choices=[*TRAINING, *ENGINE])
+    parser.add_argument("--only", nargs="+", choices=[*TRAINING, *ENGINE], help="all by default")
+    parser.add_argument("--as-run", action="store_true", help="turns of 10 seconds; only what takes turns")
+    parser.add_argument("--rounds", type=int, default=0, help="0: as each benchmark likes")
     parser.add_argument("--quick", action="store_true", help="a smoke run; nothing is written")
     options = parser.parse_args()
-    found = measure(options.backends, options.only, options.quick)
+    names = options.only or [*(IN_TURNS if options.as_run else (*TRAINING, *ENGINE))]
+    more = [*(["--as-run"] if options.as_run else []), *(["--rounds", str(options.rounds)] if options.rounds else [])]
+    found = measure(options.backends, names, options.quick, more)
     where = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
     if not options.quick:
-        kept = REPORTS / "speed.json"
+        apart = "_as_run" if options.as_run else ""
+        kept = REPORTS / f"speed{apart}.json"
         before = json.loads(kept.read_text())["results"] if kept.exists() else {}
         for name, result in found.items():
             before[name] = {**before.get(name, {}), **result} if name in TRAINING else result
         found = before
         kept.write_text(json.dumps({"where": where, "results": found}, indent=1) + "\n")
-        (REPORTS / "table.md").write_text(table(found))
+        (REPORTS / f"table{apart}.md").write_text(table(found))
     print(json.dumps(found))
     print(table(found), file=sys.stderr)
 
