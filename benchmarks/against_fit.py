@@ -26,6 +26,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -39,6 +40,11 @@ LOADS = {  # rows of a worker's batch, batches of an epoch
     "CNN": (32, 8),
     "MLP": (128, 200),
     "LSTM": (64, 8),
+}
+MODELS = {
+    "CNN": "Keras' network for CIFAR-10 (1,250,858 weights)",
+    "MLP": "30-600-600-2 (380,402 weights)",
+    "LSTM": "128 units, 64 steps of 16 features (75,530 weights)",
 }
 ALGORITHMS = {"allreduce": "AllReduce", "aeasgd": "AEASGD"}
 RUN = 60.0  # seconds of plain fit, in the ratio with start-up
@@ -199,8 +205,22 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _notes(found: dict[str, Any]) -> str:
+    """Return what the table's figures mean, its models with their global batches, and the machine."""
+    facts = found["machine"]
+    models = (
+        f"{name}: {MODELS[name]}, global batch {LOADS[name][0] * facts['cores']}."
+        for name in dict.fromkeys(one["model"] for one in found["results"])
+    )
+    return (
+        "The first figure leaves start-up out. The figure in brackets counts it, in a run for which plain `fit` trains "
+        f"for {RUN:.0f} seconds. {' '.join(models)} Optimizer: SGD with momentum. Measured on {facts['date']}, "
+        f"{facts['cores']} cores ({facts['processor']}), no GPU."
+    )
+
+
 def table(found: dict[str, Any]) -> str:
-    """Return the table in Markdown, with a line about the machine."""
+    """Return the table in Markdown, with notes about the figures, the models and the machine."""
     results = {(one["model"], one["algorithm"], one["backend"]): one for one in found["results"]}
     backends = [name for name in BACKENDS if any(name == key[2] for key in results)]
     lines = [
@@ -213,11 +233,9 @@ def table(found: dict[str, Any]) -> str:
             one = results.get((model, name, backend))
             cells.append(f"{one['ratio']:.2f} ({one['ratio_with_startup']:.2f})" if one else "")
         lines.append(f"| {model}, {ALGORITHMS[name]} | " + " | ".join(cells) + " |")
-    facts = found["machine"]
     lines += [
         "",
-        f"In brackets: with start-up, in a run for which plain `fit` trains for {RUN:.0f} seconds. "
-        f"Measured on {facts['date']}, {facts['cores']} cores ({facts['processor']}), no GPU.",
+        textwrap.fill(_notes(found), 120, break_long_words=False, break_on_hyphens=False),
     ]
     return "\n".join(lines) + "\n"
 

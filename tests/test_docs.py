@@ -99,3 +99,15 @@ def test_what_the_documentation_installs_brings_a_backend():
             named = set(names.split(","))
             assert named <= extras.keys()
             assert "spark" not in named or named & {"jax", "torch", "tensorflow"}, f"{page.name}: choros[{names}]"
+
+
+def test_pages_name_the_versions_of_spark_that_are_tested():
+    newest = re.search(r"^pyspark==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+    oldest = re.search(r"'pyspark==([\d.]+)'", (ROOT / ".ci" / "run").read_text())[1]
+    least = re.search(r'"pyspark>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    page = " ".join((ROOT / "docs" / "spark.md").read_text().split())
+    assert (
+        f"Spark must be {least} or later. The checks run Spark {newest}, and the main parts on Spark {oldest}." in page
+    )
+    for text in (README, (ROOT / "docs" / "index.md").read_text()):
+        assert f"Spark {newest} and {oldest}" in text

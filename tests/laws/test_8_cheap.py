@@ -79,6 +79,9 @@ def test_the_table_against_plain_fit_replaces_the_one_in_a_page(against_fit):
     facts = {"date": "2026-11-26", "cores": 2, "processor": "AMD EPYC"}
     table = against_fit.table({"results": [result], "machine": facts})
     assert "| model, algorithm | PyTorch |\n|---|---|\n| CNN, AEASGD | 1.46 (0.90) |\n" in table
+    notes = " ".join(table.splitlines()[4:])
+    assert "CNN: Keras' network for CIFAR-10 (1,250,858 weights), global batch 64." in notes
+    assert "MLP" not in notes  # it was not measured
     page = f"before\n{against_fit.BEGIN}old\n{against_fit.END}after\n"
     changed = against_fit.with_table(page, table)
     assert changed == f"before\n{against_fit.BEGIN}{table}{against_fit.END}after\n"
