@@ -117,3 +117,30 @@ def test_every_rule_of_the_doctor_is_described(pages):
     text = pages.doctor_rules()
     assert len(re.findall(r"^## ", text, re.MULTILINE)) > 20
     assert "## oversubscribed" in text
+
+
+def test_plain_markdown_becomes_directives_of_the_site(pages, tmp_path):
+    (tmp_path / "a-dark.svg").touch()
+    text = "![Words.](a-light.svg)\n![Words.](b-light.svg)\n\n<!-- toctree\n:caption: Run\n\none\n../two\n-->\n"
+    assert pages.with_directives(text, tmp_path) == (
+        "```{image} a-light.svg\n:class: only-light\n:alt: Words.\n```\n"
+        "```{image} a-dark.svg\n:class: only-dark\n:alt: Words.\n```\n"
+        "![Words.](b-light.svg)\n\n"
+        "```{toctree}\n:hidden:\n:caption: Run\n\none\n../two\n```\n"
+    )
+
+
+@pytest.mark.parametrize("page", [DOCS / "more.md", DOCS / "index.md", *DOCS.glob("*/index.md")], ids=str)
+def test_an_index_has_no_directive_and_links_to_each_page_of_its_toctree(page):
+    """A code host shows directives as text. Lists of files (``:glob:``) and generated pages exist on the site only."""
+    text = page.read_text()
+    if page.parent.name == "decisions":
+        return
+    assert not re.search(r"^(```|:::+)\{", text, re.MULTILINE)
+    toctrees = re.findall(r"^<!-- toctree\n(.*?)^-->$", text, re.MULTILINE | re.DOTALL)
+    names = [name for toctree in toctrees for name in toctree.split("\n\n")[-1].split()]
+    assert names
+    links = re.findall(r"\]\(([^)#]*)", text)
+    missing = [n for n in names if f"{n}.md" not in links and f"../{n.upper()}.md" not in links]
+    assert not missing
+    assert not [link for link in links if not (page.parent / link).exists()]

@@ -1,6 +1,7 @@
 """Pages of the reference whose text is generated from the code: the command line and the rules of the doctor.
 
-A page has a line ``<!-- generated: NAME -->``, which Sphinx replaces when it reads the page.
+A page has a line ``<!-- generated: NAME -->``, which Sphinx replaces when it reads the page. Indexes are plain
+Markdown, so that code hosts show them too: ``with_directives`` adds what only Sphinx understands.
 """
 
 from __future__ import annotations
@@ -246,9 +247,34 @@ def _relink(path: pathlib.Path, text: str, root: pathlib.Path) -> str:
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)", linked, text)
 
 
+def with_directives(text: str, folder: pathlib.Path) -> str:
+    """Return the text of a page with Sphinx's directives.
+
+    A comment ``<!-- toctree ... -->`` becomes a hidden ``toctree`` with its lines. An image ``NAME-light.svg`` on
+    a line without other text becomes two images, for the light and the dark theme, if ``NAME-dark.svg`` is beside it.
+
+    Args:
+        text: the text of the page.
+        folder: the folder of the page.
+    """
+
+    def both(match: re.Match[str]) -> str:
+        words, name = match.groups()
+        if not (folder / f"{name}-dark.svg").exists():
+            return match[0]
+        return "\n".join(
+            f"```{{image}} {name}-{theme}.svg\n:class: only-{theme}\n:alt: {words}\n```" for theme in ("light", "dark")
+        )
+
+    text = re.sub(r"^!\[(.*)\]\((\S+)-light\.svg\)$", both, text, flags=re.MULTILINE)
+    toctree = "```{toctree}\n:hidden:\n\\1```"
+    return re.sub(r"^<!-- toctree\n(.*?)^-->$", toctree, text, flags=re.MULTILINE | re.DOTALL)
+
+
 def _fill(app: Any, page: str, source: list[str]) -> None:
     docs = pathlib.Path(app.srcdir)
-    source[0] = _relink(pathlib.Path(app.env.doc2path(page)), source[0], docs.parent)
+    path = pathlib.Path(app.env.doc2path(page))
+    source[0] = _relink(path, with_directives(source[0], path.parent), docs.parent)
 
     def generated(match: re.Match[str]) -> str:
         kind, _, module = match[1].partition(" of ")
