@@ -267,7 +267,9 @@ class Trainer:
             steps_per_epoch: int. Global batches in an epoch. An epoch continues where the last one stopped; at the end
                 of the rows it continues with their next pass. Defaults to all batches.
             seed: int. Determines the order of the rows and the state of random layers. Defaults to a draw from
-                Python's ``random``, so ``keras.utils.set_random_seed`` makes runs repeatable.
+                Python's ``random``, so ``keras.utils.set_random_seed`` makes runs repeatable. With ``shuffle`` the
+                order is not that of ``model.fit`` with the same seed, so the batches differ: to compare weights with
+                ``model.fit``, give ``shuffle=False`` to both.
             initial_batch: int. Global batches of the first epoch that an interrupted run with this ``seed`` and these
                 data has trained. This run continues with the rest. Defaults to 0.
             checkpoint: ``choros.Checkpoint``, or a directory for checkpoints after each epoch. Defaults to None.
