@@ -1,6 +1,7 @@
 """What the line after training advises, and how a record is shown."""
 
 import json
+import re
 import sys
 import time
 from dataclasses import replace
@@ -157,8 +158,21 @@ def record(workers=2, host="n1"):
 def test_print_shows_the_summary_and_a_row_for_each_worker():
     first, head, *rows = str(record()).splitlines()
     assert first == record().summary()
-    assert head.split() == ["rank", "host", "steps", "rows", "samples/s", "exchanging", "waiting", "staleness"]
+    columns = ["rank", "host", "steps", "rows", "samples/s", "exchanging", "waiting for data", "staleness"]
+    assert re.split(r"\s{2,}", head.strip()) == columns
     assert [row.split() for row in rows] == [[rank, "n1", "100", "1,000", "100", "20%", "10%", "0.0"] for rank in "01"]
+
+
+def test_the_summary_says_of_what_its_percentages_are():
+    time = "training 10.0 s (200 samples/s), of which 20% exchanging and 10% waiting for data, exchange by a center"
+    assert record().summary() == f"choros: 2 workers, start-up 0.0 s, {time}"
+
+
+def test_repr_is_short_and_names_the_views():
+    text = repr(record())
+    assert text.startswith("<RunRecord of 2 workers, training 10.0 s, 200 samples/s: see print(), .summary(), .plot()")
+    assert len(text) <= 120
+    assert all(hasattr(RunRecord, name) for name in re.findall(r"\.([a-z_]+)\(", text))
 
 
 def test_html_is_escaped():

@@ -10,7 +10,7 @@ from choros.errors import InvalidInputError
 if TYPE_CHECKING:
     from choros.training.run_record import RunRecord, WorkerRecord
 
-COLUMNS = ("rank", "host", "steps", "rows", "samples/s", "exchanging", "waiting", "staleness")
+COLUMNS = ("rank", "host", "steps", "rows", "samples/s", "exchanging", "waiting for data", "staleness")
 
 
 def cells(worker: WorkerRecord) -> tuple[str, ...]:

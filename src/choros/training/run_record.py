@@ -17,6 +17,10 @@ _NAMED = 0.05  # least share of the training time of a bottleneck
 _DATA, _EXCHANGE = 0.3, 0.5  # shares above which the line after training advises
 
 
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count > 1 else ''}"
+
+
 @dataclass(frozen=True)
 class WorkerRecord:
     """The figures of one worker of a run.
@@ -26,8 +30,8 @@ class WorkerRecord:
         steps, rows: int. Optimizer steps done and rows trained.
         exchanges: int. Exchanges with the other workers or with the center.
         staleness: float. Mean number of merges by other workers between two exchanges; 0 if synchronous.
-        exchanging: float. Share (0 to 1) of training time spent in exchanges, waiting included.
-        waiting: float. Share (0 to 1) of training time spent waiting for data.
+        exchanging: float. Share (0 to 1) of training time spent in exchanges, with the waits for other workers in them.
+        waiting: float. Share (0 to 1) of training time in which steps waited for data. It has no waits for workers.
         decoding, copying: float. Shares (0 to 1) of training time in which steps waited until batches had been read and
             decoded, and until they had been converted and copied to the device. On JAX without ``choros.prefetch`` the
             step itself copies, so ``copying`` has the conversion only.
@@ -143,8 +147,7 @@ class RunRecord:
         samples_per_second: float. Sum over the workers.
         exchanges: int. Sum over the workers.
         staleness: float. Mean over all exchanges.
-        exchanging: float. Mean share (0 to 1) of training time spent in exchanges.
-        waiting: float. Mean share (0 to 1) of training time spent waiting for data.
+        exchanging, waiting: float. Means of the workers' shares (0 to 1) of training time: see ``WorkerRecord``.
         losses: tuple of (seconds of training without compiling, epoch, loss), one per epoch.
         group: str. The means of exchange: "shared memory", "MPI over 2 hosts, sums in each host first",
             "torch (gloo) over shared memory", "a center in shared memory", "nothing" ...
@@ -210,6 +213,12 @@ class RunRecord:
             keeping=sum(tally.keeping for tally in tallies),
         )
 
+    def __repr__(self) -> str:
+        return (
+            f"<RunRecord of {_workers(len(self.workers))}, training {self.seconds:.1f} s, "
+            f"{self.samples_per_second:,.0f} samples/s: see print(), .summary(), .plot(), .bottlenecks(), .to_dict()>"
+        )
+
     def __str__(self) -> str:
         return record_view.text(self)
 
@@ -239,6 +248,9 @@ class RunRecord:
     def stragglers(self) -> dict[int, float]:
         """Return the ranks whose steps take much longer than those of the other ranks.
 
+        It compares the ranks with each other, and names none if all are equally slow. ``bottlenecks`` returns what
+        that and other causes cost the run, as shares of the training time.
+
         Returns:
             By rank, its time per step divided by the median of the other ranks, without exchanges, if that is more than
             1.5. A rank with less than one second or ten steps is left out, because its times are too random.
@@ -254,6 +266,9 @@ class RunRecord:
 
     def bottlenecks(self) -> tuple[Bottleneck, ...]:
         """Return the reasons why the workers did not compute, each with the setting to change.
+
+        It divides the time of the run by cause. A slow rank is one of the causes, with the time for which the others
+        waited for it; ``stragglers`` returns how slow its steps are, also if nobody waits for them.
 
         In the synchronous mode, a rank whose own work took less time than that of the slowest rank waited for it in the
         exchanges. In the other modes, the run lasted until the slowest rank had ended.
@@ -300,12 +315,11 @@ class RunRecord:
         return f"end other programs{where}, or train without this rank" + (f"; {other}" if other else "")
 
     def summary(self) -> str:
-        """Return the summary of the run in one line."""
+        """Return the summary of the run in one line. Its percentages are means over the workers."""
         text = (
-            f"choros: {len(self.workers)} worker{'s' if len(self.workers) > 1 else ''}, "
-            f"start-up {self.startup:.1f} s, training {self.seconds:.1f} s "
-            f"({self.samples_per_second:,.0f} samples/s), exchanging {self.exchanging:.0%}, "
-            f"waiting for data {self.waiting:.0%}"
+            f"choros: {_workers(len(self.workers))}, start-up {self.startup:.1f} s, training {self.seconds:.1f} s "
+            f"({self.samples_per_second:,.0f} samples/s), of which {self.exchanging:.0%} exchanging and "
+            f"{self.waiting:.0%} waiting for data"
         )
         if len(self.workers) > 1:
             text += f", exchange by {self.group}"

@@ -26,7 +26,7 @@ _WORKER = {
     "exchanges": "exchanges",
     "staleness": "staleness",
     "exchanging": "exchanging",
-    "waiting": "waiting",
+    "waiting": "waiting for data",
 }
 
 

@@ -30,8 +30,8 @@ class Run:
         samples_per_second: float. Rows trained in a second by all workers.
         exchanges: int. Number of exchanges, summed over the workers.
         staleness: float. Merges of other workers since a worker last read the center variable; mean over the exchanges.
-        exchanging: float. Fraction of the time spent in exchanges; in [0, 1].
-        waiting: float. Fraction of the time spent waiting for data; in [0, 1].
+        exchanging, waiting: float. Shares (0 to 1) of the workers' training time, as in ``choros.RunRecord``, after the
+            first epoch.
         losses: tuple of (seconds since the start of training, epoch, loss), one for each epoch.
         workers: tuple of dicts. Counters of each worker by name.
         accuracies: tuple of float. Accuracy on the test rows at the end of each epoch.

@@ -102,8 +102,8 @@ WORK = (
     Column("exchanges", 9, lambda _, r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
     Column("MB", 7, lambda _, r: decimal(_megabytes(r), 1), "megabytes that the workers exchanged, summed over them"),
     Column("staleness", 9, lambda _, r: decimal(r.mean("staleness"), 2), "merges by others since the last exchange"),
-    Column("exchanging", 10, lambda _, r: percent(r.mean("exchanging")), "share of the time spent exchanging"),
-    Column("waiting", 7, lambda _, r: percent(r.mean("waiting")), "share of the time spent waiting for data"),
+    Column("exchanging", 10, lambda _, r: percent(r.mean("exchanging")), "share of the training time in exchanges"),
+    Column("waiting", 7, lambda _, r: percent(r.mean("waiting")), "share of the training time waiting for data"),
 )
 
 
