@@ -109,15 +109,19 @@ def test_a_script_that_is_not_there(room, capsys, target, why):
     assert why in capsys.readouterr().err
 
 
-def test_no_scheduler_is_here(room, capsys):
+def test_no_scheduler_is_here(room, capsys, monkeypatch):
     assert main(["submit", "train.py"]) == 2
     assert "no scheduler is here (looked on PATH for sbatch, qsub, flux, bsub): name it by --on" in (
         capsys.readouterr().err
     )
     assert main(["submit", "--on", "slurm", "train.py"]) == 2
     said = capsys.readouterr().err
-    assert "there is no sbatch on PATH" in said
+    assert "there is no sbatch on PATH, so this machine cannot submit to slurm: go to a login node" in said
     assert "--dry-run" in said
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")  # beside which spark-submit may be
+    assert main(["submit", "--on", "spark", "--master", "yarn", "train.py"]) == 2
+    assert "there is no spark-submit on PATH" in capsys.readouterr().err
+    assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]  # no script is left
     assert main(["status", "--on", "pbs", "7"]) == 2
     assert "there is no qstat on PATH" in capsys.readouterr().err
 
@@ -178,6 +182,32 @@ def test_a_job_is_written_submitted_and_named(room, command, capsys, on):
     assert main(words) == 0  # a script of its own is written over
 
 
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        (
+            "sbatch: error: Batch job submission failed: Invalid account",
+            "sbatch refused train.slurm.sh: sbatch: error:",
+        ),
+        (
+            "Unable to contact slurm controller (connect failure)",
+            "slurm does not answer: sbatch is on PATH, but reaches",
+        ),
+    ],
+)
+def test_a_failed_submission_says_where_the_script_is(room, command, capsys, printed, reason):
+    command("sbatch", f"echo '{printed}' >&2; exit 1")
+    assert main(["submit", "--on", "slurm", "--mpi", "pmi2", "train.py"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"choros submit: error: {reason}")
+    assert printed in said
+    assert "--on" not in said
+    last = said.splitlines()[-1]
+    assert last.startswith("No job was submitted, and the script is kept: train.slurm.sh. Run choros submit again, or")
+    assert last.endswith("submit the script itself: sbatch --parsable train.slurm.sh")
+    assert (room / "train.slurm.sh").exists()
+
+
 def test_what_somebody_else_wrote_is_left_alone(room, command, capsys):
     command("sbatch", "echo 1")
     (room / "train.slurm.sh").write_text("#!/bin/bash\nmine\n")
@@ -212,9 +242,8 @@ def test_a_scheduler_that_does_not_answer(command, capsys, verb):
     said = capsys.readouterr().err
     guess, said = said.split("\n", 1)
     assert guess == f"choros {verb}: using slurm (sbatch is on PATH); --on chooses another scheduler"
-    assert said.startswith(
-        f"choros {verb}: error: no slurm answers here: give --on and the scheduler that is meant (slurm, "
-    )
+    assert said.startswith(f"choros {verb}: error: slurm does not answer: sc")
+    assert "Go to a login node of the cluster, or try again later." in said
     assert "printed: scon" in said or "printed: scan" in said
 
 

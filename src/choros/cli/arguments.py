@@ -147,7 +147,8 @@ def job_parser(subparsers: SubParsers, name: str, description: str, options: str
         help=description,
         description=f"{description[0].upper()}{description[1:]}.",
         epilog=f"examples:\n  choros {name} {options}1234567\n  choros {name} {options}--on k8s job.batch/train\n\n"
-        "Exit codes: 0 success; 1 the scheduler does not know the job, or its command failed; 2 wrong usage.",
+        "Exit codes: 0 success; 1 the scheduler does not know the job, does not answer, or its command failed;\n"
+        "2 wrong usage, or the scheduler's command is not on PATH.",
     )
     parser.add_argument(
         "--on",

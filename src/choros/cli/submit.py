@@ -33,6 +33,7 @@ from choros.launch.schedulers import (
     find_mpi,
     load_site,
     parse_time,
+    require_program,
     site_names,
     submit_defaults,
     submit_job,
@@ -61,9 +62,10 @@ examples:
   account = "MyProject"
   setup = ["module load python"]
 
-Exit codes: 0 submitted; 1 the scheduler refused the script; 2 wrong usage, and nothing was written; with --on spark the
-code of the job. The script of a job ends with the code of its ranks, or with 75 if they saved their state before the
-time limit and the scheduler does not requeue the job.
+Exit codes: 0 submitted; 1 the scheduler refused the script or did not answer, and the script is kept in its file;
+2 wrong usage, or no command of the scheduler on PATH, and nothing was written; with --on spark the code of the job,
+whose script is kept too. The script of a job ends with the code of its ranks, or with 75 if they saved their state
+before the time limit and the scheduler does not requeue the job.
 """
 _DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
 
@@ -262,16 +264,19 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         InvalidInputError: an argument is not valid, and nothing was written.
-        SchedulerError: the scheduler refuses the script.
+        SchedulerError: the scheduler refuses the script, which is kept, or does not answer.
     """
     scheduler, job = _scheduler_and_job(args)
     text = scheduler.script(job)
     if args.dry_run:
         sys.stdout.write(text)
         return 0
-    _write(job.script, text)
     if scheduler.attached:
-        return _run(scheduler, job)
+        _prepare_spark(scheduler, job)
+        _write(job.script, text)
+        return subprocess.call(scheduler.submit(job.script))
+    require_program(scheduler)
+    _write(job.script, text)
     print(submit_job(scheduler, job.script))
     return 0
 
@@ -383,14 +388,13 @@ def _ask_for_nodes(args: argparse.Namespace) -> None:
     print(f"choros submit: YARN has {active} active nodes ({url}): --nodes {args.nodes}", file=sys.stderr)
 
 
-def _run(scheduler: Scheduler, job: Job) -> int:
-    """Run a Spark job's driver here, with this environment's programs at the end of ``PATH``; return its exit code."""
+def _prepare_spark(scheduler: Scheduler, job: Job) -> None:
+    """Put this environment's programs at the end of ``PATH``, and check that a Spark job's driver can run here."""
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
     if not job.master.startswith("sc://"):
         if shutil.which(scheduler.program) is None:
             raise InvalidInputError(f"there is no {scheduler.program} on PATH: pip install 'choros[spark]' brings one")
         ensure_java()
-    return subprocess.call(scheduler.submit(job.script))
 
 
 def _chosen_backend(other_python: bool) -> list[tuple[str, str]]:

@@ -5,7 +5,14 @@ cluster.
 """
 
 from choros.cluster.hardware import find_mpi
-from choros.launch.schedulers.commands import cancel_job, find_scheduler, follow_log, job_status, submit_job
+from choros.launch.schedulers.commands import (
+    cancel_job,
+    find_scheduler,
+    follow_log,
+    job_status,
+    require_program,
+    submit_job,
+)
 from choros.launch.schedulers.job import Job, parse_time
 from choros.launch.schedulers.option_support import BY_MPI, accepts, check_options
 from choros.launch.schedulers.registry import SCHEDULERS
@@ -30,6 +37,7 @@ __all__ = [
     "job_status",
     "load_site",
     "parse_time",
+    "require_program",
     "site_names",
     "submit_defaults",
     "submit_job",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,19 @@ def find_scheduler(name: str = "") -> Scheduler:
     )
 
 
+def require_program(scheduler: Scheduler) -> None:
+    """Check that the command that submits jobs is on PATH.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if shutil.which(scheduler.program) is None:
+        raise InvalidInputError(
+            f"there is no {scheduler.program} on PATH, so this machine cannot submit to {scheduler.name}: go to a "
+            "login node of the cluster, or print the script with --dry-run"
+        )
+
+
 def submit_job(scheduler: Scheduler, file: str) -> str:
     """Submit a script, and return the job's id.
 
@@ -59,14 +73,17 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
 
     Raises:
         InvalidInputError: the scheduler's command is not on PATH.
-        SchedulerError: the scheduler refuses the script.
+        SchedulerError: the scheduler refuses the script, or does not answer. The message names the script.
     """
-    if shutil.which(scheduler.program) is None:
-        raise InvalidInputError(
-            f"there is no {scheduler.program} on PATH, so this machine cannot submit to {scheduler.name}: go to a "
-            "login node of the cluster, or print the script with --dry-run"
-        )
-    return scheduler.job_id(_call(scheduler, scheduler.submit(file), f"{scheduler.program} refused {file}"))
+    require_program(scheduler)
+    command = scheduler.submit(file)
+    try:
+        return scheduler.job_id(_call(scheduler, command, f"{scheduler.program} refused {file}"))
+    except SchedulerError as error:
+        raise SchedulerError(
+            f"{error}\nNo job was submitted, and the script is kept: {file}. Run choros submit again, or submit the "
+            f"script itself: {shlex.join(command)}"
+        ) from error
 
 
 def job_status(scheduler: Scheduler, job: str) -> str:
@@ -174,8 +191,8 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
         text = errors.read().strip() or "".join(lines[-5:]).strip()
     if process.returncode and any(phrase in text for phrase in scheduler.silent):
         raise _NoAnswer(
-            f"no {scheduler.name} answers here: give --on and the scheduler that is meant ({', '.join(SCHEDULERS)}), "
-            f"or go to a machine of its cluster. {command[0]} printed: {text}"
+            f"{scheduler.name} does not answer: {command[0]} is on PATH, but reaches no server of {scheduler.name} "
+            f"from here. Go to a login node of the cluster, or try again later. {command[0]} printed: {text}"
         )
     if process.returncode:
         raise SchedulerError(f"{failed}: {text or f'code {process.returncode}'}")
