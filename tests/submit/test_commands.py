@@ -208,6 +208,32 @@ def test_a_failed_submission_says_where_the_script_is(room, command, capsys, pri
     assert (room / "train.slurm.sh").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "warns"),
+    [
+        ("choros.Trainer(model, workers=4).fit(x, y)", [], True),
+        ("import pyspark\nchoros.Trainer(model).fit(x, y)", [], True),
+        ("choros.Trainer(model, launcher='spark').fit(x, y)", [], False),
+        ("choros.Trainer(model, launcher=choros.Spark()).fit(x, y)", [], False),
+        ("choros.Trainer(model, launcher=sys.argv[1]).fit(x, y)", ["spark"], False),
+        ("from choros.spark import KerasEstimator", [], False),
+        ("from choros.spark.distkeras import *", [], False),
+    ],
+)
+def test_a_script_for_spark_that_does_not_name_spark_is_warned_of(room, capsys, script, arguments, warns):
+    (room / "train.py").write_text(script)
+    words = ["submit", "--dry-run", "--on", "spark", "--master", "yarn", "train.py", *arguments]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("choros submit: warning: train.py does not name Spark. Without launcher=")
+        if warns
+        else not said
+    )
+    assert main([*words[:2], "--on", "slurm", *words[6:]]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_what_somebody_else_wrote_is_left_alone(room, command, capsys):
     command("sbatch", "echo 1")
     (room / "train.slurm.sh").write_text("#!/bin/bash\nmine\n")

@@ -52,7 +52,7 @@ def room(tmp_path, monkeypatch):
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text('Trainer(model, launcher="spark")')
     (tmp_path / "conf").mkdir()
     return tmp_path
 

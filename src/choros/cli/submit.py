@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ from choros.launch.schedulers import (
     submit_defaults,
     submit_job,
 )
+from choros.launch.schedulers.spark import names_spark
 from choros.launch.schedulers.yarn import active_nodes
 from choros.spark.java import ensure_java
 
@@ -268,6 +270,8 @@ def main(args: argparse.Namespace) -> int:
     """
     scheduler, job = _scheduler_and_job(args)
     text = scheduler.script(job)
+    if scheduler.attached:
+        _warn_of_local_workers(job)
     if args.dry_run:
         sys.stdout.write(text)
         return 0
@@ -386,6 +390,19 @@ def _ask_for_nodes(args: argparse.Namespace) -> None:
     active, url = active_nodes(args.resource_manager)
     args.nodes = min(active, args.max_nodes or active)
     print(f"choros submit: YARN has {active} active nodes ({url}): --nodes {args.nodes}", file=sys.stderr)
+
+
+def _warn_of_local_workers(job: Job) -> None:
+    """Warn if a script for Spark does not name Spark: its ``Trainer`` would start workers on this machine."""
+    path, *arguments = job.command[1:]
+    with suppress(OSError):
+        if path.endswith(".py") and not names_spark(Path(path).read_text(errors="replace"), arguments):
+            print(
+                f'choros submit: warning: {path} does not name Spark. Without launcher="spark" a Trainer starts its '
+                'workers on this machine, not on the cluster: give Trainer(..., launcher="spark"), or use '
+                "choros.spark.KerasEstimator. (Ignore this if another file of the program does.)",
+                file=sys.stderr,
+            )
 
 
 def _prepare_spark(scheduler: Scheduler, job: Job) -> None:

@@ -6,12 +6,16 @@ Connect the script is a client, and is run directly without ``spark-submit``.
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Sequence
 
 from choros.errors import InvalidInputError
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.scheduler import Scheduler
 
+# launcher="spark", choros.Spark(...), the estimator, or a trainer of dist-keras
+_NAMES = re.compile(r"[\"']spark[\"']|\bSpark\(|\bchoros\.spark\b|\bdistkeras\b|\bKeras(Estimator|Model)\b")
 _UNPACKED = "environment"  # the executors' directory of the unpacked environment
 
 
@@ -70,6 +74,22 @@ def _check(job: Job) -> None:
     command = job.command
     if len(command) < 2 or not command[1].endswith((".py", ".pyz")):
         raise InvalidInputError(f"Spark runs Python scripts: give a file that ends in .py, not {shlex.join(command)}")
+
+
+def names_spark(script: str, arguments: Sequence[str] = ()) -> bool:
+    """Return whether a script's text, or an argument of it, has a name by which Choros trains on Spark.
+
+    It is a search in the text, so a name in another file of the program is not found.
+
+    Args:
+        script: the text of the script.
+        arguments: those of the script.
+
+    Example:
+        >>> names_spark('choros.Trainer(model, launcher="spark")'), names_spark("choros.Trainer(model, workers=4)")
+        (True, False)
+    """
+    return bool(_NAMES.search(script)) or any("spark" in argument.lower() for argument in arguments)
 
 
 def _attached(*_: object) -> list[str]:
