@@ -49,6 +49,10 @@ def test_a_trainer_s_script_is_measured_and_leaves_nothing(tmp_path):
     assert row[:4] == ["2", "1", "yes", "0"]
     step, epoch = float(row[4]), float(row[5])
     assert epoch == pytest.approx(8 * step / 1e3, rel=0.02)  # 8 global batches
+    plain = next(line.split() for line in done.stdout.splitlines() if line.startswith("plain"))
+    assert plain[2:4] == ["no", "-"]
+    assert float(plain[5]) == pytest.approx(8 * float(plain[4]) / 1e3, rel=0.02)  # the same global batches
+    assert "\nPlain fit (one process, all cores) takes " in done.stdout
     line = f"choros run -n 2 --threads 1 {path} allreduce 1000"
     assert done.stdout.splitlines()[-1] == f"    KMP_BLOCKTIME=0 OMP_WAIT_POLICY=PASSIVE {line}"
     left = subprocess.run(["pgrep", "-f", str(path)], capture_output=True, text=True)
@@ -120,6 +124,45 @@ def test_settings_that_differ_by_less_than_their_steps_are_told(step, similar, m
     assert main(["tune", *options, str(tmp_path / "script.py")]) == 0
     text = "1 other setting differs from the fastest by less than the times of its steps vary"
     assert (text in capsys.readouterr().out) == similar
+
+
+def test_plain_fit_has_a_row_and_a_sentence(monkeypatch, capsys, tmp_path):
+    """It is measured last, is not the fastest setting, and its failure fails nothing."""
+    trials = []
+
+    def run_trial(trial, *_):
+        trials.append(trial)
+        if trial.plain and failure:
+            return Outcome(trial, failure=failure)
+        return Outcome(trial, 0.5 if trial.plain else 1.0)
+
+    monkeypatch.setattr("choros.tools.tune.run_trial", run_trial)
+    (tmp_path / "script.py").touch()
+    words = ["tune", "--ranks", "1", "--threads", "1", "--bind", "yes", "--blocktime", "0", str(tmp_path / "script.py")]
+    failure = ""
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert [trial.plain for trial in trials] == [False, True]
+    assert re.search(r"^plain +\d+ +no +- +500 *$", printed, re.MULTILINE)
+    assert "Plain fit (one process, all cores) takes 0.50 times as long: it is faster here." in printed
+    assert "choros run -n 1 --threads 1" in printed
+    failure = "no such data"
+    assert main(words) == 0
+    assert "failed: no such data" in capsys.readouterr().out
+
+
+def test_plain_fit_takes_the_arguments_that_keras_knows():
+    import keras
+    import numpy as np
+
+    import choros
+    from choros.tools.tune.rank import plain_fit
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((8, 2), "float32")
+    history = plain_fit(choros.Trainer(model, workers=1), x, x[:, :1], 4, seed=1, resume=False, epochs=2, verbose=0)
+    assert (type(history), history.params["steps"], len(history.history["loss"])) == (keras.callbacks.History, 2, 2)
 
 
 def test_what_is_no_script_is_refused(tmp_path):

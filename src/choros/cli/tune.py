@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _HELP = """\
 Starts a training script by `choros run` with several numbers of ranks and threads, with and without binding, and with
 several spin times of OpenMP. Each trial makes a few steps of the script's own `fit` (of `choros.hvd`, `choros.Trainer`
-or Keras) and is then ended. Prints the times, and the line for the job script. Run it where the job will run: on a
+or Keras) and is then ended. Then plain `model.fit` in one process with all cores does the same, for comparison.
+Prints the times, and the line for the job script. Run it where the job will run: on a
 compute node. What the script writes before its first steps, it writes in each trial.
 """
 _EPILOG = """\
@@ -123,11 +124,15 @@ def main(args: argparse.Namespace) -> int:
             "The first trial failed, and no other was made. It" if best.no_fit else "All trials failed. The first one"
         )
         raise WorkerFailedError(f"{failed} printed last:\n{best.failure}", rank=0)
+    plain = run(Trial(1, cores, bind=False, plain=True))
+    write_report(plain.text())
     similar = sum(best.about_as_fast(other) for other in outcomes if other is not best)
     if similar:
         others = "1 other setting differs" if similar == 1 else f"{similar} other settings differ"
         reason = "by less than the times of its steps vary: more --steps tell them apart."
         write_report(f"\n{others} from the fastest {reason}")
+    if comparison := best.against_plain(plain):
+        write_report(f"\n{comparison}")
     write_report(f"\nThe fastest here; the line for the job script:\n    {best.trial.command_line(words)}")
     return 0
 

@@ -31,6 +31,7 @@ class Trial:
         threads: int. Threads of each rank.
         bind: bool. Whether each rank is bound to separate cores.
         blocktime: int. Milliseconds that a thread of OpenMP spins after a parallel region.
+        plain: bool. Whether one process trains by ``model.fit`` of Keras, with the library's own spin time.
 
     Example:
         >>> Trial(2, 4, True, 0).command_line(["train.py", "--fast"])
@@ -41,10 +42,13 @@ class Trial:
     threads: int
     bind: bool = True
     blocktime: int = 0
+    plain: bool = False
 
     @property
     def environ(self) -> dict[str, str]:
         """The variables of the spin time: the first for Intel's OpenMP, the second for GNU's."""
+        if self.plain:
+            return {}
         policy = "ACTIVE" if self.blocktime else "PASSIVE"
         return {"KMP_BLOCKTIME": str(self.blocktime), "OMP_WAIT_POLICY": policy}
 
@@ -102,10 +106,33 @@ class Outcome:
         spread = max(each.spread * each.cost / max(each.step, 1e-9) for each in (self, other))
         return abs(self.cost - other.cost) < spread
 
+    def against_plain(self, plain: Outcome) -> str:
+        """Return a sentence that compares the fastest setting with plain ``fit``; "" if one was not measured.
+
+        Example:
+            >>> best = Outcome(Trial(2, 1), step=1.0, epoch=8.0, spread=0.05)
+            >>> for step in (0.5, 1.04, 2.0):
+            ...     print(best.against_plain(Outcome(Trial(1, 2, plain=True), step, 8 * step)))
+            Plain fit (one process, all cores) takes 0.50 times as long: it is faster here.
+            Plain fit (one process, all cores) takes about as long as the fastest setting.
+            Plain fit (one process, all cores) takes 2.00 times as long as the fastest setting.
+        """
+        if self.failure or plain.failure or (self.epoch is None) != (plain.epoch is None):
+            return ""
+        times = f"{plain.cost / max(self.cost, 1e-9):.2f} times as long"
+        if self.about_as_fast(plain):
+            words = "about as long as the fastest setting"
+        elif plain.cost < self.cost:
+            words = f"{times}: it is faster here"
+        else:
+            words = f"{times} as the fastest setting"
+        return f"Plain fit (one process, all cores) takes {words}."
+
     def text(self) -> str:
         """Return a line of the report."""
         trial = self.trial
-        words = f"{trial.ranks:>5} {trial.threads:>7} {'yes' if trial.bind else 'no':>5} {trial.blocktime:>9} "
+        ranks, spin = ("plain", "-") if trial.plain else (trial.ranks, trial.blocktime)
+        words = f"{ranks:>5} {trial.threads:>7} {'yes' if trial.bind else 'no':>5} {spin:>9} "
         if self.failure:
             return f"{words} failed: {self.failure.splitlines()[-1]}"
         epoch = "" if self.epoch is None else f"{self.epoch:>9.3g}"
@@ -179,7 +206,7 @@ def run_trial(trial: Trial, target: Sequence[str], settings: TuneSettings, timeo
     """
     with tempfile.TemporaryDirectory(prefix="choros-tune-") as folder:
         result, log = Path(folder, "result"), Path(folder, "log")
-        variables = {TUNE: replace(settings, path=str(result)).text()}
+        variables = {TUNE: replace(settings, path=str(result), plain=trial.plain).text()}
         wrapper = [sys.executable, "-m", "choros.tools.tune.rank", *target]
         command = [sys.executable, "-m", "choros", "run", *trial.options, "--", *wrapper]
         with log.open("w") as output:

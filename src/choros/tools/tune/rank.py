@@ -1,6 +1,7 @@
 """The program of a rank of ``choros tune``: the user's script, whose ``fit`` ends after the measured steps.
 
-A callback is added to ``keras.Model.fit`` and to ``choros.Trainer.fit``. Rank 0 writes the median time of a step, and
+A callback is added to ``keras.Model.fit`` and to ``choros.Trainer.fit``. In the trial of plain ``fit`` the latter calls
+the former. Rank 0 writes the median time of a step, and
 then waits for its end by ``choros tune``. If the script ends before, it writes the numbers of fits and steps.
 """
 
@@ -25,6 +26,7 @@ from choros.cluster import Place
 from choros.tools.tune.settings import SEEN, TUNE, TuneSettings
 
 _FOREVER = 3600.0  # seconds that a rank waits for its end
+_TRAINER_FIT = choros.Trainer.fit
 
 
 def write_result(path: str, times: list[float], steps: int | None) -> None:
@@ -72,6 +74,13 @@ def add_timer(callbacks: Any, timer: StepTimer) -> list[Any]:
     return callbacks if timer in callbacks else [*callbacks, timer]
 
 
+def plain_fit(trainer: choros.Trainer, *args: Any, **kwargs: Any) -> Any:
+    """Train the model of a Trainer by ``model.fit`` of Keras; arguments that only Choros has are left out."""
+    given = inspect.signature(_TRAINER_FIT).bind(trainer, *args, **kwargs).arguments
+    known = inspect.signature(trainer.model.fit).parameters
+    return trainer.model.fit(**{name: value for name, value in given.items() if name in known})
+
+
 def main() -> None:
     """Run the script or module of the command line with a timer in each fit."""
     import keras
@@ -96,6 +105,8 @@ def main() -> None:
     owners: tuple[Any, ...] = (keras.Model, choros.Trainer)
     for owner in owners:
         owner.fit = with_argument(owner.fit, "callbacks", timed)
+    if settings.plain:
+        choros.Trainer.fit = plain_fit  # type: ignore[method-assign,assignment]
     if place.size == 1:  # the only rank trains alone, and starts no workers
         choros.Trainer.__init__ = with_argument(  # type: ignore[method-assign]
             choros.Trainer.__init__, "workers", lambda workers: 1

@@ -17,6 +17,7 @@ class TuneSettings:
         warmup: int. Steps before the measurement, which compile.
         steps: int. Measured steps.
         path: str. The file for the result.
+        plain: bool. Whether ``choros.Trainer.fit`` is ``model.fit`` of Keras, in the process of the script.
 
     Example:
         >>> TuneSettings.of(TuneSettings(3, 10, "result").text()).steps
@@ -26,6 +27,7 @@ class TuneSettings:
     warmup: int
     steps: int
     path: str = ""
+    plain: bool = False
 
     def text(self) -> str:
         """Return the settings as text."""
