@@ -207,14 +207,15 @@ def machine() -> dict[str, Any]:
 
 def _notes(found: dict[str, Any]) -> str:
     """Return what the table's figures mean, its models with their global batches, and the machine."""
-    facts = found["machine"]
+    facts, optimizer = found["machine"], found.get("optimizer", "momentum")
+    optimizer = "SGD with momentum" if optimizer == "momentum" else optimizer
     models = (
         f"{name}: {MODELS[name]}, global batch {LOADS[name][0] * facts['cores']}."
         for name in dict.fromkeys(one["model"] for one in found["results"])
     )
     return (
         "The first figure leaves start-up out. The figure in brackets counts it, in a run for which plain `fit` trains "
-        f"for {RUN:.0f} seconds. {' '.join(models)} Optimizer: SGD with momentum. Measured on {facts['date']}, "
+        f"for {RUN:.0f} seconds. {' '.join(models)} Optimizer: {optimizer}. Measured on {facts['date']}, "
         f"{facts['cores']} cores ({facts['processor']}), no GPU."
     )
 
@@ -280,7 +281,8 @@ def main() -> None:
         same = ["--rounds", str(options.rounds), "--seconds", str(options.seconds), "--optimizer", options.optimizer]
         same += ["--model", ",".join(options.model), "--algorithm", ",".join(options.algorithm)]
         parts = [run("against_fit", "--backend", name, *same, *["--quick"] * options.quick) for name in BACKENDS]
-        found = {"run_s": RUN, "results": [one for part in parts for one in part["results"]], "machine": machine()}
+        results = [one for part in parts for one in part["results"]]
+        found = {"run_s": RUN, "optimizer": options.optimizer, "results": results, "machine": machine()}
         found["machine"]["backends"] = {part["backend"]: part["version"] for part in parts}
         if not options.quick:
             kept.write_text(json.dumps(found, indent=1) + "\n")
