@@ -1,11 +1,11 @@
-"""A stranger on the network of a job: 100 connections and 10 MB a second at the door that stays open while it trains.
+"""A stranger on the network of a job: 100 connections and 10 MB a second at the listener that is open while it trains.
 
     python drills/attack.py
 
-Ranks that mpiexec starts speak with the caller of a Trainer over a door. It trains twice, once left alone, once while
-somebody connects and leaves, says nothing, sends half a greeting, one with a wrong proof, an oversized one and 100 KB
+Ranks that mpiexec starts speak with the caller of a Trainer over a listener. It trains twice, once left alone, once
+while somebody connects and leaves, says nothing, sends half a greeting, one with a wrong proof, an oversized one and 100 KB
 of noise. Prints JSON: whether the weights are the same to the bit, what was refused and logged, processor time of the
-door's threads over that of all processes of the job.
+listener's threads over that of all processes of the job.
 """
 
 import argparse
@@ -39,17 +39,17 @@ def train(epochs: int) -> None:
     spent, lock, doors = [0.0], threading.Lock(), []
     prove, welcome = auth_socket.AuthListener._prove, auth_socket.AuthListener._welcome
 
-    def proving(door, *guest):
+    def proving(listener, *guest):
         begun = time.thread_time()
         try:
-            prove(door, *guest)
+            prove(listener, *guest)
         finally:
             with lock:
                 spent[0] += time.thread_time() - begun
 
-    def welcoming(door):
+    def welcoming(listener):
         doors.append(threading.get_native_id())
-        welcome(door)
+        welcome(listener)
 
     auth_socket.AuthListener._prove, auth_socket.AuthListener._welcome = proving, welcoming
     keras.utils.set_random_seed(0)
@@ -75,7 +75,7 @@ def train(epochs: int) -> None:
     seconds = time.perf_counter() - begun
     digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    told = {"weights": digest[:16], "loss": history.history["loss"][-1], "seconds": seconds, "door": spent[0]}
+    told = {"weights": digest[:16], "loss": history.history["loss"][-1], "seconds": seconds, "listener": spent[0]}
     told["processor"] = sum(each.ru_utime + each.ru_stime for each in used)
     told["peak_mb"] = round(used[0].ru_maxrss / 1024)
     print(json.dumps(told), flush=True)
@@ -179,7 +179,7 @@ def main() -> int:
         "logged": attacked["logged"],
         "seconds": [round(quiet["seconds"], 2), round(seconds, 2)],
         "peak_mb": [quiet["peak_mb"], attacked["peak_mb"]],
-        "cost": round(attacked["door"] / attacked["processor"], 4),
+        "cost": round(attacked["listener"] / attacked["processor"], 4),
         "at_most": COST,
     }
     print(json.dumps(told, indent=1))

@@ -20,8 +20,8 @@ class Proxy:
     """
 
     def __init__(self) -> None:
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._door.getsockname()[1])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
         self._ends: set[socket.socket] = set()
         self._lock, self._until, self._each = threading.Lock(), 0.0, 0.0
         threading.Thread(target=self._welcome, daemon=True).start()
@@ -54,14 +54,14 @@ class Proxy:
     def close(self) -> None:
         """Let nobody else in, and cut all."""
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         self.cut()
 
     def _welcome(self) -> None:
         while True:
             try:
-                end, _ = self._door.accept()
+                end, _ = self._listener.accept()
             except OSError:
                 return
             threading.Thread(target=self._join, args=(end,), daemon=True).start()

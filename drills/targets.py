@@ -70,20 +70,20 @@ def frames(data: bytes) -> None:
 
 
 def guests(data: bytes) -> None:
-    """What one who comes to a door says before he is known: nobody comes of it."""
+    """What one who comes to a listener says before he is known: nobody comes of it."""
     from choros.errors import CommTimeoutError
 
-    door, (one, two) = _door(), socket.socketpair()
+    listener, (one, two) = _listener(), socket.socketpair()
     with one, contextlib.redirect_stderr(io.StringIO()):
         one.sendall(data)
         one.shutdown(socket.SHUT_WR)
-        door._handshakes[two] = "here"
-        door._authenticate(two, "here")
+        listener._handshakes[two] = "here"
+        listener._authenticate(two, "here")
     with contextlib.suppress(CommTimeoutError):
-        raise AssertionError(f"let in: {door.next_peer(0.0)}")
+        raise AssertionError(f"let in: {listener.next_peer(0.0)}")
 
 
-def _door() -> Any:
+def _listener() -> Any:
     from choros.comm.tcp.auth_socket import AuthListener
 
     if not _kept:

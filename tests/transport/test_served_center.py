@@ -93,7 +93,7 @@ class Host:
         self.kept = reply_segment(self.near)
         self.control_block = ControlBlock.create(WORKERS, 2, 3)
         self.epoch_log = EpochLog(Segment.create(3 * LINE), self.control_block)
-        self.door = auth_socket.AuthListener("127.0.0.1", b"secret")
+        self.listener = auth_socket.AuthListener("127.0.0.1", b"secret")
         self.harm = {}  # at which question: before or after it is answered, or late, and what happens then
         self.came, self.served, self.centers, self.closed = 0, [], [], False
         self.transfers = self.relay = None
@@ -104,7 +104,7 @@ class Host:
             self.relay = VectorRelay(slots, Letters(0, post), self.kept, self.near, [1])
         self.porter = threading.Thread(target=self.welcome, daemon=True)
         self.porter.start()
-        self.line = ReconnectingClient(self.door.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
+        self.line = ReconnectingClient(self.listener.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
         line = self.line
         if by_messages:
             line = TransferClient(self.line, Letters(1, post), 0, "here", len(center), center.dtype)
@@ -115,7 +115,7 @@ class Host:
         slots = TransferSlots(self.transfers, self.near) if self.transfers else None
         while not self.closed:
             try:
-                hello, end = self.door.next_peer(0.1)
+                hello, end = self.listener.next_peer(0.1)
             except CommTimeoutError:
                 continue
             self.came += 1
@@ -150,7 +150,7 @@ class Host:
         for thread in (self.porter, *self.served):
             thread.join(20.0)
         rooms = self.kept, self.segment, self.epoch_log, self.control_block
-        for one in (self.relay, self.door, self.near, self.transfers, *rooms):
+        for one in (self.relay, self.listener, self.near, self.transfers, *rooms):
             if one is not None:
                 one.close()
 
@@ -315,7 +315,7 @@ def test_a_reply_that_comes_too_late_is_no_reply_to_the_next_request(host):
 
 def test_a_server_whose_rank_has_gone_too_is_an_error(host):
     one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    one.door.close()
+    one.listener.close()
     one.harm["ReadCenter"] = "before", None
     for _ in range(2):
         with pytest.raises(PeerLostError, match="The host has gone, and so has the rank that would start another one"):

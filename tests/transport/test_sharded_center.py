@@ -34,20 +34,20 @@ def hosts():
         for i, cut in enumerate(cuts):
             vector, own = center[cut].copy(), others if i == 0 else others[:0]
             segment = SharedMemoryParameterServer.create(vector, own, rule.start(vector, WORKERS), WORKERS)
-            door = AuthListener("127.0.0.1", b"secret")
+            listener = AuthListener("127.0.0.1", b"secret")
             kept = reply_segment(SharedMemoryParameterServer(segment))
-            rooms.extend([door, segment, kept])
-            doors.append((door, segment, kept))
+            rooms.extend([listener, segment, kept])
+            doors.append((listener, segment, kept))
 
         def at(rank, host):
             parts = []
             for i, cut in enumerate(cuts):
-                door, segment, kept = doors[i]
+                listener, segment, kept = doors[i]
                 if i == host:
                     parts.append((cut, SharedMemoryParameterServer(segment, rule, rank, WORKERS)))
                 else:
-                    line = RpcConnection(dial(door.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
-                    guests.append(guest(door, segment, kept, rule))
+                    line = RpcConnection(dial(listener.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
+                    guests.append(guest(listener, segment, kept, rule))
                     parts.append((cut, line))
                     held.insert(0, line)
             found = ShardedParameterServer(rule, parts)
@@ -56,8 +56,8 @@ def hosts():
 
         return at
 
-    def guest(door, segment, kept, rule):
-        hello, end = door.next_peer(5.0)
+    def guest(listener, segment, kept, rule):
+        hello, end = listener.next_peer(5.0)
         center = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
         answer = RpcConnection(end, "a worker", 5.0).serve
         state = STATE_REQUESTS, partial(sharded_snapshot.reply, center)

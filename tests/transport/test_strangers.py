@@ -23,19 +23,19 @@ SECRET = secrets.token_bytes(32)
 
 
 @pytest.fixture
-def door():
-    with AuthListener("127.0.0.1", SECRET) as door:
-        yield door
+def listener():
+    with AuthListener("127.0.0.1", SECRET) as listener:
+        yield listener
 
 
-def stranger(door):
-    host, port = door.place.split(":")
+def stranger(listener):
+    host, port = listener.place.split(":")
     return socket.create_connection((host, int(port)), timeout=5)
 
 
-def came(door):
+def came(listener):
     with pytest.raises(CommTimeoutError, match="No peer connected"):
-        door.next_peer(0.3)
+        listener.next_peer(0.3)
 
 
 def shut(end):
@@ -57,59 +57,59 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_strangers_are_not_let_in(door):
+def test_strangers_are_not_let_in(listener):
     """Who does not know the secret, speaks otherwise or says nothing: nobody comes of it, and the next gets in."""
     with pytest.raises(PeerLostError, match="does not know this job's secret"):
-        dial(door.place, b"another job's", {"rank": 1}, 5)
-    with stranger(door) as end:
+        dial(listener.place, b"another job's", {"rank": 1}, 5)
+    with stranger(listener) as end:
         end.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
         assert shut(end)
-    with stranger(door) as end:  # who knows how it goes, but not the secret
+    with stranger(listener) as end:  # who knows how it goes, but not the secret
         end.sendall(b"choros 1" + b"x" * 16)
         assert len(end.recv(48)) == 48
         end.sendall(b"\0" * 32 + (2).to_bytes(4, "little") + b"{}")
         assert shut(end)
-    with stranger(door) as end:  # a hello that is too long
+    with stranger(listener) as end:  # a hello that is too long
         end.sendall(b"choros 1" + b"x" * 16 + b"\0" * 32 + (1 << 31).to_bytes(4, "little"))
         end.recv(48)
         assert shut(end)
-    silent = stranger(door)
-    came(door)
-    far = dial(door.place, SECRET, {"rank": 2}, 5)
-    hello, near = door.next_peer(5)
+    silent = stranger(listener)
+    came(listener)
+    far = dial(listener.place, SECRET, {"rank": 2}, 5)
+    hello, near = listener.next_peer(5)
     assert hello == {"rank": 2}
     for end in (silent, far, near):
         end.close()
 
 
-def test_what_was_overheard_opens_no_door(door, monkeypatch):
+def test_what_was_overheard_opens_no_door(listener, monkeypatch):
     drawn, sign = [], auth_socket._sign
     monkeypatch.setattr(auth_socket, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
-    far = dial(door.place, SECRET, {"rank": 1}, 5)
-    door.next_peer(5)[1].close()
+    far = dial(listener.place, SECRET, {"rank": 1}, 5)
+    listener.next_peer(5)[1].close()
     far.close()
     for proof in [*drawn]:
-        with stranger(door) as end:
+        with stranger(listener) as end:
             end.sendall(b"choros 1" + b"x" * 16)
             end.recv(48)
             end.sendall(proof + (11).to_bytes(4, "little") + b'{"rank": 1}')
             assert shut(end)
-    came(door)
+    came(listener)
 
 
-def test_who_was_not_taken_when_the_door_closes_is_turned_away(door):
-    with dial(door.place, SECRET, {"rank": 1}, 5) as far:
-        door.close()
+def test_who_was_not_taken_when_the_door_closes_is_turned_away(listener):
+    with dial(listener.place, SECRET, {"rank": 1}, 5) as far:
+        listener.close()
         far.settimeout(5)
         assert shut(far)
 
 
-def test_silent_ones_give_way_to_others(door, monkeypatch, capfd):
+def test_silent_ones_give_way_to_others(listener, monkeypatch, capfd):
     monkeypatch.setattr(auth_socket, "_MAX_HANDSHAKES", 8)
-    silent = [stranger(door) for _ in range(40)]
+    silent = [stranger(listener) for _ in range(40)]
     until(lambda: len(guests()) <= 9)
-    far = dial(door.place, SECRET, {"rank": 1}, 5)
-    hello, near = door.next_peer(5)
+    far = dial(listener.place, SECRET, {"rank": 1}, 5)
+    hello, near = listener.next_peer(5)
     assert hello == {"rank": 1}
     for end in (*silent, far, near):
         end.close()
@@ -122,9 +122,9 @@ def test_silent_ones_give_way_to_others(door, monkeypatch, capfd):
     assert SECRET.hex() not in said
 
 
-def test_one_who_sends_a_byte_now_and_then_has_ten_seconds_in_all(door, monkeypatch):
+def test_one_who_sends_a_byte_now_and_then_has_ten_seconds_in_all(listener, monkeypatch):
     monkeypatch.setattr(auth_socket, "_HANDSHAKE_SECONDS", 0.5)
-    with stranger(door) as end:
+    with stranger(listener) as end:
         begun = time.monotonic()
         while time.monotonic() - begun < 8:
             try:
@@ -135,7 +135,7 @@ def test_one_who_sends_a_byte_now_and_then_has_ten_seconds_in_all(door, monkeypa
         assert time.monotonic() - begun < 5
 
 
-def test_ranks_come_in_while_strangers_flood(door):
+def test_ranks_come_in_while_strangers_flood(listener):
     over, sent = threading.Event(), [0]
     overheard = b"choros 1" + os.urandom(16)
     attacks = (b"", b"GET / HTTP/1.1\r\n\r\n", overheard, overheard + os.urandom(32) + b"\xff" * 4, os.urandom(70_000))
@@ -143,7 +143,7 @@ def test_ranks_come_in_while_strangers_flood(door):
     def flood():
         while not over.is_set():
             try:
-                with stranger(door) as end:
+                with stranger(listener) as end:
                     end.sendall(attacks[sent[0] % len(attacks)])
             except OSError:
                 pass
@@ -154,8 +154,8 @@ def test_ranks_come_in_while_strangers_flood(door):
     for each in attackers:
         each.start()
     for number in range(30):
-        far = dial(door.place, SECRET, {"rank": number}, 20)
-        hello, near = door.next_peer(20)
+        far = dial(listener.place, SECRET, {"rank": number}, 20)
+        hello, near = listener.next_peer(20)
         assert hello == {"rank": number}
         far.close()
         near.close()
@@ -200,8 +200,8 @@ EXHAUSTED = """
 import os, resource, secrets, socket, sys, time
 from choros.comm.tcp.auth_socket import AuthListener, dial
 secret = secrets.token_bytes(32)
-with AuthListener("127.0.0.1", secret) as door:
-    host, port = door.place.split(":")
+with AuthListener("127.0.0.1", secret) as listener:
+    host, port = listener.place.split(":")
     used = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, used + 6))
     held = [os.dup(0) for _ in range(5)]
@@ -211,8 +211,8 @@ with AuthListener("127.0.0.1", secret) as door:
     waiting.close()
     for fd in held:
         os.close(fd)
-    end = dial(door.place, secret, {"rank": 1}, 5)
-    print(door.next_peer(5)[0])
+    end = dial(listener.place, secret, {"rank": 1}, 5)
+    print(listener.next_peer(5)[0])
 """
 
 
@@ -233,7 +233,7 @@ def test_own_processes_may_open_as_many_files_as_the_hard_limit_allows():
     assert done.stdout.split()[-1] == "4096"
 
 
-def test_a_forked_child_does_not_hide_its_parents_death(door):
+def test_a_forked_child_does_not_hide_its_parents_death(listener):
     """As of a data loader or multiprocessing, which may outlive a rank that is killed."""
     script = """
         import os, sys, time
@@ -246,9 +246,9 @@ def test_a_forked_child_does_not_hide_its_parents_death(door):
         print("forked", flush=True)
         time.sleep(60)
     """
-    words = [sys.executable, "-c", textwrap.dedent(script), door.place, SECRET.hex()]
+    words = [sys.executable, "-c", textwrap.dedent(script), listener.place, SECRET.hex()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as rank:
-        _, end = door.next_peer(20.0)
+        _, end = listener.next_peer(20.0)
         assert rank.stdout.readline() == b"forked\n"
         rank.kill()
         rank.wait()

@@ -26,9 +26,9 @@ SECRET = secrets.token_bytes(32)
 
 
 @pytest.fixture
-def door():
-    with AuthListener("127.0.0.1", SECRET) as door:
-        yield door
+def listener():
+    with AuthListener("127.0.0.1", SECRET) as listener:
+        yield listener
 
 
 def test_a_door_that_does_not_know_the_secret_is_left():
@@ -89,10 +89,10 @@ def test_other_libraries_are_told_the_same_network(monkeypatch):
         assert told["NCCL_SOCKET_IFNAME"] == "=hsn0"  # hsn0 alone would mean hsn01 too
 
 
-def test_a_meeting_tells_all_who_did_not_come(door):
-    Rendezvous(door, 3)
+def test_a_meeting_tells_all_who_did_not_come(listener):
+    Rendezvous(listener, 3)
     with pytest.raises(CommTimeoutError, match=r"ranks 1, 2 of 3 did not connect to 127.0.0.1"):
-        join_rendezvous(door.place, SECRET, 0, 0.5)(b"x")
+        join_rendezvous(listener.place, SECRET, 0, 0.5)(b"x")
 
 
 def pair():
@@ -110,12 +110,12 @@ def finish(requests, *sides):
     raise AssertionError("not done")
 
 
-def test_a_rank_that_waits_for_others_says_so_and_for_whom(door, monkeypatch, capfd):
+def test_a_rank_that_waits_for_others_says_so_and_for_whom(listener, monkeypatch, capfd):
     """Two processes with other secrets each wait for the other one, so each tells the mark of its own."""
     monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.3)
-    Rendezvous(door, 2)
+    Rendezvous(listener, 2)
     with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not connect"):
-        join_rendezvous(door.place, SECRET, 0, 1.0)(b"")
+        join_rendezvous(listener.place, SECRET, 0, 1.0)(b"")
     with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
         join_rendezvous("127.0.0.1:1", b"another", 1, 1.0)(b"")
     said = capfd.readouterr().err
@@ -123,12 +123,12 @@ def test_a_rank_that_waits_for_others_says_so_and_for_whom(door, monkeypatch, ca
     assert len(set(marks)) == len(marks) == 2, said
 
 
-def test_a_secret_that_nobody_was_told_is_not_spoken_of(door, monkeypatch, capfd):
+def test_a_secret_that_nobody_was_told_is_not_spoken_of(listener, monkeypatch, capfd):
     """That of tasks of Spark, which the driver draws."""
     monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.3)
-    Rendezvous(door, 2, from_variable=False)
+    Rendezvous(listener, 2, from_variable=False)
     with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not connect"):
-        join_rendezvous(door.place, SECRET, 0, 1.0, from_variable=False)(b"")
+        join_rendezvous(listener.place, SECRET, 0, 1.0, from_variable=False)(b"")
     with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
         join_rendezvous("127.0.0.1:1", b"another", 1, 1.0, from_variable=False)(b"")
     said = capfd.readouterr().err
@@ -140,14 +140,14 @@ def test_a_secret_that_nobody_was_told_is_not_spoken_of(door, monkeypatch, capfd
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, door):
-    Rendezvous(door, 3)
-    first = threading.Thread(target=lambda: errors.append(_error(join_rendezvous(door.place, SECRET, 1, 20.0))))
+def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, listener):
+    Rendezvous(listener, 3)
+    first = threading.Thread(target=lambda: errors.append(_error(join_rendezvous(listener.place, SECRET, 1, 20.0))))
     errors = []
     first.start()
     time.sleep(0.2)
     who = {1: "Two processes connected as rank 1", 3: "A process connected as rank 3"}[rank]
-    errors.append(_error(join_rendezvous(door.place, SECRET, rank, 20.0)))
+    errors.append(_error(join_rendezvous(listener.place, SECRET, rank, 20.0)))
     first.join(10)
     assert len(errors) == 2
     for error in errors:

@@ -388,7 +388,7 @@ class BaseReplica(Metrics):
         return self._marked(), self.generators(), self._facts()
 
     def _facts(self) -> tuple[Any, ...]:
-        return self._rows, self._logs, dict(self._scalars), self._untold, self._by_batch, self._total
+        return self._rows, self._logs, dict(self._scalars), self._step_logs_loss, self._by_batch, self._total
 
     def swap(self, mark: Mark) -> Mark:
         """Restore the state of a mark; return a mark of the state that it replaces."""
@@ -396,7 +396,7 @@ class BaseReplica(Metrics):
         values, generators, facts = mark
         self._go_to(values)
         self.set_generators(generators)
-        self._rows, self._logs, self._scalars, self._untold, self._by_batch, self._total = facts
+        self._rows, self._logs, self._scalars, self._step_logs_loss, self._by_batch, self._total = facts
         return restorable
 
     def _marked(self) -> list[Any]:

@@ -125,7 +125,7 @@ class JaxReplica(BaseReplica):
         foretell = lambda trained, others, data: self.model.predict_step((trained, others), data)  # noqa: E731 - same
         self._foretell = self._on_batches(foretell, (), None)
         self._update = self._jit(self._trace_update, (0, 1), (slots, trained))
-        self._again = self._on_batches(self._trace_repeat, (0, 1, 2, 3), (state, None))
+        self._repeat_step = self._on_batches(self._trace_repeat, (0, 1, 2, 3), (state, None))
         self._leap = self._jit(_leap, (0, 1), (trained, trained))
         self._put = self._jit(self._trace_put, (0,), trained, keep_unused=True)
         self._shift = self._jit(self._trace_shift, (0, 1), (trained, trained))
@@ -310,7 +310,7 @@ class JaxReplica(BaseReplica):
 
     def _repeat(self, data: tuple[Any, ...], gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         parts = self._vector_parts(gradient)
-        state, self._logs = self._again(*self._state, parts, np.asarray(divisor, self.dtype), data)
+        state, self._logs = self._repeat_step(*self._state, parts, np.asarray(divisor, self.dtype), data)
         self._state = list(state)
         jax.block_until_ready(self._state[0])  # XLA may read the caller's memory until the update is complete
 

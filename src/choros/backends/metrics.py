@@ -55,7 +55,7 @@ class Metrics(ABC):
         self._tally: list[Array] = []
         self._rows = 0
         self._trained = [0.0, 0.0]
-        self._untold = self._by_batch = False
+        self._step_logs_loss = self._by_batch = False
         self._scalars: dict[str, tuple[float, bool]] = {}
         self._logs: dict[str, Any] | None = None
 
@@ -226,7 +226,7 @@ class Metrics(ABC):
         if reported.loss != UNUSED:
             self._by_batch |= reported.weight == 1 < rows
             return reported.loss
-        self._untold |= self._logs is not None  # the step then logs its loss itself
+        self._step_logs_loss |= self._logs is not None  # the step then logs its loss itself
         return 0.0
 
     def own_logs(self) -> dict[str, tuple[float, bool]] | None:
@@ -252,7 +252,7 @@ class Metrics(ABC):
 
     def _exact(self) -> dict[str, float]:
         """Return a dict with the running loss of one process; empty if the steps updated the loss metric."""
-        if self._untold or self.loss_metric is None:
+        if self._step_logs_loss or self.loss_metric is None:
             return {}
         if self._tally:
             loss = exact_loss(np.stack(self._tally), sums=self.weigher.sums, by_batch=self._by_batch)

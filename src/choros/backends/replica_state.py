@@ -37,7 +37,7 @@ def take(replica: BaseReplica, whole: bool, ahead: bool) -> tuple[dict[str, Any]
     facts = {
         "rows": int(replica._rows),
         "trained": [float(value) for value in replica._trained],
-        "untold": bool(replica._untold),
+        "step_logs_loss": bool(replica._step_logs_loss),
         "by_batch": bool(replica._by_batch),
     }
     return facts, groups
@@ -60,7 +60,7 @@ def put(replica: BaseReplica, facts: dict[str, Any], groups: Groups) -> None:
     replica._assign(replica.metric_variables, groups["metrics"])
     replica.set_generators(groups["generators"])
     replica._rows, replica._trained = facts["rows"], list(facts["trained"])
-    replica._untold, replica._by_batch = facts["untold"], facts["by_batch"]
+    replica._step_logs_loss, replica._by_batch = facts["step_logs_loss"], facts["by_batch"]
 
 
 def _copies(replica: BaseReplica, variables: list[Any]) -> list[Array]:

@@ -97,12 +97,12 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         self.epochs.append(time.perf_counter() - self._epoch)
         usual = statistics.median(self._here) * len(self._here) if self._here else 0.0
         self.overhead.append(max(0.0, self.epochs[-1] - usual))
-        self._say(f"epoch {epoch + 1}: {self._epoch_text()}")
+        self._write(f"epoch {epoch + 1}: {self._epoch_text()}")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Print the line for all epochs."""
         if self.epochs:
-            self._say(self._end_text())
+            self._write(self._end_text())
 
     def _epoch_text(self) -> str:
         return f"{self.epochs[-1]:.2f} s, {self.overhead[-1]:.2f} s of it not in steps"
@@ -113,7 +113,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
             f"a step {1e3 * self.median:.2f} ms (median)"
         )
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         if self.verbose:
             write_line(f"{type(self).__name__}: {text}")
 

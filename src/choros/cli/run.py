@@ -27,7 +27,7 @@ from choros.launch.horovod_options import OPTIONS, Option
 from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, slots_of, start
 from choros.launch.mpi.launcher import start_under
 from choros.launch.process.rank_supervisor import GRACE, JobResult
-from choros.launch.restart import again
+from choros.launch.restart import run_with_restarts
 from choros.launch.retired import aprun
 from choros.launch.ssh.launcher import SSH, start_on_hosts
 
@@ -361,4 +361,4 @@ def main(args: argparse.Namespace) -> int:
             return start(command, this, verbose=args.verbose)
         return start_on_hosts(command, this, slots, ssh=ssh, network=network, verbose=args.verbose)
 
-    return again(once, args.restarts).code
+    return run_with_restarts(once, args.restarts).code

@@ -53,7 +53,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def again(state: ObjectState, *args: Any, **given: Any) -> Any:
+    def run_until_done(state: ObjectState, *args: Any, **given: Any) -> Any:
         sync, lost = True, None
         while True:
             try:
@@ -70,7 +70,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
             sync = context.begin_anew(sync, lost)
             state.on_reset()
 
-    return again
+    return run_until_done
 
 
 class ObjectState:

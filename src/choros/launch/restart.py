@@ -14,7 +14,7 @@ logger = logging.getLogger(LAUNCHER)
 TURN = "CHOROS_RESTART"  # the variable of the ranks with the number of earlier starts of their job
 
 
-def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobResult:
+def run_with_restarts(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobResult:
     """Start a job, and start it again when it fails.
 
     A job is not restarted after a signal to this process, or after it ended with the code 75 (state saved).
@@ -28,7 +28,7 @@ def again(start: Callable[[dict[str, str]], JobResult], restarts: int) -> JobRes
 
     Example:
         >>> starts = []
-        >>> again(lambda variables: starts.append(variables) or JobResult(len(starts) % 3), 5), starts[-1]
+        >>> run_with_restarts(lambda variables: starts.append(variables) or JobResult(len(starts) % 3), 5), starts[-1]
         (JobResult(code=0, signal=0, failed=()), {'CHOROS_RESTART': '2'})
     """
     turn = 0

@@ -167,12 +167,12 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
     wrong: BaseException | None = None
     with ExitStack() as stack:
         stack.callback(spill.close)
-        door = None if rank else stack.enter_context(AuthListener("", plan.secret, ports(plan.secret)))
-        place = f"{address if door else hosts[0]}:{','.join(map(str, ports(plan.secret)))}"
+        listener = None if rank else stack.enter_context(AuthListener("", plan.secret, ports(plan.secret)))
+        place = f"{address if listener else hosts[0]}:{','.join(map(str, ports(plan.secret)))}"
 
         def swap(payload: bytes) -> list[bytes]:
-            if door:
-                Rendezvous(door, plan.size, from_variable=False)
+            if listener:
+                Rendezvous(listener, plan.size, from_variable=False)
             return join_rendezvous(place, plan.secret, rank, plan.timeout, from_variable=False)(payload)
 
         try:

@@ -26,7 +26,7 @@ class ControlServer:
     """Server that accepts processes that know the job's secret, and receives their messages.
 
     Args:
-        door: AuthListener. Accepts the connections; closed by ``close``.
+        listener: AuthListener. Accepts the connections; closed by ``close``.
         called: function called in a thread after each message is put into ``received``.
 
     Attributes:
@@ -43,8 +43,8 @@ class ControlServer:
         (None, None)
     """
 
-    def __init__(self, door: AuthListener, called: Callable[[], object] = lambda: None) -> None:
-        self.place, self._door, self._called = door.place, door, called
+    def __init__(self, listener: AuthListener, called: Callable[[], object] = lambda: None) -> None:
+        self.place, self._listener, self._called = listener.place, listener, called
         self.received: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
         self._lines: dict[int, _Line] = {}
         self._over = False
@@ -58,7 +58,7 @@ class ControlServer:
     def close(self) -> None:
         """Stop accepting, send queued messages for at most 2 s, then close all connections."""
         self._over = True
-        self._door.close()
+        self._listener.close()
         limit, lines = time.monotonic() + _LAST, list(self._lines.values())
         for line in lines:
             line.finish()
@@ -68,7 +68,7 @@ class ControlServer:
     def _welcome(self) -> None:
         while not self._over:
             try:
-                hello, end = self._door.next_peer(1.0)
+                hello, end = self._listener.next_peer(1.0)
             except CommTimeoutError:
                 continue
             number = hello.get("member")

@@ -87,7 +87,7 @@ class Driver(RankSupervisor):
         self._pinged = 0.0
         self._code: int | None = None  # the exit code, once the job is ending
         self.control_server = control_server(self.wake)
-        self.discovery = Discovery(list(terms.script), terms.hosts, terms.each, changed=self.wake, say=output.say)
+        self.discovery = Discovery(list(terms.script), terms.hosts, terms.each, changed=self.wake, report=output.say)
 
     def watch(self) -> JobResult:
         """Run the job to its end; return the outcome."""

@@ -83,7 +83,7 @@ class Discovery:
         fixed: Slots. The fixed hosts.
         each: int. Slots of a host whose line has no number. Defaults to 1.
         changed: function called in the thread when the hosts have changed.
-        say: function that prints a line when the script fails, hangs, or works again.
+        report: function that prints a line when the script fails, hangs, or works again.
         limit: float. Seconds that one run may take. Defaults to 30.
 
     Attributes:
@@ -101,11 +101,11 @@ class Discovery:
         each: int = 1,
         *,
         changed: Callable[[], object] = lambda: None,
-        say: Callable[[str], object] = print,
+        report: Callable[[str], object] = print,
         limit: float = LIMIT,
     ) -> None:
         self.script, self.slots, self.problem = script, None if script else fixed, ""
-        self._each, self._changed, self._say, self._limit = each, changed, say, limit
+        self._each, self._changed, self._report, self._limit = each, changed, report, limit
         self._over = threading.Event()
         self._running: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._ask_on, name="choros-discovery", daemon=True)
@@ -135,7 +135,7 @@ class Discovery:
                     if problem
                     else "the host discovery script works"
                 )
-                self._say(f"choros run: {text}")
+                self._report(f"choros run: {text}")
                 self.problem = problem
             if not problem and slots != self.slots:
                 self.slots = slots

@@ -31,7 +31,7 @@ class ProcessStarter:
         secret: bytes. The job's secret.
         ssh: the program that starts a command on a host, and its options.
         network: the interface or domain by which the hosts reach each other.
-        say: function that prints a line for each process.
+        report: function that prints a line for each process.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ProcessStarter:
         secret: bytes,
         ssh: str,
         network: str,
-        say: Callable[[str], object],
+        report: Callable[[str], object],
     ) -> None:
         self._command, self._wish, self._secret = list(command), wish, secret
-        self._ssh, self._network, self._say = ssh, network, say
+        self._ssh, self._network, self._report = ssh, network, report
         self._run = secrets.token_hex(8)
         self._shares: dict[str, int] = {}
 
@@ -94,7 +94,7 @@ class ProcessStarter:
             **{f"CHOROS_LOCAL_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
         }
         cores = ",".join(map(str, binding.cores)) or "any"
-        self._say(
+        self._report(
             f"choros run: process {member.number} on {member.host}: cores {cores}; threads {binding.threads}; "
             f"{shlex.join(self._command)}"
         )
@@ -103,7 +103,7 @@ class ProcessStarter:
     def _far(self, member: Member, size: int, variables: dict[str, str], shares: int) -> Prepared:
         agent_variables = {**variables, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
         part = HostShare(size, member.number, nodes=2, variables=agent_variables, share=(member.slot, shares))
-        self._say(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
+        self._report(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
         job = agent_job(member.host, self._ssh, replace(self._wish, size=1), part, self._command, announce=False)
         fds = memory(json.dumps(header_of(job)).encode()), memory(b"")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CHOROS_AGENT": ",".join(map(str, fds))}

@@ -95,8 +95,8 @@ def start_under(
     program, version = find_launcher(launcher)
     mpi_name = find_mpi() if Path(program).name == "srun" else ""
     secret = secrets.token_bytes(32)
-    with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret) as door:
-        head = {"place": door.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
+    with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret) as listener:
+        head = {"place": listener.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
         launcher_command = launch_command(program, wish.size, slots, names, version, mpi_name)
@@ -107,7 +107,7 @@ def start_under(
         job = _Job(
             [*launcher_command, sys.executable, "-m", "choros.launch.mpi.rank_wrapper", *command], environ, wish.grace
         )
-        threading.Thread(target=job.listen_at, args=(door,), name="choros-head", daemon=True).start()
+        threading.Thread(target=job.listen_at, args=(listener,), name="choros-head", daemon=True).start()
         return job.run()
 
 
@@ -123,10 +123,10 @@ class _Job:
             [sys.executable, "-I", "-S", exec_stub.__file__, *command], env=environ, stdin=subprocess.DEVNULL
         )
 
-    def listen_at(self, door: Any) -> None:
+    def listen_at(self, listener: Any) -> None:
         """Wait for the first report of a failure; if the launcher does not end the job then, end the launcher."""
         try:
-            self.first, end = door.next_peer(threading.TIMEOUT_MAX)
+            self.first, end = listener.next_peer(threading.TIMEOUT_MAX)
         except CommTimeoutError:
             return
         end.close()

@@ -93,12 +93,12 @@ class Pool:
         self._hung_up: dict[int, float] = {}
         self._watched: dict[int, tuple[int, Message]] = {}
         self._poll: select.poll | None = None  # the descriptors to wait for; None if it must be made again
-        self._crew = _Crew(echo)
-        self._finalizer = weakref.finalize(self, _Crew.end, self._crew)
+        self._workers = _WorkerProcesses(echo)
+        self._finalizer = weakref.finalize(self, _WorkerProcesses.end, self._workers)
         try:
             for rank in range(size):
                 own = {**os.environ, **(environment[rank] if environment else {})}
-                self._crew.hire(rank, size, own, tuple(cores[rank]) if cores else ())
+                self._workers.start(rank, size, own, tuple(cores[rank]) if cores else ())
             self._greet(start_timeout)
         except BaseException:
             self.kill()
@@ -107,15 +107,15 @@ class Pool:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers."""
-        return tuple(child.pid for child in self._crew.children)
+        return tuple(child.pid for child in self._workers.children)
 
     def alive(self, rank: int) -> bool:
         """Return whether a worker is running."""
-        return rank not in self._ended and bool(self._crew.children) and self._crew.children[rank].check() is None
+        return rank not in self._ended and bool(self._workers.children) and self._workers.children[rank].check() is None
 
     def responds(self, rank: int) -> bool:
         """Return whether a worker is running, and no signal has stopped it."""
-        return self.alive(rank) and not self._crew.children[rank].stopped
+        return self.alive(rank) and not self._workers.children[rank].stopped
 
     def send(self, rank: int, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
         """Send a worker a call, or a message that its running function receives through its link.
@@ -139,7 +139,7 @@ class Pool:
         if "call" in message:
             message = {**message, "module_path": module_path()}
         with contextlib.suppress(PeerLostError):
-            self._crew.wires[rank].send(message, blobs, fds)
+            self._workers.wires[rank].send(message, blobs, fds)
 
     def receive(self, timeout: float) -> Event:
         """Return the next event of any worker.
@@ -242,7 +242,7 @@ class Pool:
             why: the end of the message, after the name of the worker and its host.
             weights: as in ``failure``.
         """
-        child, pump, host = self._crew.children[rank], self._crew.pump, platform.node()
+        child, pump, host = self._workers.children[rank], self._workers.pump, platform.node()
         pump.pull(rank)
         child.sample()
         output = pump.tail(rank)
@@ -258,7 +258,7 @@ class Pool:
 
     def end(self, rank: int) -> None:
         """Kill one worker; ``receive`` returns its ``RankFailure``."""
-        self._crew.children[rank].send_signal(signal.SIGKILL)
+        self._workers.children[rank].send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill all workers and their process groups; a second call does nothing."""
@@ -269,7 +269,7 @@ class Pool:
         if not self._finalizer.alive:
             return
         try:
-            for wire in self._crew.wires:
+            for wire in self._workers.wires:
                 with contextlib.suppress(ChorosError):
                     # A hung worker whose socket is full must not delay the end of the others.
                     wire.send({"call": "exit"}, stalled=0.5)
@@ -298,7 +298,7 @@ class Pool:
             rank: the worker; its unread events are dropped.
         """
         self._poll = None
-        self._crew.replace(rank, self.size)
+        self._workers.replace(rank, self.size)
         self._ended.pop(rank, None)
         self._hung_up.pop(rank, None)
         self._events = deque(event for event in self._events if event[0] != rank)
@@ -312,7 +312,7 @@ class Pool:
                 rank, event, _ = self.receive(max(0.0, limit - time.monotonic()))
             except CommTimeoutError:
                 missing = tuple(sorted(waiting))
-                printed = "\n".join(self._crew.pump.tail(rank) for rank in missing)
+                printed = "\n".join(self._workers.pump.tail(rank) for rank in missing)
                 raise CommTimeoutError(
                     f"the workers {missing} did not start within {timeout:g} s"
                     + (f"; they printed:\n{printed}" if printed.strip() else " and printed nothing"),
@@ -324,7 +324,7 @@ class Pool:
 
     def _gather(self, wait: float) -> None:
         """Wait until a worker or a watched descriptor is ready, and collect all events."""
-        crew = self._crew
+        workers = self._workers
         if self._poll is None:
             self._poll = self._register()
         wait = wait if self._seen_by_kernel else min(wait, 0.04)  # without a pidfd, check at short intervals
@@ -334,8 +334,8 @@ class Pool:
         if watched and watched == ready:
             return
         each = bool(self._hung_up) or not (self._seen_by_kernel and ready)  # then check all workers
-        for rank, child in enumerate(crew.children):
-            if rank in self._ended or not (each or {crew.wires[rank].fileno(), child.pidfd} & ready):
+        for rank, child in enumerate(workers.children):
+            if rank in self._ended or not (each or {workers.wires[rank].fileno(), child.pidfd} & ready):
                 continue
             self._read(rank)
             if not each and child.pidfd not in ready:
@@ -352,7 +352,7 @@ class Pool:
         """Return the descriptors to wait on; kept, as a caller may wait thousands of times a second."""
         poll = select.poll()
         self._seen_by_kernel = True
-        for rank, (child, wire) in enumerate(zip(self._crew.children, self._crew.wires, strict=True)):
+        for rank, (child, wire) in enumerate(zip(self._workers.children, self._workers.wires, strict=True)):
             if rank not in self._ended:
                 if rank not in self._hung_up:
                     poll.register(wire, select.POLLIN)
@@ -365,7 +365,7 @@ class Pool:
         return poll
 
     def _read(self, rank: int) -> None:
-        wire = self._crew.wires[rank]
+        wire = self._workers.wires[rank]
         while rank not in self._hung_up and wire.poll():
             try:
                 message, blobs, fds = wire.receive(0)
@@ -378,17 +378,17 @@ class Pool:
 
     def _note(self, rank: int, event: Message | RankFailure, blobs: list[bytearray]) -> None:
         if isinstance(event, RankFailure):
-            self._crew.pump.pull(rank)
-            event = replace(event, output=self._crew.pump.tail(rank))
+            self._workers.pump.pull(rank)
+            event = replace(event, output=self._workers.pump.tail(rank))
         self._events.append((rank, event, blobs))
 
 
-class _Crew:
+class _WorkerProcesses:
     """The processes of a pool, separate from it, so that a finalizer can end them after the pool is collected."""
 
     def __init__(self, echo: Callable[[int, str], None] | None) -> None:
         self.wires: list[UnixConnection] = []
-        self._hired: dict[int, tuple[Mapping[str, str], tuple[int, ...]]] = {}
+        self._started_with: dict[int, tuple[Mapping[str, str], tuple[int, ...]]] = {}
         self._owner = os.getpid()
         self.pump = OutputPump(None if echo is None else lambda rank, _, line: echo(rank, line))
 
@@ -396,9 +396,9 @@ class _Crew:
     def children(self) -> list[Child]:
         return self.pump.children
 
-    def hire(self, rank: int, size: int, environment: Mapping[str, str], cores: tuple[int, ...]) -> None:
+    def start(self, rank: int, size: int, environment: Mapping[str, str], cores: tuple[int, ...]) -> None:
         """Start one worker."""
-        self._hired[rank] = (environment, cores)
+        self._started_with[rank] = (environment, cores)
         environment = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
         environment |= {"CHOROS_WORKER": "1", **python_variables()}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -430,13 +430,13 @@ class _Crew:
         child, wire = self.children[rank], self.wires[rank]
         child.send_signal(signal.SIGKILL)
         child.wait(10.0)
-        self.hire(rank, size, *self._hired[rank])
-        # ``hire`` has appended the new process. It takes the index of its rank.
+        self.start(rank, size, *self._started_with[rank])
+        # ``start`` has appended the new process. It takes the index of its rank.
         self.wires[rank] = self.wires.pop()
         self.children[rank] = self.children.pop()
         wire.close()
 
-    def _slay(self) -> None:
+    def _kill_all(self) -> None:
         for child in self.children:
             child.send_signal(signal.SIGKILL)
         for child in self.children:
@@ -446,8 +446,8 @@ class _Crew:
         """Kill and reap all workers, close all connections; do nothing in a fork of the caller."""
         if os.getpid() != self._owner:
             return
-        self._slay()
+        self._kill_all()
         self.pump.stop()
-        self._slay()  # also a worker whose start was under way
+        self._kill_all()  # also a worker whose start was under way
         for wire in self.wires:
             wire.close()

@@ -81,9 +81,9 @@ def start_on_hosts(
     secret = secrets.token_bytes(32)
     memories: list[int] = []
     has_local = any(is_this_machine(host) for host, _ in hosts)
-    with AuthListener(head_address(network, has_local), secret) as door:
-        Rendezvous(door, wish.size)
-        common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": door.place, "CHOROS_NODES": str(len(hosts))}
+    with AuthListener(head_address(network, has_local), secret) as listener:
+        Rendezvous(listener, wish.size)
+        common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": listener.place, "CHOROS_NODES": str(len(hosts))}
         common |= {"CHOROS_HOSTS": ",".join(host for host, _ in hosts), "CHOROS_NETWORK": network}
         try:
             first = 0

@@ -120,7 +120,7 @@ class CheckpointManager:
                 lead, f"there is no checkpoint in {self.checkpoint.store.directory}: training starts from the beginning"
             )
         self._run = {**self._run, "seed": job.seed}
-        return self.resumed_config(job, again=False)
+        return self.resumed_config(job, in_same_fit=False)
 
     @staticmethod
     def _log(lead: bool, text: str) -> None:
@@ -147,13 +147,13 @@ class CheckpointManager:
                     "settings and data, or give another directory."
                 )
 
-    def resumed_config(self, job: FitConfig, again: bool = True) -> FitConfig:
+    def resumed_config(self, job: FitConfig, in_same_fit: bool = True) -> FitConfig:
         """Return the job that resumes from the latest state."""
         if self.latest is None:
             return job
         facts = self.latest.facts
         epoch = job.epochs if facts["over"] else facts["epoch"]
-        return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=again)
+        return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=in_same_fit)
 
     def optimizer(self, rank: int = 0) -> list[Array]:
         """Return a rank's optimizer variables in the latest state of an asynchronous run; [] if there are none."""

@@ -128,14 +128,14 @@ class CallbackServer(ABC):
         secret = secrets.token_bytes(32)
         # A restart opens this server again: events of earlier ranks must not be read as those of the new ones.
         self.hosts, self._events = {}, queue.Queue()
-        with AuthListener(head_address(network, here), secret) as door:
-            threading.Thread(target=self._welcome, args=(door,), name="choros-home", daemon=True).start()
-            yield {"place": door.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
+        with AuthListener(head_address(network, here), secret) as listener:
+            threading.Thread(target=self._welcome, args=(listener,), name="choros-home", daemon=True).start()
+            yield {"place": listener.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
 
-    def _welcome(self, door: AuthListener) -> None:
+    def _welcome(self, listener: AuthListener) -> None:
         while True:
             try:
-                hello, end = door.next_peer(threading.TIMEOUT_MAX)
+                hello, end = listener.next_peer(threading.TIMEOUT_MAX)
             except ChorosError:
                 return
             rank, host = int(hello["rank"]), str(hello["host"])

@@ -470,7 +470,7 @@ def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> Non
     # The constructor of rank 0's checkpointer has restored the center. No rank may read it earlier.
     reporter.base.barrier()
     state_of(center).refresh(center)
-    context.again = saver.latest is not None
+    context.resumes = saver.latest is not None
 
 
 def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Array, Array], epoch: int | None) -> None:

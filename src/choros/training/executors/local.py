@@ -161,14 +161,14 @@ class LocalRun:
                     self.pool = self.restart_policy.start(self.workers)
                     return self._run()
                 except WorkerFailedError as error:
-                    if not self.again(error):
+                    if not self.prepare_restart(error):
                         raise
 
     def ask(self) -> None:
         """Request a checkpoint from the workers, after which this process ends."""
         self.control_block.request_end()
 
-    def again(self, error: WorkerFailedError) -> bool:
+    def prepare_restart(self, error: WorkerFailedError) -> bool:
         """Prepare a restart of all workers from the last saved state. Return False if no restart is possible."""
         if not self.restart_policy.retry:
             return False
@@ -225,7 +225,7 @@ class LocalRun:
             messages.DataLayout(self.entries, len(self.payload.model.arrays), self.payload.model.foreign),
             depth=0 if self.stream is None else self.stream.depth,
             ahead=0 if self.stream is None else self.stream.ahead,
-            again=self.job.asynchronous and self.saver.latest is not None,
+            resumes=self.job.asynchronous and self.saver.latest is not None,
             snapshots=self.snapshots is not None,
             best=self.best is not None,
         )

@@ -89,7 +89,7 @@ class RemoteRun(CallbackServer):
                     tallies, losses, transport = self._attempt()
                     break
                 except WorkerFailedError as error:
-                    if not self.again(error):
+                    if not self.prepare_restart(error):
                         raise
         put(self.model, self.latest)
         record = RunRecord.of(self.plan.algorithm, self.job.mode, tallies, startup, losses, transport)
@@ -117,7 +117,7 @@ class RemoteRun(CallbackServer):
                 self.dismiss()
                 process.end(self.patience)
 
-    def again(self, error: WorkerFailedError) -> bool:
+    def prepare_restart(self, error: WorkerFailedError) -> bool:
         """Prepare a restart of all ranks from the last state. Return False if no restart is possible."""
         if not (self.restart_policy.retry and self.hosts):  # if no rank has connected, a restart is not likely to help
             return False

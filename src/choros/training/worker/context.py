@@ -53,7 +53,7 @@ class WorkerContext:
         center: the parameter server, or None.
         arrived: float. ``time.perf_counter()`` at the arrival of the job.
         state: the state from which this synchronous rank resumes, or None.
-        again: bool. Whether this rank has exchanged with the center before, in an earlier process.
+        resumes: bool. Whether this rank has exchanged with the center before, in an earlier process.
         snapshots: the center at epochs' ends for callbacks, or None.
         best: the best member of an Ensemble at epochs' ends, or None.
         reporter: CallbackChannel, set before training.
@@ -71,7 +71,7 @@ class WorkerContext:
     center: Any
     arrived: float
     state: Part | None = None
-    again: bool = False
+    resumes: bool = False
     snapshots: Slots | None = None
     best: BestMemberSlots | None = None
     reporter: CallbackChannel = field(init=False)

@@ -224,7 +224,7 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
         with reuse.kept(key, replica):
             run_rank(
                 request, rank, connect, train_rank,
-                devices=devices, layout=layout, replica=replica, state=state, again=task.again,
+                devices=devices, layout=layout, replica=replica, state=state, resumes=task.resumes,
             )  # fmt: skip
 
 

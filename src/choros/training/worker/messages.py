@@ -172,7 +172,7 @@ class WorkerTask:
     data: DataLayout
     depth: int = 0
     ahead: int = 0
-    again: bool = False
+    resumes: bool = False
     snapshots: bool = False
     best: bool = False
     line: bool = False

@@ -34,7 +34,7 @@ def run_rank(
     layout: keras.distribution.ModelParallel | None = None,
     replica: Replica | None = None,
     state: Part | None = None,
-    again: bool = False,
+    resumes: bool = False,
 ) -> ResultT:
     """Train one rank, and return what ``train`` returns.
 
@@ -47,7 +47,7 @@ def run_rank(
         layout: the ``keras.distribution.ModelParallel`` with which the model was created (JAX).
         replica: a built replica, which the caller keeps; None builds one.
         state: the state from which this rank resumes. Of asynchronous ranks only the optimizer's state is used.
-        again: whether this rank has exchanged with the center before, in an earlier process.
+        resumes: whether this rank has exchanged with the center before, in an earlier process.
     """
     job, algorithm = request.job, request.algorithm
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def run_rank(
             replica.set_optimizer_state(optimizer)
         comm = connect(replica)
         stack.callback(comm.close)
-        seed_replica(replica, job, rank, again)
+        seed_replica(replica, job, rank, resumes)
         context = WorkerContext(
             rank=rank,
             job=job,
@@ -76,7 +76,7 @@ def run_rank(
             center=comm.center,
             arrived=request.begun,
             state=None if job.asynchronous else state,
-            again=again,
+            resumes=resumes,
             snapshots=comm.snapshots,
             best=comm.best,
         )

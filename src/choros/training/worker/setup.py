@@ -84,20 +84,20 @@ def rank_devices(job: FitConfig, rank: int) -> list[str]:
     return choose_devices(job.devices[rank]) if job.devices else []
 
 
-def seed_replica(replica: Replica, job: FitConfig, rank: int, again: bool = False) -> None:
+def seed_replica(replica: Replica, job: FitConfig, rank: int, resumes: bool = False) -> None:
     """Set the random seeds of a replica for its rank.
 
     Args:
         replica: the built replica of this rank.
         job: FitConfig.
         rank: int.
-        again: whether this is a restarted rank, which gets other seeds than the first time. Defaults to False.
+        resumes: whether this is a restarted rank, which gets other seeds than the first time. Defaults to False.
     """
     replica.fold_seeds(first_replica(job, rank), job.fold_seed)
     replica.seed_generators(rank, job.seed)
     # A restarted rank has trained with the first random numbers already. The numbers added here are above those of all
     # ranks, so no other rank has these seeds.
-    if again:
+    if resumes:
         replica.fold_seeds(first_replica(job, rank) + first_replica(job, job.workers), None)
         replica.seed_generators(rank + job.workers, job.seed)
 

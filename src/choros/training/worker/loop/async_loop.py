@@ -47,13 +47,13 @@ class AsyncLoop:
             run.center.read(self.local, self.others)
             self.exchange.seen[...] = self.local
             self.adopt_weights()
-        restarted = run.again and resume_worker(run)
+        restarted = run.resumes and resume_worker(run)
         if not restarted:
             self.replica.reset_metrics()
         if run.job.keep is not None and self.exchange is not None:
             save_position(run, run.begin)
         run.start_clock()
-        if run.again:
+        if run.resumes:
             self.report_missed()
         if run.algorithm.momentum:
             self.replica.look_ahead(run.algorithm.momentum)
@@ -180,7 +180,7 @@ class AsyncLoop:
         """Add the metrics to the control block. The last worker sums them, validates the center and reports."""
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
-        if run.again and (index < 0 or run.control_block.ended(index, run.rank)):
+        if run.resumes and (index < 0 or run.control_block.ended(index, run.rank)):
             # index < 0: the epoch was reported before the checkpoint. Else the last worker may have died before it
             # reported the epoch.
             if index >= 0 and run.control_block.complete(index):
