@@ -170,7 +170,7 @@ def _line(group, rule, count, way, address, stack):
             ServerConfig(algorithms.to_config(rule), "", 2, 300.0, "ab" * 32, address, **descriptors)
         )
         stack.callback(server.close)
-        place = server.place
+        place = server.address
     place = group.gather(place.encode())[0].decode()
     if group.rank == 0:
         return None

@@ -3,9 +3,9 @@
     python drills/attack.py
 
 Ranks that mpiexec starts speak with the caller of a Trainer over a listener. It trains twice, once left alone, once
-while somebody connects and leaves, says nothing, sends half a greeting, one with a wrong proof, an oversized one and 100 KB
-of noise. Prints JSON: whether the weights are the same to the bit, what was refused and logged, processor time of the
-listener's threads over that of all processes of the job.
+while somebody connects and leaves, says nothing, sends half a greeting, one with a wrong proof, an oversized one and
+100 KB of noise. Prints JSON: whether the weights are the same to the bit, what was refused and logged, processor time
+of the listener's threads over that of all processes of the job.
 """
 
 import argparse

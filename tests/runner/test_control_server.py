@@ -23,7 +23,7 @@ def control_server():
 
 def come(control_server, number):
     """A process of the job, once the control server has let it in."""
-    channel = RpcConnection(dial(control_server.place, SECRET, {"member": number}, 5.0), "the control server", 10.0)
+    channel = RpcConnection(dial(control_server.address, SECRET, {"member": number}, 5.0), "the control server", 10.0)
     assert control_server.received.get(timeout=10.0) == (number, Connected())
     return channel
 

@@ -104,7 +104,7 @@ class Host:
             self.relay = VectorRelay(slots, Letters(0, post), self.kept, self.near, [1])
         self.porter = threading.Thread(target=self.welcome, daemon=True)
         self.porter.start()
-        self.line = ReconnectingClient(self.listener.place, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
+        self.line = ReconnectingClient(self.listener.address, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
         line = self.line
         if by_messages:
             line = TransferClient(self.line, Letters(1, post), 0, "here", len(center), center.dtype)
@@ -374,7 +374,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
         try:
             stuck, other = (
                 RpcConnection(
-                    auth_socket.dial(server.place, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0
+                    auth_socket.dial(server.address, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0
                 )
                 for rank in range(WORKERS)
             )

@@ -46,7 +46,7 @@ def hosts():
                 if i == host:
                     parts.append((cut, SharedMemoryParameterServer(segment, rule, rank, WORKERS)))
                 else:
-                    line = RpcConnection(dial(listener.place, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
+                    line = RpcConnection(dial(listener.address, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
                     guests.append(guest(listener, segment, kept, rule))
                     parts.append((cut, line))
                     held.insert(0, line)

@@ -29,7 +29,7 @@ def listener():
 
 
 def stranger(listener):
-    host, port = listener.place.split(":")
+    host, port = listener.address.split(":")
     return socket.create_connection((host, int(port)), timeout=5)
 
 
@@ -60,7 +60,7 @@ def until(condition):
 def test_strangers_are_not_let_in(listener):
     """Who does not know the secret, speaks otherwise or says nothing: nobody comes of it, and the next gets in."""
     with pytest.raises(PeerLostError, match="does not know this job's secret"):
-        dial(listener.place, b"another job's", {"rank": 1}, 5)
+        dial(listener.address, b"another job's", {"rank": 1}, 5)
     with stranger(listener) as end:
         end.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
         assert shut(end)
@@ -75,7 +75,7 @@ def test_strangers_are_not_let_in(listener):
         assert shut(end)
     silent = stranger(listener)
     came(listener)
-    far = dial(listener.place, SECRET, {"rank": 2}, 5)
+    far = dial(listener.address, SECRET, {"rank": 2}, 5)
     hello, near = listener.next_peer(5)
     assert hello == {"rank": 2}
     for end in (silent, far, near):
@@ -85,7 +85,7 @@ def test_strangers_are_not_let_in(listener):
 def test_what_was_overheard_opens_no_door(listener, monkeypatch):
     drawn, sign = [], auth_socket._sign
     monkeypatch.setattr(auth_socket, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
-    far = dial(listener.place, SECRET, {"rank": 1}, 5)
+    far = dial(listener.address, SECRET, {"rank": 1}, 5)
     listener.next_peer(5)[1].close()
     far.close()
     for proof in [*drawn]:
@@ -98,7 +98,7 @@ def test_what_was_overheard_opens_no_door(listener, monkeypatch):
 
 
 def test_who_was_not_taken_when_the_door_closes_is_turned_away(listener):
-    with dial(listener.place, SECRET, {"rank": 1}, 5) as far:
+    with dial(listener.address, SECRET, {"rank": 1}, 5) as far:
         listener.close()
         far.settimeout(5)
         assert shut(far)
@@ -108,7 +108,7 @@ def test_silent_ones_give_way_to_others(listener, monkeypatch, capfd):
     monkeypatch.setattr(auth_socket, "_MAX_HANDSHAKES", 8)
     silent = [stranger(listener) for _ in range(40)]
     until(lambda: len(guests()) <= 9)
-    far = dial(listener.place, SECRET, {"rank": 1}, 5)
+    far = dial(listener.address, SECRET, {"rank": 1}, 5)
     hello, near = listener.next_peer(5)
     assert hello == {"rank": 1}
     for end in (*silent, far, near):
@@ -154,7 +154,7 @@ def test_ranks_come_in_while_strangers_flood(listener):
     for each in attackers:
         each.start()
     for number in range(30):
-        far = dial(listener.place, SECRET, {"rank": number}, 20)
+        far = dial(listener.address, SECRET, {"rank": number}, 20)
         hello, near = listener.next_peer(20)
         assert hello == {"rank": number}
         far.close()
@@ -201,7 +201,7 @@ import os, resource, secrets, socket, sys, time
 from choros.comm.tcp.auth_socket import AuthListener, dial
 secret = secrets.token_bytes(32)
 with AuthListener("127.0.0.1", secret) as listener:
-    host, port = listener.place.split(":")
+    host, port = listener.address.split(":")
     used = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, used + 6))
     held = [os.dup(0) for _ in range(5)]
@@ -211,7 +211,7 @@ with AuthListener("127.0.0.1", secret) as listener:
     waiting.close()
     for fd in held:
         os.close(fd)
-    end = dial(listener.place, secret, {"rank": 1}, 5)
+    end = dial(listener.address, secret, {"rank": 1}, 5)
     print(listener.next_peer(5)[0])
 """
 
@@ -246,7 +246,7 @@ def test_a_forked_child_does_not_hide_its_parents_death(listener):
         print("forked", flush=True)
         time.sleep(60)
     """
-    words = [sys.executable, "-c", textwrap.dedent(script), listener.place, SECRET.hex()]
+    words = [sys.executable, "-c", textwrap.dedent(script), listener.address, SECRET.hex()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as rank:
         _, end = listener.next_peer(20.0)
         assert rank.stdout.readline() == b"forked\n"

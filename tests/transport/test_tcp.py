@@ -36,7 +36,7 @@ def test_a_door_that_does_not_know_the_secret_is_left():
         AuthListener("127.0.0.1", b"somebody else's") as other,
         pytest.raises(PeerLostError, match="does not belong to this job"),
     ):
-        dial(other.place, SECRET, {}, 5)
+        dial(other.address, SECRET, {}, 5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         threading.Thread(target=lambda: deaf.accept()[0].close(), daemon=True).start()
         with pytest.raises(PeerLostError, match="No listener answers|ended"):
@@ -56,7 +56,7 @@ def test_the_first_of_several_ports_that_has_this_job():
         AuthListener("127.0.0.1", b"another job's", [first]),
         AuthListener("127.0.0.1", SECRET, [first, second]) as mine,
     ):
-        assert mine.place.endswith(f":{second}")
+        assert mine.address.endswith(f":{second}")
         end = dial(f"127.0.0.1:{first},{second}", SECRET, {"rank": 1}, 5)
         hello, near = mine.next_peer(5)
         assert hello == {"rank": 1}
@@ -92,7 +92,7 @@ def test_other_libraries_are_told_the_same_network(monkeypatch):
 def test_a_meeting_tells_all_who_did_not_come(listener):
     Rendezvous(listener, 3)
     with pytest.raises(CommTimeoutError, match=r"ranks 1, 2 of 3 did not connect to 127.0.0.1"):
-        join_rendezvous(listener.place, SECRET, 0, 0.5)(b"x")
+        join_rendezvous(listener.address, SECRET, 0, 0.5)(b"x")
 
 
 def pair():
@@ -115,7 +115,7 @@ def test_a_rank_that_waits_for_others_says_so_and_for_whom(listener, monkeypatch
     monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.3)
     Rendezvous(listener, 2)
     with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not connect"):
-        join_rendezvous(listener.place, SECRET, 0, 1.0)(b"")
+        join_rendezvous(listener.address, SECRET, 0, 1.0)(b"")
     with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
         join_rendezvous("127.0.0.1:1", b"another", 1, 1.0)(b"")
     said = capfd.readouterr().err
@@ -128,7 +128,7 @@ def test_a_secret_that_nobody_was_told_is_not_spoken_of(listener, monkeypatch, c
     monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.3)
     Rendezvous(listener, 2, from_variable=False)
     with pytest.raises(CommTimeoutError, match="rank 1 of 2 did not connect"):
-        join_rendezvous(listener.place, SECRET, 0, 1.0, from_variable=False)(b"")
+        join_rendezvous(listener.address, SECRET, 0, 1.0, from_variable=False)(b"")
     with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
         join_rendezvous("127.0.0.1:1", b"another", 1, 1.0, from_variable=False)(b"")
     said = capfd.readouterr().err
@@ -142,12 +142,12 @@ def test_a_secret_that_nobody_was_told_is_not_spoken_of(listener, monkeypatch, c
 @pytest.mark.parametrize("rank", [1, 3])
 def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, listener):
     Rendezvous(listener, 3)
-    first = threading.Thread(target=lambda: errors.append(_error(join_rendezvous(listener.place, SECRET, 1, 20.0))))
+    first = threading.Thread(target=lambda: errors.append(_error(join_rendezvous(listener.address, SECRET, 1, 20.0))))
     errors = []
     first.start()
     time.sleep(0.2)
     who = {1: "Two processes connected as rank 1", 3: "A process connected as rank 3"}[rank]
-    errors.append(_error(join_rendezvous(listener.place, SECRET, rank, 20.0)))
+    errors.append(_error(join_rendezvous(listener.address, SECRET, rank, 20.0)))
     first.join(10)
     assert len(errors) == 2
     for error in errors:
@@ -164,7 +164,7 @@ def test_two_first_ranks_on_a_host_are_told_so():
             pytest.raises(InvalidInputError, match="is rank 0 of this job"),
         ):
             refuse_second_rank_zero(second, among)
-        assert "Two processes connected as rank 0 of 2" in _error(join_rendezvous(first.place, SECRET, 0, 20.0))
+        assert "Two processes connected as rank 0 of 2" in _error(join_rendezvous(first.address, SECRET, 0, 20.0))
 
 
 def _error(swap):

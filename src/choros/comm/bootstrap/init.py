@@ -248,7 +248,7 @@ def _serve_rendezvous(
     with AuthListener(address, secret, candidate_ports) as listener:
         refuse_second_rank_zero(listener, candidate_ports)
         Rendezvous(listener, size)
-        return join_rendezvous(f"{address or LOOPBACK}:{listener.place.rpartition(':')[2]}", secret, 0, timeout)(data)
+        return join_rendezvous(f"{address or LOOPBACK}:{listener.address.rpartition(':')[2]}", secret, 0, timeout)(data)
 
 
 def _prefer_hierarchical(group: MessageGroup) -> Group:

@@ -36,7 +36,7 @@ class Rendezvous:
     Example:
         >>> with AuthListener("127.0.0.1", b"secret") as listener:
         ...     server = Rendezvous(listener, 1)
-        ...     join_rendezvous(listener.place, b"secret", 0, 5.0)(b"here")
+        ...     join_rendezvous(listener.address, b"secret", 0, 5.0)(b"here")
         [b'here']
     """
 
@@ -62,7 +62,7 @@ class Rendezvous:
                         logger.warning(f"{missing} did not connect within {_REPORT_SECONDS:g} s{hint}")
                     continue
                 error = (
-                    f"{missing} did not connect to {self._listener.place} within "
+                    f"{missing} did not connect to {self._listener.address} within "
                     f"{limit:g} s: check that they were started and can reach this host."
                 )
                 break
@@ -101,10 +101,10 @@ def refuse_second_rank_zero(listener: AuthListener, candidate_ports: Sequence[in
     Raises:
         InvalidInputError: another rank 0 of this job listens.
     """
-    for port in candidate_ports[: candidate_ports.index(int(listener.place.rpartition(":")[2]))]:
+    for port in candidate_ports[: candidate_ports.index(int(listener.address.rpartition(":")[2]))]:
         with suppress(PeerLostError):  # the port is free, or belongs to another job
             dial(
-                f"{listener.place.rpartition(':')[0] or '127.0.0.1'}:{port}",
+                f"{listener.address.rpartition(':')[0] or '127.0.0.1'}:{port}",
                 listener.secret,
                 {"rank": 0, "twice": True},
                 0.0,

@@ -81,7 +81,7 @@ class AuthListener:
 
     Example:
         >>> with AuthListener("127.0.0.1", b"a secret") as listener:
-        ...     client = dial(listener.place, b"a secret", {"rank": 1}, 5.0)
+        ...     client = dial(listener.address, b"a secret", {"rank": 1}, 5.0)
         ...     hello, server = listener.next_peer(5.0)
         ...     server.sendall(b"good day")
         ...     hello, client.recv(8)
@@ -107,7 +107,7 @@ class AuthListener:
                 f"No port of {list(ports)} can be opened at {address}, which must be this host's: {bind_error}"
             )
         close_in_children(self._socket)
-        self.place = f"{address}:{self._socket.getsockname()[1]}"
+        self.address = f"{address}:{self._socket.getsockname()[1]}"
         self._closed = False
         self._handshakes, self._lock = dict[socket.socket, str](), threading.Lock()
         self._rejected, self._last_rejected_host, self._last_report = 0, "", 0.0
@@ -125,7 +125,7 @@ class AuthListener:
         try:
             return self._accepted.get(timeout=max(timeout, 0.0))
         except queue.Empty:
-            raise CommTimeoutError(f"No peer connected to {self.place} within {timeout:.1f} s.") from None
+            raise CommTimeoutError(f"No peer connected to {self.address} within {timeout:.1f} s.") from None
 
     def _accept_loop(self) -> None:
         while not self._closed:
@@ -161,7 +161,7 @@ class AuthListener:
         if time.monotonic() - self._last_shortage_report > _REPORT_SECONDS:
             self._last_shortage_report = time.monotonic()
             logger.warning(
-                f"no peer can connect to {self.place} for now ({error}); this process tries again. If this "
+                f"no peer can connect to {self.address} for now ({error}); this process tries again. If this "
                 "lasts, raise its limit of open files (ulimit -n) or of processes (ulimit -u)."
             )
         # Without a pause the loop would spin: a connection that cannot be accepted stays in the queue.
@@ -222,7 +222,7 @@ class AuthListener:
             peers = "1 peer" if self._rejected == 1 else f"{self._rejected} peers"
             verb = "was" if self._rejected == 1 else "were"
             logger.warning(
-                f"{peers} that did not know this job's secret {verb} rejected at {self.place}, the last from "
+                f"{peers} that did not know this job's secret {verb} rejected at {self.address}, the last from "
                 f"{self._last_rejected_host}"
             )
         self._rejected = 0

@@ -55,7 +55,7 @@ class TcpGroup(MessageGroup):
         # The listener opens before the addresses are exchanged: a rank that has an address can connect at once.
         with AuthListener(address, secret) as listener:
             addresses = [
-                json.loads(text) for text in exchange(json.dumps([listener.place, os.uname().nodename]).encode())
+                json.loads(text) for text in exchange(json.dumps([listener.address, os.uname().nodename]).encode())
             ]
             sockets = {}
             # A rank connects to all lower ranks and accepts all higher ranks, so each pair has one socket.
@@ -73,7 +73,7 @@ class TcpGroup(MessageGroup):
                     hello, sock = listener.next_peer(deadline - time.monotonic())
                 except CommTimeoutError:
                     raise CommTimeoutError(
-                        f"{where} waited {timeout:g} s at {listener.place} for {format_ranks(sorted(missing))} of "
+                        f"{where} waited {timeout:g} s at {listener.address} for {format_ranks(sorted(missing))} of "
                         f"{size}, which may be busy or gone, or cannot reach this host: name a network that all ranks "
                         "share in CHOROS_NETWORK, or check the firewall.",
                         tuple(sorted(missing)),

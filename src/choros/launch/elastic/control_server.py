@@ -36,7 +36,8 @@ class ControlServer:
         >>> from choros.comm.tcp.auth_socket import dial
         >>> from choros.launch.elastic.messages import Ping
         >>> control_server = ControlServer(AuthListener("127.0.0.1", b"a secret"))
-        >>> far = RpcConnection(dial(control_server.place, b"a secret", {"member": 3}, 5.0), "the control server", 5.0)
+        >>> socket = dial(control_server.address, b"a secret", {"member": 3}, 5.0)
+        >>> far = RpcConnection(socket, "the control server", 5.0)
         >>> control_server.received.get(timeout=5.0), control_server.send(3, Ping()), far.receive()[0]
         ((3, Connected()), True, {'op': 'Ping'})
         >>> control_server.close(), far.close()
@@ -44,7 +45,7 @@ class ControlServer:
     """
 
     def __init__(self, listener: AuthListener, called: Callable[[], object] = lambda: None) -> None:
-        self.place, self._listener, self._called = listener.place, listener, called
+        self.address, self._listener, self._called = listener.address, listener, called
         self.received: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
         self._lines: dict[int, _Line] = {}
         self._over = False

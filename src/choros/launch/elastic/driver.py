@@ -224,7 +224,8 @@ class Driver(RankSupervisor):
             member = self.members[number] = self.starter.member(number, host, slots, self.members.values(), now)
             if not member.machine:
                 self.output.keep(number)
-            command, environment, cores, fds = self.starter.prepare(member, self.control_server.place, self.terms.first)
+            address = self.control_server.address
+            command, environment, cores, fds = self.starter.prepare(member, address, self.terms.first)
             try:
                 self.start(number, command, environment, cores, fds)
             except OSError as error:

@@ -96,7 +96,7 @@ def start_under(
     mpi_name = find_mpi() if Path(program).name == "srun" else ""
     secret = secrets.token_bytes(32)
     with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret) as listener:
-        head = {"place": listener.place, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
+        head = {"place": listener.address, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
         launcher_command = launch_command(program, wish.size, slots, names, version, mpi_name)

@@ -83,7 +83,7 @@ def start_on_hosts(
     has_local = any(is_this_machine(host) for host, _ in hosts)
     with AuthListener(head_address(network, has_local), secret) as listener:
         Rendezvous(listener, wish.size)
-        common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": listener.place, "CHOROS_NODES": str(len(hosts))}
+        common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": listener.address, "CHOROS_NODES": str(len(hosts))}
         common |= {"CHOROS_HOSTS": ",".join(host for host, _ in hosts), "CHOROS_NETWORK": network}
         try:
             first = 0

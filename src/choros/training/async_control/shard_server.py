@@ -124,7 +124,7 @@ class ShardServerProcess:
     def __init__(self, config: ServerConfig, rank: int = 0) -> None:
         self._starter = f"rank {rank} on {os.uname().nodename}"
         port, self._listener = listening_socket(config.address)
-        self.place = f"{config.address}:{port}"
+        self.address = f"{config.address}:{port}"
         self._config = replace(config, listener=self._listener)
         self._lock, self._closing = threading.Lock(), False
         self._process = self._start()
@@ -288,7 +288,7 @@ def main() -> int:
         config.address, bytes.fromhex(config.secret), listen_fd=config.listener
     )  # never closed: the socket also belongs to the rank that started this process
     threading.Thread(target=accept, daemon=True).start()
-    write_line(listener.place)
+    write_line(listener.address)
     sys.stdin.buffer.read()
     os._exit(0)  # threads with open connections, of a job that has failed, must not delay the exit
 

@@ -130,7 +130,7 @@ class CallbackServer(ABC):
         self.hosts, self._events = {}, queue.Queue()
         with AuthListener(head_address(network, here), secret) as listener:
             threading.Thread(target=self._welcome, args=(listener,), name="choros-home", daemon=True).start()
-            yield {"place": listener.place, "secret": secret.hex(), "timeout": self.job.first_timeout}
+            yield {"place": listener.address, "secret": secret.hex(), "timeout": self.job.first_timeout}
 
     def _welcome(self, listener: AuthListener) -> None:
         while True:

@@ -251,7 +251,7 @@ def _between(
                 cores=sorted(cores),  # of this host's ranks
             )
             server = ShardServerProcess(config, base.rank)
-            server_address = server.place
+            server_address = server.address
     addresses = gather_values(base, [server_address, os.uname().nodename])
     clients: dict[int, ReconnectingClient] = {}
     parts: list[tuple[slice, Any]] = []
