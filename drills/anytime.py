@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from run import (
-    ALONE,
+    ASYNCHRONOUS,
     EPOCHS,
-    TOGETHER,
+    SYNCHRONOUS,
     WORKERS,
     children,
     choose_backend,
@@ -127,8 +127,8 @@ def fit(name: str, phases: Phases, restarts: int, each_batch: bool) -> tuple[Any
 
     import choros
 
-    model = model_of(name in TOGETHER)
-    algorithm = getattr(choros, name)(**{**TOGETHER, **ALONE}[name])
+    model = model_of(name in SYNCHRONOUS)
+    algorithm = getattr(choros, name)(**{**SYNCHRONOUS, **ASYNCHRONOUS}[name])
     settings = {"restarts": restarts, "timeout": TIMEOUT, "first_timeout": 60.0, "echo": False}
     callbacks = [phases.callback()]
     if each_batch:
@@ -137,7 +137,7 @@ def fit(name: str, phases: Phases, restarts: int, each_batch: bool) -> tuple[Any
     trainer = choros.Trainer(model, algorithm, workers=WORKERS, **settings)
     try:
         return model, trainer.fit(
-            data_of(name in TOGETHER, "", 0), epochs=EPOCHS, seed=3, verbose=0, callbacks=callbacks
+            data_of(name in SYNCHRONOUS, "", 0), epochs=EPOCHS, seed=3, verbose=0, callbacks=callbacks
         )
     except Exception as error:
         return model, error
@@ -175,13 +175,13 @@ def faults(error: Exception, model: Any, restarts: int, kills: list[Kill]) -> li
 def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Run one drill, and return what was drawn, the outcome and the faults."""
     rng = random.Random(f"any/{seed}/{number}")
-    name = rng.choice(names or (*TOGETHER, *ALONE))
+    name = rng.choice(names or (*SYNCHRONOUS, *ASYNCHRONOUS))
     restarts, each_batch = rng.choice((0, 2)), rng.random() < 0.5
     kills = [
         Kill(rng.randrange(WORKERS), rng.choice(PHASES), rng.random()) for _ in range(rng.randint(1, restarts or 1))
     ]
     if name not in wholes:  # workers that train alone are compared with no other run: any tells how long the phases are
-        known = next(iter(wholes.values()), None) if name in ALONE else None
+        known = next(iter(wholes.values()), None) if name in ASYNCHRONOUS else None
         wholes[name] = measure(name) if known is None else Whole(None, dict(known.seconds))
     phases, before, descriptors = Phases(), children(), len(os.listdir("/proc/self/fd"))
     threads = [threading.Thread(target=carry_out, args=(kill, phases, wholes[name], before)) for kill in kills]
@@ -234,7 +234,7 @@ def main() -> int:
         "wrong": [one for one in done if one["wrong"]],
         "with_kills": with_kills,
         "kills": {phase: sum(kill["phase"] == phase for kill in kills) for phase in PHASES},
-        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
+        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
         "outcomes": {name: sum(one["outcome"] == name for one in done) for name in {one["outcome"] for one in done}},
         "restarts": sum(one.get("restarts", 0) for one in done),
         "longest_seconds": max(one["seconds"] for one in done),

@@ -14,7 +14,7 @@ if os.environ["KERAS_BACKEND"] != "tensorflow":
 
 import run as local
 from proxy import go_through
-from run import ALONE, EPOCHS, TIMEOUT, TOGETHER, data_of, model_of
+from run import ASYNCHRONOUS, EPOCHS, SYNCHRONOUS, TIMEOUT, data_of, model_of
 
 BATCHES = 24  # an epoch's
 
@@ -36,7 +36,7 @@ def main(name: str, room: Path, worker: int) -> None:
     (room / f"pid-{rank}").write_text(str(os.getpid()))
     hierarchical_group.machine = lambda: f"{here} {rank}"
     go_through(int(os.environ["DRILL_PROXY"]))
-    together, local.BATCHES = name in TOGETHER, BATCHES
+    together, local.BATCHES = name in SYNCHRONOUS, BATCHES
 
     class Say(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -46,7 +46,7 @@ def main(name: str, room: Path, worker: int) -> None:
             print(f"batch {self.epoch} {batch}", flush=True)
 
     model = model_of(together)
-    algorithm = getattr(choros, name)(**{**TOGETHER, **ALONE}[name])
+    algorithm = getattr(choros, name)(**{**SYNCHRONOUS, **ASYNCHRONOUS}[name])
     trainer = choros.Trainer(model, algorithm, timeout=TIMEOUT, first_timeout=60.0)
     kept = choros.Checkpoint(room / "states", every=7, keep=2)
     source = data_of(together, str(room / "flag"), worker)

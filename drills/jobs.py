@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import Proxy
-from run import ALONE, EPOCHS, RATE, ROWS, TOGETHER, WORKERS, parser_of
+from run import ASYNCHRONOUS, EPOCHS, RATE, ROWS, SYNCHRONOUS, WORKERS, parser_of
 
 BATCHES = 24  # as in job.py
 WAYS = ("kill", "stop", "raise", "cut", "delay", "full", "server")
@@ -144,18 +144,18 @@ def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
     restarts = job.restarts
     found = [] if code == 0 else [f"it ended with {code}: {''.join(job.output[-12:])}"]
     fatal = how not in ("delay", "server") and job.harmed is not None
-    if restarts > int(fatal) or (fatal and not restarts and name in TOGETHER):
+    if restarts > int(fatal) or (fatal and not restarts and name in SYNCHRONOUS):
         found.append(f"{restarts} restarts after: {how}")
     ends = [json.loads(path.read_text()) for path in sorted(job.room.glob("end-*"))]
     if len(ends) != WORKERS or len({end["digest"] for end in ends}) != 1:
         return [*found, f"the ranks ended with {ends}"]
-    if name in TOGETHER and whole and ends[0]["digest"] != whole:
+    if name in SYNCHRONOUS and whole and ends[0]["digest"] != whole:
         found.append("the weights are not those of a job without a failure")
     steps = EPOCHS * BATCHES
     if name == "DOWNPOUR" and ends[0]["weight"] != -RATE * WORKERS * steps:
         found.append(f"the center holds {-ends[0]['weight'] / RATE:g} steps, not {WORKERS * steps}")
     rows = ends[0]["rows"]  # since it went on
-    if name in ALONE and (rows > steps * ROWS if restarts else rows != steps * ROWS):
+    if name in ASYNCHRONOUS and (rows > steps * ROWS if restarts else rows != steps * ROWS):
         found.append(f"{rows} rows, not {steps * ROWS}")
     if restarts and how == "full" and not any("CheckpointError" in line for line in job.output):
         found.append("CheckpointError was not told")
@@ -195,13 +195,13 @@ def run(
 def drill(number: int, seed: int, wholes: dict[str, str], ways: Sequence[str] = WAYS) -> dict[str, Any]:
     """One drill, drawn from the seed; ``wholes`` keeps the bits of jobs that nothing happened to."""
     rng = random.Random(f"job/{seed}/{number}")
-    name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(ways)
+    name, how = rng.choice([*SYNCHRONOUS, *ASYNCHRONOUS]), rng.choice(ways)
     kills: list[float] = []  # seconds before each
     if how == "server":  # of which those that train together have none
-        name, kills = rng.choice(list(ALONE)), [0.0, *(rng.uniform(0.0, 2.0) for _ in range(rng.randrange(3)))]
+        name, kills = rng.choice(list(ASYNCHRONOUS)), [0.0, *(rng.uniform(0.0, 2.0) for _ in range(rng.randrange(3)))]
     worker = rng.randrange(WORKERS)
     moment = (rng.randrange(EPOCHS - bool(kills)), rng.randrange(BATCHES - 4), rng.uniform(0.0, 0.05))
-    if name in TOGETHER and name not in wholes:
+    if name in SYNCHRONOUS and name not in wholes:
         first = run(name, "", 0, None, "")
         if first["wrong"]:
             return {"number": number, "algorithm": name, "how": "none", **first}
@@ -228,7 +228,7 @@ def main() -> int:
         "drills": len(done),
         "wrong": [one for one in done if one["wrong"]],
         "ways": {way: sum(one["how"] == way for one in done) for way in WAYS},
-        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
+        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
         "servers": sum(one["servers"] for one in done),
         "restarts": sum(one["restarts"] for one in done),
         "recovered_seconds": {way: [statistics.median(each), each[-1]] for way, each in back.items() if each},

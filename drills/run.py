@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 BACKENDS = ("jax", "torch", "tensorflow")
-TOGETHER = {"AllReduce": {}, "LocalSGD": {"window": 4}, "EASGD": {"window": 3}, "DiLoCo": {"window": 5}}
-ALONE = {"DOWNPOUR": {"window": 3}, "AEASGD": {"window": 4}, "DynSGD": {"window": 3}}
+SYNCHRONOUS = {"AllReduce": {}, "LocalSGD": {"window": 4}, "EASGD": {"window": 3}, "DiLoCo": {"window": 5}}
+ASYNCHRONOUS = {"DOWNPOUR": {"window": 3}, "AEASGD": {"window": 4}, "DynSGD": {"window": 3}}
 WAYS = ("kill", "stop", "raise")
 EPOCHS, BATCHES, ROWS, WORKERS, RATE = 3, 60, 6, 2, 1 / 64
 LIMIT, TIMEOUT, RESTARTS = 90.0, 3.0, 2  # seconds a drill may take, seconds after which a worker counts as hung
@@ -95,7 +95,7 @@ def fit(name: str, pool: Any, flag: str, worker: int, moment: tuple[int, int, fl
 
     import choros
 
-    together = name in TOGETHER
+    together = name in SYNCHRONOUS
     model = model_of(together)
     seen: dict[str, Any] = {"harmed": None, "back": None, "furthest": (-1, -1)}
 
@@ -112,7 +112,7 @@ def fit(name: str, pool: Any, flag: str, worker: int, moment: tuple[int, int, fl
                 seen["back"] = time.monotonic() - seen["harmed"]
             seen["furthest"] = max(at, seen["furthest"])
 
-    settings = {**TOGETHER, **ALONE}[name]
+    settings = {**SYNCHRONOUS, **ASYNCHRONOUS}[name]
     algorithm = getattr(choros, name)(**settings)
     how_long = {"timeout": TIMEOUT, "first_timeout": 60.0}
     trainer = choros.Trainer(model, algorithm, workers=WORKERS, pool=pool, restarts=RESTARTS, **how_long)
@@ -137,17 +137,17 @@ def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, harmed: 
     if any(restart.rank not in harmed for restart in run.restarts):
         named = [restart.rank for restart in run.restarts]
         found.append(f"of the workers {sorted(harmed)} each may have failed, but the record names {named}")
-    if name in TOGETHER and len(run.restarts) < failed:  # one that trains alone may have been done already
+    if name in SYNCHRONOUS and len(run.restarts) < failed:  # one that trains alone may have been done already
         found.append(f"{failed} failures, but {len(run.restarts)} restarts in the record")
     rows, steps = EPOCHS * BATCHES * ROWS, EPOCHS * BATCHES  # each worker has a share of every batch
-    if name in TOGETHER:
+    if name in SYNCHRONOUS:
         pairs = zip(model.get_weights(), whole.get_weights(), strict=True)
         if not all(np.array_equal(one, other) for one, other in pairs):
             found.append("the weights are not those of a run without a failure")
         if run.rows != rows:
             found.append(f"{run.rows} rows in the record, not {rows}")
         return found
-    window = ALONE[name]["window"]
+    window = ASYNCHRONOUS[name]["window"]
     missing = len(run.restarts) * window * ROWS // WORKERS
     if not rows - missing <= run.rows <= rows:
         found.append(f"{run.rows} rows in the record, not {rows} (or up to {missing} fewer)")
@@ -189,11 +189,11 @@ def left_behind(before: set[int], descriptors: int, pool: Any = None) -> list[st
 def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) -> dict[str, Any]:
     """Run one drill, and return what was drawn, the outcome and the faults."""
     rng = random.Random(f"{seed}/{number}")
-    name, how = rng.choice([*TOGETHER, *ALONE]), rng.choice(WAYS)
+    name, how = rng.choice([*SYNCHRONOUS, *ASYNCHRONOUS]), rng.choice(WAYS)
     worker = rng.randrange(WORKERS)
     moment = (rng.randrange(EPOCHS), rng.randrange(BATCHES - 8), rng.uniform(0.0, 0.05))
     facts = {"number": number, "algorithm": name, "how": how, "worker": worker, "moment": moment}
-    if name in TOGETHER and name not in wholes:
+    if name in SYNCHRONOUS and name not in wholes:
         wholes[name] = fit(name, pool, os.path.join(room, "none"), 0, None, how)[0]
     before, descriptors = children() - set(pool.start().pids), len(os.listdir("/proc/self/fd"))
     begun = time.monotonic()
@@ -264,7 +264,7 @@ def main() -> int:
         "drills": len(done),
         "wrong": [one for one in done if one["wrong"]],
         "ways": {way: sum(one["how"] == way for one in done) for way in WAYS},
-        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*TOGETHER, *ALONE]},
+        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
         "restarts": sum(one.get("restarts", 0) for one in done),
         "recovered_seconds": {
             "median": statistics.median(back) if back else None,

@@ -14,7 +14,7 @@ from choros.training.checkpoint import CheckpointStore
 
 EPOCHS, BATCH = 3, 10
 WHOLE = os.environ["KERAS_BACKEND"] == "jax"  # all of it; on the others what depends on how a backend keeps its state
-TOGETHER = {
+SYNCHRONOUS = {
     "allreduce": lambda: choros.AllReduce(),
     "localsgd": lambda: choros.LocalSGD(window=4),
     "easgd": lambda: choros.EASGD(window=3),
@@ -64,7 +64,7 @@ def equal(one, other):
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.parametrize("kind", TOGETHER if WHOLE else ["allreduce", "easgd"])
+@pytest.mark.parametrize("kind", SYNCHRONOUS if WHOLE else ["allreduce", "easgd"])
 def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp_path):
     import keras
 
@@ -77,7 +77,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp
     optimizer = "momentum" if kind == "localsgd" else "adam"
     whole, store = net(optimizer), CheckpointStore(tmp_path)
     every = choros.Checkpoint(tmp_path, every=3, keep=100)
-    told = train(whole, TOGETHER[kind](), pools(2), rows, checkpoint=every, callbacks=[Slowly()])
+    told = train(whole, SYNCHRONOUS[kind](), pools(2), rows, checkpoint=every, callbacks=[Slowly()])
     places = {path: (facts["epoch"], facts["batch"]) for path in store.paths() for facts in [read(path)]}
     assert set(places.values()) <= {(e + (b == 0), b) for e in range(EPOCHS) for b in (3, 6, 0)}
     within = [place for place in places.values() if place[1]]
@@ -89,7 +89,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp
         shutil.copy(path, room)
         model = net(optimizer)
         model.set_weights([np.full_like(w, 7) for w in model.get_weights()])  # nothing of it may be left
-        again = train(model, TOGETHER[kind](), pools(2), rows, checkpoint=room, resume=True)
+        again = train(model, SYNCHRONOUS[kind](), pools(2), rows, checkpoint=room, resume=True)
         equal(model, whole)
         assert again.epoch == list(range(place[0], EPOCHS))
         assert again.history == {name: figures[place[0] :] for name, figures in told.history.items() if again.epoch}
@@ -119,8 +119,8 @@ def test_workers_that_train_together_survive_one(kind, how, pools, net, rows, ca
                 os.kill(pools(2).start().pids[1], how)
 
     whole, model = net(seed=5), net(seed=5)  # without one PyTorch draws from its generator, which goes on
-    told = train(whole, TOGETHER[kind](), pools(2), rows)
-    again = train(model, TOGETHER[kind](), pools(2), rows, restarts=1, callbacks=[Ends()])
+    told = train(whole, SYNCHRONOUS[kind](), pools(2), rows)
+    again = train(model, SYNCHRONOUS[kind](), pools(2), rows, restarts=1, callbacks=[Ends()])
     equal(model, whole)
     assert again.history == told.history
     assert again.run.rows == told.run.rows == EPOCHS * 74

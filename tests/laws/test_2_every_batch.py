@@ -61,10 +61,10 @@ def test_each_row_once_and_each_step_in_the_center(pools, kind, ledger, center_w
     assert weight(model) != 0
 
 
-ALONE = [kind for kind in choros.algorithms.ALL if kind.mode == "async"]
+ASYNCHRONOUS = [kind for kind in choros.algorithms.ALL if kind.mode == "async"]
 
 
-@pytest.mark.parametrize("kind", ALONE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", ASYNCHRONOUS, ids=lambda kind: kind.__name__)
 def test_by_one_worker_the_center_walks_as_the_maths_says(pools, kind, ledger, center_walks):
     model = ledger(50, RATE)
     trainer = choros.Trainer(model, setting(kind), workers=1, pool=pools(2))

@@ -10,7 +10,7 @@ import choros
 from choros.training.async_control.optimizer_states import EpochOptimizerStates
 
 K = keras.callbacks
-ALONE = {"aeasgd": lambda: choros.AEASGD(window=2), "downpour": lambda: choros.DOWNPOUR(window=2)}
+ASYNCHRONOUS = {"aeasgd": lambda: choros.AEASGD(window=2), "downpour": lambda: choros.DOWNPOUR(window=2)}
 
 
 def make(make_model, **how):
@@ -37,12 +37,12 @@ class Slow(K.Callback):
         time.sleep(self.pause)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_slow_callbacks_see_the_optimizer_of_the_epoch(name, make_model, data, pools, tmp_path):
     x, y = data(96)
     model, slow = make(make_model), Slow()
     save = K.ModelCheckpoint(tmp_path / "{epoch}.keras")
-    choros.Trainer(model, ALONE[name](), workers=2, pool=pools(2)).fit(
+    choros.Trainer(model, ASYNCHRONOUS[name](), workers=2, pool=pools(2)).fit(
         x, y, batch_size=12, epochs=4, callbacks=[slow, save], verbose=0
     )
     assert slow.steps == [8, 16, 24, 32]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 K = keras.callbacks
 WAYS = ["launcher", "hosts", "divided"]  # with the last two each rank is as on a host of its own
 MANY = 30_000  # units of a model whose center is divided
-ALONE = {"downpour": lambda: choros.DOWNPOUR(window=3), "aeasgd": lambda: choros.AEASGD(window=3)}
+ASYNCHRONOUS = {"downpour": lambda: choros.DOWNPOUR(window=3), "aeasgd": lambda: choros.AEASGD(window=3)}
 SITE = """import os
 
 rank, readlink = os.environ.get("CHOROS_RANK"), os.readlink
@@ -85,12 +85,12 @@ class Judge(K.Callback):
         self.seen.append(evaluate(self.model, self.x, self.y))
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_callbacks_see_what_was_validated(way, name, data, tmp_path):
     x, y = data(64)
     model, judge = make(keras.optimizers.SGD(0.5 if way != "divided" else 1e-4), units(way)), Judge(x, y)
     best = K.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True)
-    history = fit(model, ALONE[name](), x, y, epochs=6, validation_data=(x, y), callbacks=[judge, best])
+    history = fit(model, ASYNCHRONOUS[name](), x, y, epochs=6, validation_data=(x, y), callbacks=[judge, best])
     assert history.run.group == MET[way]
     assert len(judge.logged) == 6
     np.testing.assert_allclose(judge.seen, judge.logged, rtol=1e-5)
