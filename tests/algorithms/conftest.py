@@ -1,4 +1,4 @@
-"""Workers and meetings without a process: what the tests of the maths share."""
+"""Workers that exchange without a process, for tests of the algorithms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from choros.algorithms import Algorithm, ExchangeInfo
 
 
 @dataclass
-class House:
-    """A center and its workers, who meet by calls: ``alone(k)`` or ``together()``. Whole vectors, any library."""
+class Simulation:
+    """A center and its workers, which exchange by ``exchange(k)`` or ``exchange_all()``; whole vectors, any library."""
 
     algorithm: Algorithm
     start: Any
@@ -26,19 +26,19 @@ class House:
         self.memory = self.algorithm.start(self.start, self.workers)
         self.local = [self.start] * self.workers
         self.seen = [self.start] * self.workers
-        self.met = [0] * self.workers
+        self.last = [0] * self.workers
         self.clock = 0
         self.staleness = []
 
-    def alone(self, k: int, window: int = 1) -> None:
+    def exchange(self, k: int, window: int = 1) -> None:
         message = self.algorithm.propose(self.local[k], self.seen[k], window)
-        info = ExchangeInfo(1, self.clock - self.met[k], k)
+        info = ExchangeInfo(1, self.clock - self.last[k], k)
         self.staleness.append(info.staleness)
         self._merge(message, info, [k])
         self.clock += 1
-        self.met[k] = self.clock
+        self.last[k] = self.clock
 
-    def together(self, window: int = 1, rows: list[int] | None = None) -> None:
+    def exchange_all(self, window: int = 1, rows: list[int] | None = None) -> None:
         weights = rows if rows is not None and self.algorithm.weighted else [1] * self.workers
         proposals = [self.algorithm.propose(x, s, window) for x, s in zip(self.local, self.seen, strict=True)]
         message = sum(n * m for n, m in zip(weights, proposals, strict=True)) / sum(weights)
@@ -53,8 +53,8 @@ class House:
 
 
 @pytest.fixture
-def house() -> type[House]:
-    return House
+def simulation() -> type[Simulation]:
+    return Simulation
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ RULES = [Averaging(), LocalSGD(), DOWNPOUR(), AGN(), DynSGD(), EASGD(alpha=0.1),
 
 
 @pytest.mark.parametrize("algorithm", RULES, ids=repr)
-def test_in_graph_equals_by_hand(algorithm, house, rng):
+def test_in_graph_equals_by_hand(algorithm, simulation, rng):
     import jax
     import jax.numpy as jnp
 
@@ -37,9 +37,9 @@ def test_in_graph_equals_by_hand(algorithm, house, rng):
         return x, center
 
     x, center = jax.jit(jax.vmap(body, axis_name="workers", out_axes=(0, 0)))(curvature, target)
-    h = house(algorithm, start, workers)
+    run = simulation(algorithm, start, workers)
     for _ in range(3):
-        h.local = [local_steps(x, a, b) for x, a, b in zip(h.local, curvature, target, strict=True)]
-        h.together(window)
-    np.testing.assert_allclose(x, np.stack(h.local), rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(center[0], h.center, rtol=2e-5, atol=2e-6)
+        run.local = [local_steps(x, a, b) for x, a, b in zip(run.local, curvature, target, strict=True)]
+        run.exchange_all(window)
+    np.testing.assert_allclose(x, np.stack(run.local), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(center[0], run.center, rtol=2e-5, atol=2e-6)

@@ -108,7 +108,7 @@ def test_uses_seen_is_the_truth(algorithm, rng):
 
 @every
 @pytest.mark.parametrize("library", ["jax", "torch"])
-def test_same_on_every_array_library(algorithm, library, house):
+def test_same_on_every_array_library(algorithm, library, simulation):
     """Several meetings, alone and together, on numpy, JAX and PyTorch vectors of float32."""
     if library == "jax":
         import jax.numpy as jnp
@@ -120,14 +120,14 @@ def test_same_on_every_array_library(algorithm, library, house):
         make = torch.tensor
     results = []
     for convert in (np.asarray, make):
-        h = house(algorithm, convert(np.linspace(-1, 1, 5, dtype="float32")), WORKERS)
+        run = simulation(algorithm, convert(np.linspace(-1, 1, 5, dtype="float32")), WORKERS)
         drift = [convert(np.linspace(0, k + 1, 5, dtype="float32")) for k in range(WORKERS)]
         for k in (0, 1, 0, 2, 1):
-            h.local[k] = h.local[k] + drift[k]
-            h.alone(k, window=2)
-        h.together(window=2, rows=[1, 2, 3])
-        results.append([np.asarray(h.center), *(np.asarray(x) for x in h.local)])
-        assert type(h.center) is type(convert(np.zeros(1, "float32")))
+            run.local[k] = run.local[k] + drift[k]
+            run.exchange(k, window=2)
+        run.exchange_all(window=2, rows=[1, 2, 3])
+        results.append([np.asarray(run.center), *(np.asarray(x) for x in run.local)])
+        assert type(run.center) is type(convert(np.zeros(1, "float32")))
     for ours, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=2e-5, atol=1e-6)
 
@@ -145,26 +145,26 @@ ADDERS = [
 
 
 @pytest.mark.parametrize("algorithm", ADDERS, ids=repr)
-def test_law_2_what_was_contributed_is_what_the_center_gained(algorithm, house, rng):
+def test_law_2_what_was_contributed_is_what_the_center_gained(algorithm, simulation, rng):
     """The sum of the weighted contributions is the center less its start, a last partial window included."""
-    h = house(algorithm, rng.normal(size=4), WORKERS)
+    run = simulation(algorithm, rng.normal(size=4), WORKERS)
     gained = np.zeros(4)
     for k, window in [(0, 8), (1, 8), (0, 8), (2, 8), (1, 8), (0, 3), (1, 5), (2, 1)]:
-        h.local[k] = h.local[k] + rng.normal(size=4)
-        message = algorithm.propose(h.local[k], h.seen[k], window)
-        staleness, before, clock = h.clock - h.met[k], h.center, h.clock
+        run.local[k] = run.local[k] + rng.normal(size=4)
+        message = algorithm.propose(run.local[k], run.seen[k], window)
+        staleness, before, clock = run.clock - run.met[k], run.center, run.clock
         if isinstance(algorithm, EASGD):
             share = algorithm.force * (message - before)
         elif isinstance(algorithm, DynSGD):
             share = message / (staleness + 1)
         elif isinstance(algorithm, ADAG):
-            share = message / (((before - h.memory[k]) ** 2).sum() / (message**2).sum() + 1)
+            share = message / (((before - run.memory[k]) ** 2).sum() / (message**2).sum() + 1)
         else:
             share = message
-        h.alone(k, window)
+        run.exchange(k, window)
         gained = gained + share
-        assert h.clock == clock + 1
-    np.testing.assert_allclose(h.center - h.start, gained, rtol=1e-12)
+        assert run.clock == clock + 1
+    np.testing.assert_allclose(run.center - run.start, gained, rtol=1e-12)
 
 
 PLAIN = [AllReduce(), LocalSGD(1), DOWNPOUR(1), AGN(1), ADAG(1), ADAG(1, divide=True), DynSGD(1)]
@@ -173,21 +173,21 @@ PLAIN += [EASGD(1, 0.0), AEASGD(1, 0.0), DiLoCo(1, outer_rate=1.0, outer_momentu
 
 @pytest.mark.parametrize("algorithm", PLAIN, ids=repr)
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_law_3_one_worker_with_a_window_of_one_is_the_plain_optimizer(algorithm, mode, house, rng):
+def test_law_3_one_worker_with_a_window_of_one_is_the_plain_optimizer(algorithm, mode, simulation, rng):
     """To an ulp a step, in float32; the elastic family's worker goes its own way where alpha is 0."""
-    h = house(algorithm, rng.normal(size=6).astype("float32"), 1)
+    run = simulation(algorithm, rng.normal(size=6).astype("float32"), 1)
     target = rng.normal(size=6).astype("float32")
-    plain = h.start
+    plain = run.start
     for step in range(20):
         plain = plain - np.float32(0.1) * (plain - target)
         if algorithm.level == "gradients":
-            h.local[0] = plain_gradient = np.float32(0.1) * (plain - target)
-            h.together()
-            np.testing.assert_array_equal(h.local[0], plain_gradient)
+            run.local[0] = plain_gradient = np.float32(0.1) * (plain - target)
+            run.exchange_all()
+            np.testing.assert_array_equal(run.local[0], plain_gradient)
             continue
-        h.local[0] = h.local[0] - np.float32(0.1) * (h.local[0] - target)
-        h.alone(0) if mode == "async" else h.together()
-        np.testing.assert_allclose(h.local[0], plain, rtol=(step + 1) * 1.2e-7, atol=(step + 1) * 1.2e-7)
+        run.local[0] = run.local[0] - np.float32(0.1) * (run.local[0] - target)
+        run.exchange(0) if mode == "async" else run.exchange_all()
+        np.testing.assert_allclose(run.local[0], plain, rtol=(step + 1) * 1.2e-7, atol=(step + 1) * 1.2e-7)
 
 
 def test_the_base_is_usable_by_itself():

@@ -28,7 +28,7 @@ def radius(step, n):
     return np.abs(np.linalg.eigvals(np.stack(step(list(np.eye(n)))))).max()
 
 
-def together(alpha, p, z, paper=False):
+def synchronous_radius(alpha, p, z, paper=False):
     """One synchronous round on a quadratic: local step and exchange, or (the paper's order) both at once."""
     algorithm = EASGD(alpha=alpha)
 
@@ -70,12 +70,12 @@ def threshold(test):
 def test_easgd_is_stable_up_to_its_bound_and_no_further(p, z, alpha):
     limit = EASGD().limit(p, z)
     assert limit == pytest.approx(alpha, rel=2e-3)
-    assert threshold(lambda a: together(a, p, z)) == pytest.approx(limit, rel=1e-6)
+    assert threshold(lambda a: synchronous_radius(a, p, z)) == pytest.approx(limit, rel=1e-6)
 
 
 @pytest.mark.parametrize(("z", "alpha"), [(0.1, 0.3958), (1.0, 1 / 3)])
 def test_easgd_in_the_papers_order_has_the_papers_threshold(z, alpha):
-    assert threshold(lambda a: together(a, 4, z, paper=True)) == pytest.approx(alpha, abs=2e-4)
+    assert threshold(lambda a: synchronous_radius(a, 4, z, paper=True)) == pytest.approx(alpha, abs=2e-4)
 
 
 @pytest.mark.parametrize("z", [0.01, 0.1, 0.5, 1.0])
@@ -134,126 +134,126 @@ def test_dilocos_bound_is_the_threshold_of_its_outer_step(momentum):
 
 # -- 2: one worker is the plain optimizer (its float32 form is law 3, in test_laws.py)
 @pytest.mark.parametrize("algorithm", [DOWNPOUR(1), AGN(1), ADAG(1), DynSGD(1)], ids=repr)
-def test_one_worker_is_the_plain_optimizer_bit_for_bit_on_whole_numbers(algorithm, house):
+def test_one_worker_is_the_plain_optimizer_bit_for_bit_on_whole_numbers(algorithm, simulation):
     """Where no subtraction rounds, not even the last bit differs."""
-    h = house(algorithm, np.array([4096.0, -512.0]), 1)
-    plain = h.start
+    run = simulation(algorithm, np.array([4096.0, -512.0]), 1)
+    plain = run.start
     for _ in range(8):
         plain = plain - 0.5 * plain
-        h.local[0] = h.local[0] - 0.5 * h.local[0]
-        h.alone(0)
-        np.testing.assert_array_equal(h.center, plain)
+        run.local[0] = run.local[0] - 0.5 * run.local[0]
+        run.exchange(0)
+        np.testing.assert_array_equal(run.center, plain)
 
 
 # -- 3: accumulated gradient normalisation
 @pytest.mark.parametrize("algorithm", [AGN(window=5), ADAG(window=5, divide=True)], ids=repr)
-def test_identical_steps_give_the_mean_step(algorithm, house):
-    h = house(algorithm, np.zeros(3), 2)
-    h.local[0] = h.local[0] + 5 * np.array([1.0, 2.0, 3.0])
-    h.alone(0, window=5)
-    np.testing.assert_allclose(h.center, [1.0, 2.0, 3.0])
+def test_identical_steps_give_the_mean_step(algorithm, simulation):
+    run = simulation(algorithm, np.zeros(3), 2)
+    run.local[0] = run.local[0] + 5 * np.array([1.0, 2.0, 3.0])
+    run.exchange(0, window=5)
+    np.testing.assert_allclose(run.center, [1.0, 2.0, 3.0])
 
 
-def test_adag_is_damped_by_the_distance_that_the_center_moved(house):
+def test_adag_is_damped_by_the_distance_that_the_center_moved(simulation):
     """c + m / (||c - c_seen||^2 / eta + 1), with c_seen that of the sender."""
-    h = house(ADAG(eta=2.0), np.zeros(2), 3)
-    h.local[0] = np.array([3.0, 4.0])
-    h.alone(0)
-    np.testing.assert_allclose(h.center, [3.0, 4.0])  # nobody moved it: undamped
-    h.local[1] = np.array([1.0, 0.0])
-    h.alone(1)
-    np.testing.assert_allclose(h.center, [3.0 + 1 / (25 / 2 + 1), 4.0])
-    h.local[1] = h.center + np.array([0.0, 1.0])
-    h.alone(1)  # it saw the center last: undamped again
-    np.testing.assert_allclose(h.center, [3.0 + 1 / 13.5, 5.0])
+    run = simulation(ADAG(eta=2.0), np.zeros(2), 3)
+    run.local[0] = np.array([3.0, 4.0])
+    run.exchange(0)
+    np.testing.assert_allclose(run.center, [3.0, 4.0])  # nobody moved it: undamped
+    run.local[1] = np.array([1.0, 0.0])
+    run.exchange(1)
+    np.testing.assert_allclose(run.center, [3.0 + 1 / (25 / 2 + 1), 4.0])
+    run.local[1] = run.center + np.array([0.0, 1.0])
+    run.exchange(1)  # it saw the center last: undamped again
+    np.testing.assert_allclose(run.center, [3.0 + 1 / 13.5, 5.0])
 
 
-def test_adags_own_eta_is_dynsgds_share_where_contributions_are_equal_and_at_right_angles(house):
-    h = house(ADAG(), np.zeros(4), 4)
+def test_adags_own_eta_is_dynsgds_share_where_contributions_are_equal_and_at_right_angles(simulation):
+    run = simulation(ADAG(), np.zeros(4), 4)
     for k in range(4):
-        h.local[k] = np.eye(4)[k]
-        before = h.center
-        h.alone(k)
-        share = (h.center - before)[k]
+        run.local[k] = np.eye(4)[k]
+        before = run.center
+        run.exchange(k)
+        share = (run.center - before)[k]
         moved = (before**2).sum()
         assert share == pytest.approx(1 / (moved + 1))
 
 
 # -- 4: staleness
 @pytest.mark.parametrize("p", [2, 3, 7])
-def test_dynsgd_at_the_usual_staleness_counts_one_pth(p, house):
-    h = house(DynSGD(), np.zeros(1), p)
+def test_dynsgd_at_the_usual_staleness_counts_one_pth(p, simulation):
+    run = simulation(DynSGD(), np.zeros(1), p)
     for turn in range(3 * p):
-        before = h.center
-        h.local[turn % p] = h.local[turn % p] + 1.0
-        h.alone(turn % p)
+        before = run.center
+        run.local[turn % p] = run.local[turn % p] + 1.0
+        run.exchange(turn % p)
         if turn >= p:
-            assert h.staleness[-1] == p - 1
-            np.testing.assert_allclose(h.center - before, 1 / p)
+            assert run.staleness[-1] == p - 1
+            np.testing.assert_allclose(run.center - before, 1 / p)
 
 
 # -- 5: conservation
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 1.0])
-def test_an_elastic_exchange_conserves_the_sum(alpha, house, rng):
-    h = house(AEASGD(alpha=alpha), rng.normal(size=5), 3)
+def test_an_elastic_exchange_conserves_the_sum(alpha, simulation, rng):
+    run = simulation(AEASGD(alpha=alpha), rng.normal(size=5), 3)
     for k in (0, 2, 1, 0):
-        h.local[k] = h.local[k] + rng.normal(size=5)
-        total = h.local[k] + h.center
-        h.alone(k)
-        np.testing.assert_allclose(h.local[k] + h.center, total, rtol=1e-12)
+        run.local[k] = run.local[k] + rng.normal(size=5)
+        total = run.local[k] + run.center
+        run.exchange(k)
+        np.testing.assert_allclose(run.local[k] + run.center, total, rtol=1e-12)
 
 
-def test_together_the_elastic_sum_of_all_is_conserved(house, rng):
-    h = house(EASGD(alpha=0.2), rng.normal(size=5), 3)
-    h.local = [x + rng.normal(size=5) for x in h.local]
-    total = sum(h.local) + h.center
-    h.together()
-    np.testing.assert_allclose(sum(h.local) + h.center, total, rtol=1e-12)
+def test_together_the_elastic_sum_of_all_is_conserved(simulation, rng):
+    run = simulation(EASGD(alpha=0.2), rng.normal(size=5), 3)
+    run.local = [x + rng.normal(size=5) for x in run.local]
+    total = sum(run.local) + run.center
+    run.exchange_all()
+    np.testing.assert_allclose(sum(run.local) + run.center, total, rtol=1e-12)
 
 
 # -- 6: momentum
-def momentum_run(algorithm, house, steps=12, rate=0.1):
+def momentum_run(algorithm, simulation, steps=12, rate=0.1):
     """Workers of algorithm 2: v <- mu v + u(x + mu v), x <- x + v; x is what is exchanged."""
-    h, mu = house(algorithm, np.array([1.0, -2.0]), 2), algorithm.momentum
+    run, mu = simulation(algorithm, np.array([1.0, -2.0]), 2), algorithm.momentum
     velocity = [np.zeros(2), np.zeros(2)]
     target = [np.array([0.5, 0.0]), np.array([-0.5, 1.0])]
     for step in range(steps):
         for k in (0, 1):
-            ahead = h.local[k] + mu * velocity[k]
+            ahead = run.local[k] + mu * velocity[k]
             velocity[k] = mu * velocity[k] - rate * (ahead - target[k])
-            h.local[k] = h.local[k] + velocity[k]
+            run.local[k] = run.local[k] + velocity[k]
             if step % 4 == 3:
-                h.alone(k, 4)
-    return h, velocity
+                run.exchange(k, 4)
+    return run, velocity
 
 
-def test_eamsgd_without_momentum_is_aeasgd(house):
-    with_zero, _ = momentum_run(EAMSGD(alpha=0.3, momentum=0.0), house)
-    without, _ = momentum_run(AEASGD(alpha=0.3), house)
+def test_eamsgd_without_momentum_is_aeasgd(simulation):
+    with_zero, _ = momentum_run(EAMSGD(alpha=0.3, momentum=0.0), simulation)
+    without, _ = momentum_run(AEASGD(alpha=0.3), simulation)
     np.testing.assert_array_equal(with_zero.center, without.center)
     np.testing.assert_array_equal(with_zero.local, without.local)
-    other, _ = momentum_run(EAMSGD(alpha=0.3, momentum=0.5), house)
+    other, _ = momentum_run(EAMSGD(alpha=0.3, momentum=0.5), simulation)
     assert not np.allclose(other.center, without.center)
 
 
-def test_eamsgd_without_force_is_nesterovs_gradient(house):
+def test_eamsgd_without_force_is_nesterovs_gradient(simulation):
     """torch keeps the look-ahead point y = x + mu v in the variable."""
     import torch
 
-    h, velocity = momentum_run(EAMSGD(alpha=0.0, momentum=0.9), house)
+    run, velocity = momentum_run(EAMSGD(alpha=0.0, momentum=0.9), simulation)
     y = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([y], 0.1, momentum=0.9, nesterov=True)
     for _ in range(12):
         y.grad = y.detach() - torch.tensor([0.5, 0.0], dtype=torch.float64)
         optimizer.step()
-    np.testing.assert_allclose(h.local[0] + 0.9 * velocity[0], y.detach().numpy(), rtol=1e-10)
-    np.testing.assert_array_equal(h.center, [1.0, -2.0])
+    np.testing.assert_allclose(run.local[0] + 0.9 * velocity[0], y.detach().numpy(), rtol=1e-10)
+    np.testing.assert_array_equal(run.center, [1.0, -2.0])
 
 
 # -- 7: averaging
 @pytest.mark.parametrize("algorithm", [Averaging(), LocalSGD(window=1)], ids=repr)
 @pytest.mark.parametrize("rows", [[4, 4, 4], [7, 4, 1]])
-def test_averaging_after_one_sgd_step_is_the_large_batch(algorithm, rows, house, rng):
+def test_averaging_after_one_sgd_step_is_the_large_batch(algorithm, rows, simulation, rng):
     """With equal shards the plain mean; with unequal ones the mean weighted by rows."""
     inputs, outputs = rng.normal(size=(12, 3)), rng.normal(size=12)
     shards = np.split(np.arange(12), np.cumsum(rows)[:-1])
@@ -261,69 +261,69 @@ def test_averaging_after_one_sgd_step_is_the_large_batch(algorithm, rows, house,
     def step(x, part):
         return x - 0.1 * inputs[part].T @ (inputs[part] @ x - outputs[part]) / len(part)
 
-    h = house(algorithm, rng.normal(size=3), 3)
-    large = h.start
+    run = simulation(algorithm, rng.normal(size=3), 3)
+    large = run.start
     for _ in range(5):
         large = step(large, np.arange(12))
-        h.local = [step(x, part) for x, part in zip(h.local, shards, strict=True)]
-        h.together(rows=rows)
-    np.testing.assert_allclose(h.center, large, rtol=1e-12)
+        run.local = [step(x, part) for x, part in zip(run.local, shards, strict=True)]
+        run.exchange_all(rows=rows)
+    np.testing.assert_allclose(run.center, large, rtol=1e-12)
 
 
-def test_averaging_forgets_the_last_mean(house):
+def test_averaging_forgets_the_last_mean(simulation):
     """dist-keras' never cleared buffer gave 2, 3, 3.5 for workers that are always at 1 and 3."""
-    h = house(Averaging(), np.zeros(1), 2)
+    run = simulation(Averaging(), np.zeros(1), 2)
     for _ in range(3):
-        h.local = [np.array([1.0]), np.array([3.0])]
-        h.together(rows=[5, 5])
-        np.testing.assert_array_equal(h.center, [2.0])
+        run.local = [np.array([1.0]), np.array([3.0])]
+        run.exchange_all(rows=[5, 5])
+        np.testing.assert_array_equal(run.center, [2.0])
 
 
 # -- 8: nothing is lost
 @pytest.mark.parametrize("algorithm", [DOWNPOUR(), DOWNPOUR(window=3)], ids=repr)
-def test_every_step_is_in_the_center(algorithm, house):
+def test_every_step_is_in_the_center(algorithm, simulation):
     """Workers of 10, 7 and 4 steps, each of length 1: the center ends 21 from its start."""
-    h = house(algorithm, np.zeros(1), 3)
+    run = simulation(algorithm, np.zeros(1), 3)
     pending = [0, 0, 0]
     for step in range(10):
         for k, steps in enumerate((10, 7, 4)):
             if step < steps:
-                h.local[k] = h.local[k] + 1.0
+                run.local[k] = run.local[k] + 1.0
                 pending[k] += 1
                 if pending[k] == algorithm.window or step == steps - 1:
-                    h.alone(k, pending[k])
+                    run.exchange(k, pending[k])
                     pending[k] = 0
-    np.testing.assert_array_equal(h.center, [21.0])
+    np.testing.assert_array_equal(run.center, [21.0])
 
 
-def test_downpours_adagrad_is_deans(house):
+def test_downpours_adagrad_is_deans(simulation):
     """eta_i = gamma / sqrt(sum_j dw_ij^2), for each parameter."""
-    h = house(DOWNPOUR(adagrad=True, gamma=0.5), np.zeros(3), 2)
+    run = simulation(DOWNPOUR(adagrad=True, gamma=0.5), np.zeros(3), 2)
     pushes = np.array([[1.0, -2.0, 0.0], [3.0, 0.5, 0.0], [-1.0, 1.0, 4.0]])
     center, squares = np.zeros(3), np.zeros(3)
     for turn, push in enumerate(pushes):
         k = turn % 2
-        h.local[k] = h.seen[k] + push
-        h.alone(k)
+        run.local[k] = run.seen[k] + push
+        run.exchange(k)
         squares += push**2
         center += np.divide(0.5 * push, np.sqrt(squares), out=np.zeros(3), where=squares > 0)
-        np.testing.assert_allclose(h.center, center, rtol=1e-12)
+        np.testing.assert_allclose(run.center, center, rtol=1e-12)
 
 
 # -- 9: the sum rule of synchronous EASGD
-def test_easgd_takes_the_papers_sum(house, rng):
-    h = house(EASGD(alpha=0.1), rng.normal(size=4), 3)
-    h.local = [x + rng.normal(size=4) for x in h.local]
-    x, c = list(h.local), h.center
-    h.together()
-    np.testing.assert_allclose(h.center, c + 0.1 * sum(xk - c for xk in x))
-    for ours, xk in zip(h.local, x, strict=True):
+def test_easgd_takes_the_papers_sum(simulation, rng):
+    run = simulation(EASGD(alpha=0.1), rng.normal(size=4), 3)
+    run.local = [x + rng.normal(size=4) for x in run.local]
+    x, c = list(run.local), run.center
+    run.exchange_all()
+    np.testing.assert_allclose(run.center, c + 0.1 * sum(xk - c for xk in x))
+    for ours, xk in zip(run.local, x, strict=True):
         np.testing.assert_allclose(ours, xk - 0.1 * (xk - c))
 
 
 def test_the_notebooks_settings_are_warned_of_where_strictness_is_off():
     """alpha = .2 with 28 workers: spectral radius 4.8 under the sum rule."""
-    assert together(0.2, 28, 0.01) == pytest.approx(4.8, abs=0.1)
+    assert synchronous_radius(0.2, 28, 0.01) == pytest.approx(4.8, abs=0.1)
     with pytest.warns(RuntimeWarning, match="unstable with 28 workers"):
         bound = EASGD(alpha=0.2).bound(28, 0.01, strict=False)
     assert bound.alpha == 0.2
@@ -333,15 +333,15 @@ def test_the_notebooks_settings_are_warned_of_where_strictness_is_off():
 
 
 # -- 10: DiLoCo
-def test_diloco_is_torchs_nesterov_sgd(house, rng):
+def test_diloco_is_torchs_nesterov_sgd(simulation, rng):
     import torch
 
-    h = house(DiLoCo(), rng.normal(size=5), 3)
-    c = torch.nn.Parameter(torch.tensor(h.start))
+    run = simulation(DiLoCo(), rng.normal(size=5), 3)
+    c = torch.nn.Parameter(torch.tensor(run.start))
     optimizer = torch.optim.SGD([c], 0.7, momentum=0.9, nesterov=True)
     for _ in range(5):
-        h.local = [x + rng.normal(size=5) for x in h.local]
-        c.grad = -(torch.tensor(sum(h.local) / 3) - c.detach())
+        run.local = [x + rng.normal(size=5) for x in run.local]
+        c.grad = -(torch.tensor(sum(run.local) / 3) - c.detach())
         optimizer.step()
-        h.together(window=16)
-        np.testing.assert_allclose(h.center, c.detach().numpy(), rtol=1e-10)
+        run.exchange_all(window=16)
+        np.testing.assert_allclose(run.center, c.detach().numpy(), rtol=1e-10)
