@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from choros.cluster.hardware import variables
 
@@ -77,6 +77,14 @@ def hide_other_backends() -> None:
 TURN, LONG_TURN = 0.4, 10.0  # seconds; the second with --as-run
 
 
+class Turn(NamedTuple):
+    """The number of the side that ran, and when its turn began and ended."""
+
+    side: int
+    begin: float
+    end: float
+
+
 class Control:
     """Plain Keras in processes of its own, each bound to one core.
 
@@ -126,16 +134,18 @@ def send(pids: Sequence[int], number: int) -> None:
 
 
 @contextmanager
-def taking_turns(*sides: Sequence[int], turn: float = TURN) -> Iterator[None]:
-    """Let one of several sets of processes run at a time, for ``turn`` seconds each."""
-    done = threading.Event()
+def taking_turns(*sides: Sequence[int], turn: float = TURN) -> Iterator[list[Turn]]:
+    """Let one of several sets of processes run at a time, for ``turn`` seconds each; yield the turns as they end."""
+    done, turns = threading.Event(), list[Turn]()
 
     def alternate() -> None:
         for side in sides:
             send(side, signal.SIGSTOP)
-        for side in itertools.cycle(sides):
+        for number, side in itertools.cycle(enumerate(sides)):
             send(side, signal.SIGCONT)
+            begin = time.perf_counter()
             stop = done.wait(turn)
+            turns.append(Turn(number, begin, time.perf_counter()))
             send(side, signal.SIGSTOP)
             if stop:
                 break
@@ -145,10 +155,19 @@ def taking_turns(*sides: Sequence[int], turn: float = TURN) -> Iterator[None]:
     thread = threading.Thread(target=alternate)
     thread.start()
     try:
-        yield
+        yield turns
     finally:
         done.set()
         thread.join()
+
+
+def within_turns(turns: Sequence[Turn], side: int, ends: Sequence[float]) -> float:
+    """Return the seconds of an epoch within the turns of a side, from the times at which its epochs ended."""
+    inside = [[end for end in ends if turn.begin < end <= turn.end] for turn in turns if turn.side == side]
+    epochs = sum(len(times) - 1 for times in inside if times)
+    if not epochs:
+        raise TooShortError("too short: no turn has two ends of epochs; is the machine busy?")
+    return sum(times[-1] - times[0] for times in inside if times) / epochs
 
 
 def cores() -> list[int]:
@@ -203,10 +222,24 @@ def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: f
     control = Control(workload, mine)
     trainer = choros.Trainer(workload.make(), algorithm, workers=workers, pool=pool)
     control.start()
-    with taking_turns(pool.start().pids, [process.pid for process in control.processes], turn=turn):
+    with taking_turns(pool.start().pids, [process.pid for process in control.processes], turn=turn) as turns:
         batch = workload.batch * workers
         record = trainer.fit(x, y, batch_size=batch, epochs=100_000, verbose=0, callbacks=[Watch()]).run
-    return {**compared(ends, control.end(), workload.steps), "staleness": record.staleness}
+    return {**ratio(ends, control.end(), workload.steps, turns), "staleness": record.staleness}
+
+
+def ratio(
+    ends: Sequence[float], control: Sequence[Sequence[float]], steps: int, turns: Sequence[Turn]
+) -> dict[str, float]:
+    """Return the figures of ``compared``; of long turns, those of epochs that began and ended within a turn.
+
+    Few long turns do not divide the time equally between the first and the last epoch of both sides.
+    """
+    if turns[0].end - turns[0].begin < LONG_TURN / 2:
+        return compared(ends, control, steps)
+    mine = 1000 * within_turns(turns, 0, ends) / steps
+    plain = statistics.fmean(1000 * within_turns(turns, 1, times) / steps for times in control)
+    return {"ratio": plain / mine, "step_ms": mine, "control_step_ms": plain}
 
 
 class TooShortError(SystemExit):

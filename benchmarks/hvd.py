@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from common import LONG_TURN, TURN, Control, arguments, compared, cores, emit, median, taking_turns
+from common import LONG_TURN, TURN, Control, arguments, cores, emit, median, ratio, taking_turns
 from workloads import Workload
 
 RANKS = 2
@@ -51,14 +51,14 @@ def fit(workload: Workload, seconds: float, turn: float) -> dict[str, float]:
     control.start()
     ends: list[float] = []
     try:
-        with taking_turns(pids, [process.pid for process in control.processes], turn=turn):
+        with taking_turns(pids, [process.pid for process in control.processes], turn=turn) as turns:
             while (told := said(ranks))[0] == "end":
                 ends.append(told[1])
     finally:
         times = control.end()
         ranks.send_signal(signal.SIGTERM)
         ranks.communicate()
-    return compared(ends, times, workload.steps)
+    return ratio(ends, times, workload.steps, turns)
 
 
 def fit_as_rank(workload: dict[str, Any], seconds: float) -> None:
