@@ -152,7 +152,7 @@ def test_law_2_what_was_contributed_is_what_the_center_gained(algorithm, simulat
     for k, window in [(0, 8), (1, 8), (0, 8), (2, 8), (1, 8), (0, 3), (1, 5), (2, 1)]:
         run.local[k] = run.local[k] + rng.normal(size=4)
         message = algorithm.propose(run.local[k], run.seen[k], window)
-        staleness, before, clock = run.clock - run.met[k], run.center, run.clock
+        staleness, before, clock = run.clock - run.last[k], run.center, run.clock
         if isinstance(algorithm, EASGD):
             share = algorithm.force * (message - before)
         elif isinstance(algorithm, DynSGD):

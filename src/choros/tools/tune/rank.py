@@ -76,7 +76,7 @@ def add_timer(callbacks: Any, timer: StepTimer) -> list[Any]:
 
 def plain_fit(trainer: choros.Trainer, *args: Any, **kwargs: Any) -> Any:
     """Train the model of a Trainer by ``model.fit`` of Keras; arguments that only Choros has are left out."""
-    given = inspect.signature(_TRAINER_FIT).bind(trainer, *args, **kwargs).arguments
+    given = inspect.signature(_TRAINER_FIT).bind_partial(trainer, *args, **kwargs).arguments
     known = inspect.signature(trainer.model.fit).parameters
     return trainer.model.fit(**{name: value for name, value in given.items() if name in known})
 
