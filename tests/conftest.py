@@ -296,7 +296,10 @@ class Mpi:
     def starting(self, size, *command, more=()):
         """The command that starts a program on so many ranks, and the variables that it needs."""
         needed = {f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")}
-        own = ["--oversubscribe", "--bind-to", "none"] if self.open else []
+        # A rank on a simulated host has crashed in MPI_Init while it took the machine's topology from shared memory,
+        # which the daemons of these hosts publish on one file system. With this each rank reads the topology itself.
+        apart = ["--pmixmca", "pmix_hwloc_hole_kind", "none"]
+        own = ["--oversubscribe", "--bind-to", "none", *apart] if self.open else []
         words = [self.path, *own, *map(str, more), "-n", str(size), *map(str, command)]
         return words, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **needed}
 
