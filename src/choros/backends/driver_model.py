@@ -87,11 +87,7 @@ def build_model(model: keras.Model, sample: Batch) -> None:
         with blind(model, sample) if own_step else nullcontext():
             model._symbolic_build(data_batch=data)
     except (AttributeError, TypeError, ValueError) as error:
-        shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
-        raise InvalidInputError(
-            f"The model {model.name!r} cannot take these data (x is of shape {shapes} a row"
-            f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
-        ) from error
+        raise _refusal(model, sample, "these data", error) from error
     build_held(model, data)
 
 
@@ -117,11 +113,16 @@ def check_validation(model: keras.Model, sample: Batch, trained: Batch) -> None:
         outputs = model.compute_output_spec(x)
         _LossOf(model).compute_output_spec(x, y, outputs, weight)
     except (AttributeError, TypeError, ValueError) as error:
-        shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
-        raise InvalidInputError(
-            f"The model {model.name!r} cannot take the validation data (x is of shape {shapes} a row"
-            f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
-        ) from error
+        raise _refusal(model, sample, "the validation data", error) from error
+
+
+def _refusal(model: keras.Model, sample: Batch, data: str, error: Exception) -> InvalidInputError:
+    """Return the error for data that a model cannot take, with Keras' error in one line."""
+    shapes = keras.tree.map_structure(lambda array: tuple(array.shape[1:]), sample.x)
+    return InvalidInputError(
+        f"The model {model.name!r} cannot take {data} (x is of shape {shapes} a row"
+        f"{', without y' if sample.y is None else ''}): {_labels(model, sample.y) or brief(error)}"
+    )
 
 
 class _LossOf(keras.Operation):  # type: ignore[misc]
