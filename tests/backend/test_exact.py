@@ -110,9 +110,9 @@ def test_a_wholly_masked_rank_weighs_nothing(lab):
         replica.gradients(Batch(tokens[part], tags[part], None, 2, 4), slot)
     assert slots[0][-1] == (tokens[:2] > 0).sum()
     assert 0 < slots[1][-1] < 1e-15
-    together = np.sum(slots, 0)
-    assert np.isfinite(together).all()
-    np.testing.assert_allclose(together, slots[0], rtol=1e-6)
+    total = np.sum(slots, 0)
+    assert np.isfinite(total).all()
+    np.testing.assert_allclose(total, slots[0], rtol=1e-6)
 
 
 def test_float16_gradients_overflow_at_the_scale_of_one_process(lab):
@@ -137,9 +137,9 @@ def test_float16_gradients_overflow_at_the_scale_of_one_process(lab):
     found = []
     for power in range(8, 20):
         replica._assign([model.optimizer.dynamic_scale], [np.float32(2.0**power)])
-        together, share = gradient(16), gradient(4)
-        found.append(bool(np.isfinite(together).all()))
+        whole, share = gradient(16), gradient(4)
+        found.append(bool(np.isfinite(whole).all()))
         if found[-1]:
-            largest = np.abs(together[:-2]).max()
-            np.testing.assert_allclose(share[:-2], together[:-2], rtol=2e-2, atol=1e-2 * largest)
+            largest = np.abs(whole[:-2]).max()
+            np.testing.assert_allclose(share[:-2], whole[:-2], rtol=2e-2, atol=1e-2 * largest)
     assert len(set(found)) == 2

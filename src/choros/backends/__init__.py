@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from choros.backend_choice import BACKENDS
 from choros.backends.replica import Replica
 from choros.errors import InvalidInputError
 
@@ -39,13 +40,13 @@ def backend_name() -> str:
         InvalidInputError: Keras was imported with a backend that Choros does not train on, such as numpy.
 
     Example:
-        >>> backend_name() in ("jax", "torch", "tensorflow")
+        >>> backend_name() in BACKENDS
         True
     """
     import keras
 
     name = str(keras.backend.backend())
-    if name not in ("jax", "torch", "tensorflow"):
+    if name not in BACKENDS:
         raise InvalidInputError(
             f"Keras was imported with the backend {name!r}, on which Choros does not train: start a new process, and "
             "set KERAS_BACKEND to 'jax', 'torch' or 'tensorflow' before Keras is imported."

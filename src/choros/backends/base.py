@@ -11,12 +11,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from choros.backends import averages_of, seed_state, step_counter
+from choros.backends.batch_parts import blind, parts
 from choros.backends.callback_settings import Settings
 from choros.backends.encoded_inputs import as_keras_input
 from choros.backends.gradient_capture import Capture
@@ -25,13 +26,17 @@ from choros.backends.loss_exactness import mixed_rows
 from choros.backends.loss_weighting import LossWeightTracker
 from choros.backends.metrics import LossSample, Metrics, gather, scatter, slices_of
 from choros.backends.optimizers import build_held, model_variables, optimizer_variables, unbuilt_refused
+from choros.backends.step_windows import SingleSteps
 from choros.backends.variable_groups import large_frozen, moving_statistics, vector_dtype
 from choros.types import Array, Batch
+
+if TYPE_CHECKING:
+    from choros.backends.optimizer_shard.shard import OptimizerShard
 
 Mark = tuple[list[Any], list[Array], tuple[Any, ...]]
 
 
-class BaseReplica(Metrics):
+class BaseReplica(SingleSteps, Metrics):
     """One worker's compiled model. ``choros.backends.replica.Replica`` documents the methods.
 
     Args:
@@ -40,6 +45,8 @@ class BaseReplica(Metrics):
     """
 
     _capture: Capture | None = None  # set on PyTorch and TensorFlow
+    shard: OptimizerShard | None = None  # set while the ranks of a host divide the optimizer's update
+    idle_shard: OptimizerShard | None = None  # that of the last fit (JAX)
 
     def __init__(self, model: keras.Model, workers: int = 1) -> None:
         self.model = model
@@ -322,12 +329,16 @@ class BaseReplica(Metrics):
 
     def apply(self, summed: Array) -> None:
         """Divide the summed gradient by its last element and run the optimizer. ``summed`` may be reused afterwards."""
-        divisor = 1.0 if self.weigher.sums else float(summed[-1])
-        if divisor == 0:
-            return
-        self._count(float(summed[-2]) / divisor, self._total)
-        if self.trainable:
+        divisor = self.count_batch(summed[-2:])
+        if divisor and self.trainable:
             self._make_update(summed[:-2], divisor, left_out(summed, self.slices))
+
+    def count_batch(self, totals: Array) -> float:
+        """Add the exact loss of a batch, of ``[n * loss, n]``; return the gradients' divisor, 0 without rows."""
+        divisor = 1.0 if self.weigher.sums else float(totals[1])
+        if divisor:
+            self._count(float(totals[0]) / divisor, self._total)
+        return divisor
 
     @contextmanager
     def _repeatable(self, data: tuple[Any, ...]) -> Iterator[None]:
@@ -471,6 +482,8 @@ class BaseReplica(Metrics):
     def take_settings(self, values: dict[str, Any]) -> None:
         """Set values that ``Settings.changed`` returned; see ``Replica``."""
         self.altered |= Settings(self.model).write(values)
+        if self.shard is not None:
+            self.shard.take_settings()
 
     @property
     def iterations(self) -> int:
@@ -551,6 +564,8 @@ class BaseReplica(Metrics):
     def finish(self) -> None:
         """Copy all state into the Keras model, with the weights at x, and finalize the weights as ``fit`` does."""
         self._refusing.close()
+        if self.shard is not None:
+            self.shard.detach()
         self._settle()
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         self._built()
@@ -558,28 +573,3 @@ class BaseReplica(Metrics):
     def close(self) -> None:
         """Allow the held optimizers to be built again."""
         self._refusing.close()
-
-
-def parts(batch: Batch) -> tuple[Any, ...]:
-    """Return ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, the forms of a batch in Keras."""
-    used = 3 if batch.sample_weight is not None else 2 if batch.y is not None else 1
-    return (batch.x, batch.y, batch.sample_weight)[:used]
-
-
-@contextmanager
-def blind(model: keras.Model, batch: Batch) -> Iterator[bool]:
-    """Temporarily remove losses and metrics that cannot be built because the batch has no y.
-
-    Yields:
-        bool: True if they were removed.
-    """
-    attributes = model.__dict__
-    names = ("_compile_loss", "_compile_metrics")
-    previous = {name: attributes[name] for name in names}
-    missing = batch.y is None and any(part is not None and not part.built for part in previous.values())
-    if missing:
-        attributes.update(dict.fromkeys(names))
-    try:
-        yield missing
-    finally:
-        attributes.update(previous)

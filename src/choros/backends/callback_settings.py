@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backends.host_values import host_value
 from choros.backends.optimizers import held_optimizers, model_variables
 from choros.backends.rowwise_parts import compiled_losses, of_keras
 from choros.object_graph import children, global_names
@@ -133,7 +134,7 @@ class Settings:
 
 
 def _values(variables: dict[str, Any]) -> Values:
-    return {name: np.asarray(keras.ops.convert_to_numpy(variable)).tolist() for name, variable in variables.items()}
+    return {name: host_value(variable).tolist() for name, variable in variables.items()}
 
 
 def _differ(before: object, now: object) -> bool:

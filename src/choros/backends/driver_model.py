@@ -12,8 +12,9 @@ import keras
 import numpy as np
 
 from choros.backends import averages_of
-from choros.backends.base import blind, parts
+from choros.backends.batch_parts import blind, parts
 from choros.backends.encoded_inputs import as_keras_input, symbol
+from choros.backends.host_values import host_value
 from choros.backends.metrics import gather, scatter, slices_of
 from choros.backends.optimizers import build_held, optimizer_variables
 from choros.backends.rowwise_parts import of_keras
@@ -240,7 +241,7 @@ def assign_average(model: keras.Model, average: Array, finalize: bool = False) -
 def _flat(variables: list[Any], dtype: np.typing.DTypeLike) -> Array:
     slices = slices_of(variables)
     vector = np.empty(slices[-1].stop if slices else 0, dtype)
-    gather([np.asarray(keras.ops.convert_to_numpy(v)) for v in variables], slices, vector)
+    gather(list(map(host_value, variables)), slices, vector)
     return vector
 
 

@@ -9,8 +9,7 @@ took twenty times as long as the step in a measurement.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +18,14 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from choros.backends import step_counter
 from choros.backends.base import BaseReplica
 from choros.backends.devices.jax import MeshSharding, devices_of, row_shards
 from choros.backends.devices.placement import Placement, VariablePlacement
 from choros.backends.gradient_capture import refuse_other_optimizers
+from choros.backends.gradient_capture.jax import kept_gradients
 from choros.backends.metrics import UNUSED, LossSample, flattened
 from choros.backends.optimizers import model_variables
+from choros.backends.step_windows import alike, window_length
 from choros.backends.variable_groups import large_frozen
 from choros.errors import InexactLossError
 from choros.types import Array, Batch
@@ -47,6 +47,7 @@ class JaxReplica(BaseReplica):
         spread: the devices of the replica, if there are several. Defaults to Keras' default device.
     """
 
+    _windows_log = False  # whether a window was traced whose steps have logs besides the metrics
     _x: list[Any] | None = None  # the weights x with momentum; ``_state`` then holds the look-ahead point
 
     def __init__(self, model: keras.Model, workers: int = 1, spread: MeshSharding | None = None) -> None:
@@ -55,6 +56,7 @@ class JaxReplica(BaseReplica):
         self._train: Any = None
         self._tried: Any = None
         self._leaves: Any = None
+        self._windows: dict[Any, int] = {}  # by length and form of the batches: what ``window`` returns
         self._left: list[Any] = []  # the model's values after ``sync``
 
     def refresh(self) -> None:
@@ -119,6 +121,7 @@ class JaxReplica(BaseReplica):
         step = lambda *given: self.model.train_step(given[:4], given[4])  # noqa: E731 - jit caches by function object
         self._train = self._on_batches(step, (0, 1, 2, 3), (None, state))
         lie = (None, None, others, metrics, None)
+        self._window: Any = self._jit(self._trace_window, (0, 1, 2, 3, 4), None)
         self._differentiate = self._on_batches(self._trace_gradients, (1, 3), lie)
         self._differentiate_kept = self._on_batches(self._trace_kept, (), lie)
         self._test = self._on_batches(self._trace_test, (1, 2), (None, others, metrics, None))
@@ -196,6 +199,58 @@ class JaxReplica(BaseReplica):
         self._state = list(state)
         return self._custom(logs)
 
+    def window(self, batch: Batch, most: int) -> int:
+        """Return how many steps one program makes; see ``Replica``. Steps with a convolution are programs of their own.
+
+        XLA for the CPU takes eight times as long for a convolution within a loop.
+        """
+        alone = not self._compiles or self.spread is not None or bool(self._frozen) or jax.default_backend() != "cpu"
+        length = 1 if alone else window_length(self.model, self.size, batch, most)
+        if length == 1:
+            return 1
+        key = length, alike(batch), self._x is None
+        if key not in self._windows:
+            self._windows_log = False
+            batches = [self.pack(batch)] * length
+            program = self._window.trace(*self._state, self._x or [], 0.0, np.int32(1), batches).jaxpr
+            slow = program.effects or self._windows_log or "conv_general_dilated" in _operations(program.jaxpr)
+            self._windows[key] = 1 if slow else length
+        return self._windows[key]
+
+    def steps(self, batches: Sequence[Batch], window: int, momentum: float = 0.0) -> None:
+        """Run one step for each batch, up to ``window``, as one program; see ``Replica``."""
+        if window == 1:
+            super().steps(batches, window, momentum)
+            return
+        data = [self._packed(batch) for batch in batches]
+        data += data[-1:] * (window - len(data))
+        count, x = np.int32(len(batches)), self._x or []
+        state, x = self._window(*self._state, x, momentum, count, data)
+        self._state, self._x = list(state), self._x and x
+        self._logs = None
+        self._rows += sum(batch.rows for batch in batches)
+
+    def _trace_window(self, *given: Any) -> Any:
+        """Trace ``count`` steps. More batches are not used: they let one program make any number of steps."""
+        *state, x, momentum, count, batches = given
+        stacked = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *batches)
+
+        def step(number: Any, carried: Any) -> Any:
+            state, x = carried
+            data = jax.tree_util.tree_map(lambda leaves: leaves[number], stacked)
+            logs, after = self.model.train_step(state, data)
+            self._windows_log |= self._custom(logs) is not None
+            state = tuple(
+                [new.astype(old.dtype) for new, old in zip(part, before, strict=True)]
+                for part, before in zip(after, state, strict=True)
+            )
+            if x:
+                x, ahead = _leap(state[0], x, momentum)
+                state = (ahead, *state[1:])
+            return state, x
+
+        return jax.lax.fori_loop(0, count, step, (tuple(map(list, state)), list(x)))
+
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         keep_arrays = self.revocable or self.repeats  # a mark holds the arrays, so they must not be donated
         differentiate = self._differentiate_kept if keep_arrays else self._differentiate
@@ -229,7 +284,7 @@ class JaxReplica(BaseReplica):
 
             def step(shifts: Any, state: tuple[Any, ...], data: tuple[Any, ...]) -> Any:
                 refuse_other_optimizers(self.model)
-                with _kept_gradients(self.model.optimizer, shifts):
+                with kept_gradients(self.model.optimizer, shifts):
                     logs, (trained, others, _, metrics) = self.model.train_step(state, data)
                 return [*trained, *others, *metrics], self._custom(logs) or {}
 
@@ -246,7 +301,7 @@ class JaxReplica(BaseReplica):
         calls: list[int] = []
 
         def step(state: tuple[Any, ...], data: tuple[Any, ...], trained: Arrays, slots: Arrays) -> Any:
-            with _kept_gradients(self.model.optimizer, becomes=(trained, slots)) as captured:
+            with kept_gradients(self.model.optimizer, becomes=(trained, slots)) as captured:
                 logs, (trained, others, slots, metrics) = self.model.train_step(state, data)
             calls.append(len(captured))
             return list(trained), list(slots), list(others), list(metrics), self._custom(logs) or {}
@@ -278,7 +333,7 @@ class JaxReplica(BaseReplica):
     ) -> tuple[Any, ...]:
         refuse_other_optimizers(self.model)
         optimizer = self.model.optimizer
-        with self.weigher as weigher, _kept_gradients(optimizer) as captured:
+        with self.weigher as weigher, kept_gradients(optimizer) as captured:
             state = (trained, others, slots, self._without_loss(metrics))
             logs, (_, others, _, seen) = self.model.train_step(state, data)
             n = weigher.divisor(_rows(data), data)
@@ -324,7 +379,7 @@ class JaxReplica(BaseReplica):
         divisor: jax.Array,
         data: tuple[Any, ...],
     ) -> tuple[Any, ...]:
-        with _kept_gradients(self.model.optimizer, gives=self._divided(parts, divisor)):
+        with kept_gradients(self.model.optimizer, gives=self._divided(parts, divisor)):
             state = (trained, others, slots, self._without_loss(metrics))
             logs, (trained, others, slots, seen) = self.model.train_step(state, data)
         return (trained, others, slots, self._keep_loss(seen, metrics)), self._custom(logs)
@@ -407,6 +462,9 @@ class JaxReplica(BaseReplica):
 
     def set(self, vector: Array) -> None:
         """Set the trainable variables in their present buffers. With momentum, keep the velocity."""
+        if self.shard is not None:
+            super().set(vector)
+            return
         if self._shared:
             self._state[0], self._shared = [jnp.copy(v) for v in self._state[0]], False
         if self._x is None:
@@ -446,6 +504,8 @@ class JaxReplica(BaseReplica):
                 id(variable) not in self._where
             ):  # a second optimizer's variable that the model does not list: no step changes it
                 variable.assign(array)
+                continue
+            if self.shard is not None and self.shard.write(variable, array):
                 continue
             part, i = self._where[id(variable)]
             old = self._state[part][i]
@@ -515,55 +575,23 @@ def _unchanged(inputs: list[Any], outputs: Any) -> Any:
     return jax.tree_util.tree_map(lambda leaf: placeholders.get(id(leaf), leaf), outputs)
 
 
+def _operations(program: Any) -> set[str]:
+    """Return the names of all primitives of a jaxpr, also of those within loops, conditions and calls."""
+    names = set()
+    for equation in program.eqns:
+        names.add(str(equation.primitive.name))
+        parameters = [
+            value for part in equation.params.values() for value in (part if isinstance(part, tuple) else [part])
+        ]
+        for inner in (getattr(value, "jaxpr", value) for value in parameters):
+            if hasattr(inner, "eqns"):
+                names |= _operations(inner)
+    return names
+
+
 def _leap(stepped: list[Any], x: list[Any], momentum: jax.Array) -> tuple[list[Any], list[Any]]:
     return stepped, [s + momentum * (s - old) for s, old in zip(stepped, x, strict=True)]
 
 
 def _rows(data: tuple[Any, ...]) -> int:
     return int(jax.tree_util.tree_leaves(data[0])[0].shape[0])
-
-
-@contextmanager
-def _kept_gradients(
-    optimizer: keras.optimizers.Optimizer,
-    shifts: Any = None,
-    gives: list[Any] | None = None,
-    becomes: tuple[Any, Any] | None = None,
-) -> Iterator[list[list[Any]]]:
-    """Replace ``optimizer.stateless_apply`` by a stand-in that stores the gradients and does not update.
-
-    Args:
-        optimizer: the compiled optimizer.
-        shifts: numbers that the stand-in adds to the weights. If any is not 0, it also increments the step counter.
-        gives: gradients that the real optimizer gets instead of those of the step.
-        becomes: the weights and optimizer variables that the stand-in returns.
-
-    Yields:
-        A list, to which each call of the stand-in appends its gradients.
-    """
-    captured: list[list[Any]] = []
-    attributes, plain = optimizer.__dict__, optimizer.stateless_apply
-    before = {
-        name: attributes[name] for name in ("stateless_apply",) if name in attributes
-    }  # set by ``hvd.DistributedOptimizer``
-    counter = next(i for i, variable in enumerate(optimizer.variables) if variable is step_counter(optimizer))
-
-    def stateless_apply(optimizer_variables: Arrays, grads: Arrays, trainable_variables: Arrays) -> tuple[Any, Any]:
-        captured.append(list(grads))
-        if gives is not None:
-            updated: tuple[Any, Any] = plain(optimizer_variables, gives, trainable_variables)
-            return updated
-        if becomes is not None:
-            return becomes
-        if shifts is not None:
-            trainable_variables = [v + shifts[i].astype(v.dtype) for i, v in enumerate(trainable_variables)]
-            optimizer_variables = list(optimizer_variables)
-            optimizer_variables[counter] += jnp.any(shifts != 0).astype(optimizer_variables[counter].dtype)
-        return trainable_variables, optimizer_variables
-
-    attributes["stateless_apply"] = stateless_apply
-    try:
-        yield captured
-    finally:
-        del attributes["stateless_apply"]
-        attributes.update(before)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from choros.backends.encoded_inputs import symbol
+from choros.backends.host_values import host_value
 from choros.backends.number_attributes import NumberAttributes
 from choros.backends.rowwise_parts import compiled_losses, flat, flat_outputs, known, model_divisor, name_of, title
 from choros.errors import InexactLossError
@@ -223,12 +224,12 @@ def _trial(loss: Any, mixed: list[tuple[Any, bool]], numbers: NumberAttributes) 
         def part(where: slice) -> tuple[float, float]:
             one = [None if t is None else keras.tree.map_structure(_cut(where), t) for t in (y_true, y_pred)]
             weight = None if sample_weight is None else sample_weight[where]
-            value = float(np.asarray(keras.ops.convert_to_numpy(loss(*one, weight))))
+            value = float(host_value(loss(*one, weight)))
             numbers.restore()
             if divisor is not None:
-                return value, float(np.asarray(keras.ops.convert_to_numpy(divisor(*one, weight))))
+                return value, float(host_value(divisor(*one, weight)))
             if loss.reduction == WEIGHTED and weight is not None:
-                return value, float(np.asarray(keras.ops.convert_to_numpy(keras.ops.sum(weight))))
+                return value, float(host_value(keras.ops.sum(weight)))
             return value, float(len(range(ROWS)[where]))
 
         (whole, n), (first, a), (rest, b) = part(slice(ROWS)), part(slice(FIRST)), part(slice(FIRST, ROWS))

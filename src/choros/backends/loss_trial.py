@@ -24,6 +24,7 @@ import numpy as np
 from keras.src import backend as keras_backend
 
 from choros.backends import make_replica
+from choros.backends.host_values import host_value
 from choros.backends.number_attributes import NumberAttributes
 from choros.backends.rowwise_parts import compiled_losses, known, model_divisor, of_keras, plain, title
 from choros.errors import InexactLossError, brief, warn
@@ -202,7 +203,7 @@ def dependent(replica: Any, data: tuple[Any, ...], rows: int) -> str | None:
         if not _differ_by_shift(before, after, shift, str(variable.dtype)):
             return str(variable.path)
     for name, value in logs.items():
-        before, after = (np.asarray(keras.ops.convert_to_numpy(each)) for each in (value, other_logs[name]))
+        before, after = (host_value(each) for each in (value, other_logs[name]))
         if not _differ_by_shift(before, after, 0.0, str(before.dtype)):
             return f"the log {name}"
     return None

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from choros.backends.encoded_inputs import as_keras_input
+from choros.backends.host_values import host_value
 from choros.backends.rowwise_parts import flat, flat_outputs, plain
 from choros.errors import brief, warn
 from choros.types import Array, Batch
@@ -172,7 +173,7 @@ def _state(model: keras.Model, sample: Batch, rows: Array) -> list[Array]:
     data = _parts(sample, rows)
     model.reset_metrics()
     model.test_on_batch(*data)
-    state = [np.array(keras.ops.convert_to_numpy(v), np.float64) for v in model.metrics_variables]
+    state = [host_value(v).astype(np.float64) for v in model.metrics_variables]
     model.reset_metrics()
     return state
 

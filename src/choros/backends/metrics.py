@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from choros.backends.host_values import host_value
 from choros.backends.loss_weighting import LossWeightTracker, exact_loss
 from choros.backends.metric_additivity import single_metrics
 from choros.types import Array
@@ -134,7 +135,7 @@ class Metrics(ABC):
         if self._logs is not None:
             of_metrics = {name: results[name] for name, (_, is_extra) in self._scalars.items() if not is_extra}
             results = {**self._logs, **of_metrics}
-        figures = {name: np.asarray(keras.ops.convert_to_numpy(value)).tolist() for name, value in results.items()}
+        figures = {name: host_value(value).tolist() for name, value in results.items()}
         return figures | {name: loss for name, loss in self._exact().items() if name in figures}
 
     def metric_values(self, state: Array) -> list[float]:
@@ -202,8 +203,8 @@ class Metrics(ABC):
         """Find out which values of the step's logs are results of metrics, and which the step computed itself."""
         if self._logs is None:
             return
-        logs = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._logs.items()}
-        results = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in self._results().items()}
+        logs = {name: host_value(value) for name, value in self._logs.items()}
+        results = {name: host_value(value) for name, value in self._results().items()}
         exact = self._exact()
         self._scalars = {
             name: (float(value), name not in results or not np.array_equal(value, results[name], equal_nan=True))

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NoReturn
 
 import keras
-import numpy as np
 
+from choros.backends.host_values import to_host
 from choros.errors import InvalidInputError, brief
 
 _ADVICE = "Build it before fit, with the variables that it trains: model.{name}.build(variables)."
@@ -98,7 +98,7 @@ def build_held(model: keras.Model, data: object) -> None:
     if not unbuilt or keras.backend.backend() == "jax":
         return
     variables = model_variables(model)
-    before = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    before = to_host(variables)
     optimizers = [model.optimizer, *held_optimizers(model).values()]
     try:
         with ExitStack() as stack:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import keras
 
+from choros.argument_checks import check_whole
 from choros.errors import InvalidInputError
 
 logger = logging.getLogger(__name__)
@@ -103,10 +104,13 @@ def window_of(profile_batches: tuple[int, int]) -> tuple[int, int]:
         >>> window_of((10, 14))
         (10, 5)
     """
-    first, last = profile_batches
-    if first < 0 or last < first:
+    try:
+        first, last = (check_whole("profile_batches", step, 0) for step in profile_batches)
+    except (TypeError, ValueError):  # not two values, or not whole numbers
+        first, last = 0, -1
+    if last < first:
         raise InvalidInputError(
-            f"profile_batches=({first}, {last}): give a first step of 0 or more, and a last step that is not less."
+            f"profile_batches={profile_batches!r}: give a first step of 0 or more, and a last step that is not less."
         )
     return first, last - first + 1
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
+    from choros.backends.optimizer_shard.shard import OptimizerShard
+
 
 class Replica(Protocol):
     """One worker's copy of the model, used from one thread. Vectors are flat numpy arrays of type ``dtype``.
@@ -56,6 +58,7 @@ class Replica(Protocol):
     averaged: Sequence[int]  # indices of metric variables that do not add over ranks; set by the caller, default: none
     revocable: bool  # whether ``swap`` may undo ``gradients``; set by the caller before the first batch
     watches: bool  # whether a step that uses updated weights is refused if it is not repeated (PyTorch); set likewise
+    shard: OptimizerShard | None  # this rank's share of the update, while the ranks of a host divide it
     repeats: bool  # whether ``apply`` runs the step again with the reduced gradient; set likewise
 
     @property
@@ -97,6 +100,30 @@ class Replica(Protocol):
 
     def step(self, batch: Batch) -> None:
         """Run one local training step (``train_step`` with its optimizer); a batch without rows is skipped."""
+
+    def window(self, batch: Batch, most: int) -> int:
+        """Return how many steps on batches of this form run as one compiled program.
+
+        Only Keras' own ``train_step`` on one CPU device is compiled so, of a model and batches that are not large
+        (``choros.backends.step_windows``).
+
+        Args:
+            batch: a batch with rows, not made ready.
+            most: int. The largest number to return.
+
+        Returns:
+            An int of at least 1. 1: each step is a program.
+        """
+        ...
+
+    def steps(self, batches: Sequence[Batch], window: int, momentum: float = 0.0) -> None:
+        """Run one local training step for each batch, with the same result as ``step`` and ``look_ahead`` for each.
+
+        Args:
+            batches: up to ``window`` batches with rows, of equal shapes and dtypes.
+            window: int. What ``window`` returned for a batch of this form.
+            momentum: float. That of ``look_ahead``, which must have been called once. 0: none.
+        """
 
     def gradients(self, batch: Batch, out: Array) -> None:
         """Write ``[n * g ..., n * loss, n]`` into ``out`` (size + 2 values); zeros for a batch without rows.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -26,6 +26,7 @@ from choros.backends.base import BaseReplica
 from choros.backends.gradient_capture import Capture
 from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.optimizers import model_variables
+from choros.backends.step_windows import window_length
 from choros.data.encoded_rows import form, is_ragged, ragged_parts
 from choros.types import Array, Batch, aligned_copy
 
@@ -48,7 +49,9 @@ class TensorFlowReplica(BaseReplica):
 
     def __init__(self, model: keras.Model, workers: int = 1) -> None:
         super().__init__(model, workers)
-        self._points: list[Any] | None = None
+        self._points: list[Any] | None = None  # x, with momentum; the model's variables hold the look-ahead point
+        self._held_points: list[Any] = []
+        self._window: tf.types.experimental.ConcreteFunction | None = None  # that ``window`` has chosen
         self._absent: frozenset[int] = frozenset()
         self._share = 1.0
 
@@ -60,6 +63,7 @@ class TensorFlowReplica(BaseReplica):
         parts = [] if model._compile_loss is None or model.run_eagerly else model._compile_loss.metrics
         self._output_losses = [v.value for metric in parts for v in (metric.total, metric.count)]
         self._train = self._batched(lambda data: model.train_step(data))
+        self._windows: dict[Any, tf.types.experimental.ConcreteFunction | None] = {}
         self._differentiate = self._batched(self._trace_gradients)
         self._differentiate_kept = self._batched(self._trace_revocable)
         self._again: _Batched | None = None
@@ -100,6 +104,58 @@ class TensorFlowReplica(BaseReplica):
 
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
         return self._custom(self._train(data))
+
+    def window(self, batch: Batch, most: int) -> int:
+        """Return how many steps one program makes; see ``Replica``.
+
+        XLA for the CPU takes eight times as long for a convolution within a loop. TensorFlow's own kernels do not.
+        """
+        length = window_length(self.model, self.size, batch, most) if self._on_host else 1
+        if length == 1:
+            return 1
+        tensors = keras.tree.map_structure(to_tensor, self.pack(batch))
+        kind = (length, self._points is None, *(_form(leaf) for leaf in keras.tree.flatten(tensors)))
+        if kind not in self._windows:
+            self._windows[kind] = self._traced_window([keras.tree.map_structure(_any_rows, tensors)] * length)
+        self._window = self._windows[kind]
+        return 1 if self._window is None else length
+
+    def steps(self, batches: Sequence[Batch], window: int, momentum: float = 0.0) -> None:
+        """Run one step for each batch, up to ``window``, as one program; see ``Replica``."""
+        if window == 1 or self._window is None:
+            super().steps(batches, window, momentum)
+            return
+        data = [keras.tree.map_structure(to_tensor, self._packed(batch)) for batch in batches]
+        rest = data[-1:] * (window - len(data))
+        self._window(tf.constant(len(data)), _scalar(momentum, self.dtype.name), [*data, *rest])
+        self._logs = None
+        self._rows += sum(batch.rows for batch in batches)
+
+    def _traced_window(self, batches: list[Any]) -> tf.types.experimental.ConcreteFunction | None:
+        """Trace a window of steps; return None if it would be slow, or if its steps have logs besides the metrics."""
+        logs_more: list[bool] = []
+
+        def steps(count: tf.Tensor, momentum: tf.Tensor, batches: list[Any]) -> None:
+            # More batches than ``count`` are not used: they let one program make any number of steps.
+            stacked = keras.tree.map_structure(lambda *leaves: tf.stack(leaves), *batches)
+
+            def step(number: tf.Tensor) -> tf.Tensor:
+                logs = self.model.train_step(keras.tree.map_structure(lambda leaves: leaves[number], stacked))
+                logs_more.append(self._custom(logs) is not None)
+                if self._points is not None:
+                    self._trace_leap(momentum)
+                return number + 1
+
+            # Steps change variables, so they must not overlap.
+            tf.while_loop(lambda number: number < count, step, [tf.constant(0)], parallel_iterations=1)
+
+        xla = self.model.jit_compile
+        numbers = tf.TensorSpec([], tf.int32), tf.TensorSpec([], self.dtype.name)
+        traced: Any = self._compiled(steps, xla).get_concrete_function(*numbers, batches)
+        if any(logs_more) or (xla and any("Conv" in name for name in operation_names(traced.graph))):
+            traced.graph._function_captures = None  # see ``close``
+            return None
+        return traced
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         if self.revocable or self.repeats:
@@ -315,9 +371,11 @@ class TensorFlowReplica(BaseReplica):
         steps = [self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell]
         steps += [] if self._again is None else [self._again]
         traces = [trace for step in steps for trace in step.take_traces()]
-        for trace in [*traces, *([] if self._update is None else [self._update])]:
-            trace.graph._function_captures = None
-        self._update = None
+        for trace in [*traces, self._update, *self._windows.values()]:
+            if trace is not None:
+                trace.graph._function_captures = None
+        self._update = self._window = None
+        self._windows = {}
 
     @property
     def reusable(self) -> bool:
@@ -330,7 +388,8 @@ class TensorFlowReplica(BaseReplica):
         held += [variable for metric in parts for variable in metric.variables]
         known = {id(variable.value.handle) for variable in held}
         steps = [self._train, self._differentiate, self._differentiate_kept, self._test]
-        return all(stateless(trace.graph, known) for step in steps for trace in step.traces())
+        traces = [*(trace for step in steps for trace in step.traces()), *filter(None, self._windows.values())]
+        return all(stateless(trace.graph, known) for trace in traces)
 
     # Momentum.
 
@@ -341,7 +400,10 @@ class TensorFlowReplica(BaseReplica):
         call, before any step, switches momentum on.
         """
         if self._points is None:
-            self._points = [tf.Variable(v.value) for v in self.trainable]
+            # A trace holds the variables of its first run, so another fit must use them too.
+            self._points = self._held_points = self._held_points or [tf.Variable(v.value) for v in self.trainable]
+            for x, variable in zip(self._points, self.trainable, strict=True):
+                x.assign(variable.value)
         else:
             self._leap(np.asarray(momentum, self.dtype))
 
@@ -438,13 +500,18 @@ def stateless(graph: tf.Graph, known: Collection[int]) -> bool:
     """
     if any(id(variable.handle) not in known for variable in graph.variables):
         return False
-    definition = graph.as_graph_def()
-    functions = attrgetter("library.function")(definition)  # such as the bodies of loops and conditions
-    nodes = [*definition.node, *(node for function in functions for node in function.node_def)]
-    names = {node.op for node in nodes if not node.op.startswith(_ON_VARIABLES)}
+    names = {name for name in operation_names(graph) if not name.startswith(_ON_VARIABLES)}
     # A call of a function of this graph has no definition in the registry. The nodes of that function are in the list.
     definitions = [op_def_registry.get(name) for name in names]
     return not any(operation is not None and operation.is_stateful for operation in definitions)
+
+
+def operation_names(graph: tf.Graph) -> set[str]:
+    """Return the names of all operations of a graph, also of those within loops and conditions."""
+    definition = graph.as_graph_def()
+    functions = attrgetter("library.function")(definition)  # such as the bodies of loops and conditions
+    nodes = [*definition.node, *(node for function in functions for node in function.node_def)]
+    return {node.op for node in nodes}
 
 
 @functools.lru_cache(maxsize=256)

@@ -60,6 +60,12 @@ class TorchReplica(BaseReplica):
         # suffice.
         self._cast = [value for value in values if value.dtype != self._flat.dtype or value.device.type != "cpu"]
         self._shares_memory = keras.ops.convert_to_tensor(np.zeros(1, np.float32)).device.type == "cpu"
+        if self.model.jit_compile:
+            # The first step would be another program than all others if it cleared no gradients, or if no layer had
+            # been called in this process: Keras then sets its global state.
+            keras.layers.Identity(name="called")(np.zeros(1, np.float32))
+            for value in values:
+                value.grad = torch.zeros_like(value) if value.grad is None else value.grad
 
     def _leaf(self, array: Any) -> torch.Tensor:
         """Return a tensor that uses the array's memory, or a copy if the array is read-only or has negative strides."""

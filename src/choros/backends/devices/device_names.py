@@ -179,10 +179,8 @@ def _check_task(job: str, replica: int, task: int, text: str) -> None:
     place = Place.here()
     if place.launcher == "tf_config":
         own_task = json.loads(os.environ["TF_CONFIG"])["task"]
-        this_task, matches = (
-            f"{own_task['type']} {own_task['index']}",
-            (own_task["type"].lower(), int(own_task["index"])) == (job, task),
-        )
+        this_task = f"{own_task['type']} {own_task['index']}"
+        matches = (own_task["type"].lower(), int(own_task["index"])) == (job, task)
     else:
         this_task, matches = f"rank {place.rank}", job != "ps" and (place.size == 1 or task == place.rank)
     if replica or not matches:

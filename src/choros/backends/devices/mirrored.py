@@ -21,6 +21,7 @@ from choros.backends.devices.device_threads import DeviceThreads
 from choros.backends.devices.placement import Placement, RowShard, VariablePlacement
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
+from choros.backends.step_windows import SingleSteps
 from choros.data.batch_format import cut
 from choros.data.sharding import share
 from choros.types import Array, Batch, aligned
@@ -36,7 +37,7 @@ def _of_all(name: str) -> Any:
     return property(lambda self: getattr(self.lead, name), set_all)
 
 
-class MirroredReplica:
+class MirroredReplica(SingleSteps):
     """The replicas of all devices of a worker as one; ``choros.backends.replica.Replica`` documents the methods.
 
     Args:
@@ -46,6 +47,8 @@ class MirroredReplica:
         devices: names in Keras' form (``"cpu:0"``, ``"gpu:1"``).
         clone: creates a copy of the model on the device in whose scope it is called.
     """
+
+    shard = None  # each device has a model with the whole update
 
     def __init__(self, model: keras.Model, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
         self.given, self.threads = model, DeviceThreads(devices)

@@ -1,0 +1,222 @@
+"""The memory of a divided optimizer: weights and slots that the ranks of a host share, and each rank's pieces of them.
+
+If the optimizer treats all values alike, all weights form one vector, and a rank's piece is a range of it. Otherwise a
+piece is a whole variable, so that norms over a variable, constraints and exceptions from weight decay stay right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from choros.types import Array
+
+ELEMENTWISE = frozenset(  # optimizers of Keras that update each value by its own gradient and slots alone
+    {"SGD", "Adam", "AdamW", "Nadam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Lion"}
+)
+BY_VARIABLE = frozenset({"Adafactor", "Ftrl", "Lamb", "Muon"})  # ... and that update each variable independently
+_ALIGNMENT = 256  # bytes: a multiple of XLA's 64 and of the size of every dtype
+_CUT = 64  # values: pieces of the vector begin at multiples of it, so that no two ranks write to one cache line
+
+Memory = Callable[[np.typing.DTypeLike, int, int], Array]  # (dtype, count, offset in bytes) to a flat array
+
+
+@dataclass(frozen=True)
+class Field:
+    """Variables that lie one after another: the weights, or the slots of one kind.
+
+    Attributes:
+        variables: tuple of keras.Variable. None where a weight has no such slot.
+        offsets: tuple of int. Of each variable, in bytes from the beginning of the memory.
+    """
+
+    variables: tuple[Any, ...]
+    offsets: tuple[int, ...]
+
+    def views(self, memory: Memory) -> dict[int, Array]:
+        """Return the array of each variable in the memory, by the ``id`` of the variable."""
+        pairs = zip(self.variables, self.offsets, strict=True)
+        return {id(v): _view(memory, v, offset) for v, offset in pairs if v is not None}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the weights that one rank updates.
+
+    Attributes:
+        index: int. The variable; of a range of the vector the first variable, for its dtype.
+        shape: tuple of int. That of the variable, or (values,) of a range.
+        start: int, optional. The range's first value in the vector; None for a variable.
+        inputs: tuple of (slice of the gradient vector, slice of the flat piece).
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    start: int | None
+    inputs: tuple[tuple[slice, slice], ...]
+
+    def view(self, field: Field, memory: Memory) -> Array | None:
+        """Return the piece's values of a field, in the shared memory; None if its variable has no such slot."""
+        variable = field.variables[self.index]
+        if variable is None:
+            return None
+        if self.start is None:
+            return _view(memory, variable, field.offsets[self.index])
+        dtype = _dtype(variable)
+        return memory(dtype, self.shape[0], field.offsets[0] + self.start * dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """The layout of the shared memory.
+
+    Attributes:
+        weights: Field.
+        slots: dict of Field by the name of the optimizer's attribute, such as ``_momentums``.
+        nbytes: int. Bytes of the memory.
+        piece: int, optional. Values of a piece of the vector of all weights; None if the pieces are variables.
+        count: int. Pieces of each rank, if they are parts of the vector.
+    """
+
+    weights: Field
+    slots: dict[str, Field]
+    nbytes: int
+    piece: int | None
+    count: int
+
+    @classmethod
+    def of(cls, model: keras.Model, trainable: list[Any], size: int, block: int | None = None) -> SharedLayout:
+        """Return the layout for a model whose optimizer can be divided (``obstacle``).
+
+        Args:
+            model: built and compiled.
+            trainable: its trainable variables.
+            size: int. Number of ranks.
+            block: most values of a piece of the vector. Defaults to one piece for each rank.
+        """
+        lists = {"": trainable, **slot_lists(model.optimizer)}
+        alike = treats_alike(model.optimizer, trainable)
+        fields: dict[str, Field] = {}
+        piece, count, end = None, 0, 0
+        for name, variables in lists.items():
+            offsets: list[int] = []
+            begin = end
+            for variable in variables:
+                offsets.append(end)
+                end += -(-_nbytes(variable) // _ALIGNMENT) * _ALIGNMENT if variable is not None else 0
+            fields[name] = Field(tuple(variables), tuple(offsets))
+            if alike:
+                itemsize = _dtype(trainable[0]).itemsize
+                values = (end - begin) // itemsize
+                count = 1 if block is None else -(-values // (size * block))
+                piece = -(-values // (size * count * _CUT)) * _CUT
+                end = begin + size * count * piece * itemsize  # so that all pieces have the same length
+        weights = fields.pop("")
+        return cls(weights, fields, end, piece, count)
+
+    def fields(self) -> list[Field]:
+        """Return all fields: the weights, then the slots."""
+        return [self.weights, *self.slots.values()]
+
+    def pieces(self, slices: list[slice], rank: int, size: int) -> list[Piece]:
+        """Return a rank's pieces.
+
+        Args:
+            slices: of each variable in the gradient vector, which has no gaps.
+            rank: int.
+            size: int. Number of ranks.
+        """
+        if self.piece is None:
+            return [_whole(self.weights.variables[i], i, slices[i]) for i in _dealt(slices, size)[rank]]
+        first = rank * self.count
+        pieces = [self._range(slices, number * self.piece, self.piece) for number in range(first, first + self.count)]
+        return [piece for piece in pieces if piece.inputs]
+
+    def _range(self, slices: list[slice], begin: int, length: int) -> Piece:
+        """Return the piece of ``length`` values of the vector from ``begin``."""
+        itemsize = _dtype(self.weights.variables[0]).itemsize
+        inputs: list[tuple[slice, slice]] = []
+        for where, offset in zip(slices, self.weights.offsets, strict=True):
+            first = offset // itemsize
+            low, high = max(first, begin), min(first + where.stop - where.start, begin + length)
+            if low < high:
+                shift = where.start - first
+                inputs.append((slice(low + shift, high + shift), slice(low - begin, high - begin)))
+        return Piece(0, (length,), begin, tuple(inputs))
+
+
+def slot_lists(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
+    """Return the slots of a built optimizer by the attribute that holds them: one for each variable, or None.
+
+    Example:
+        >>> import keras
+        >>> optimizer, variable = keras.optimizers.SGD(momentum=0.9), keras.Variable([1.0, 2.0])
+        >>> optimizer.build([variable])
+        >>> list(slot_lists(optimizer))
+        ['momentums']
+    """
+    trainable = optimizer._trainable_variables
+    others = {id(value) for value in vars(optimizer).values() if isinstance(value, keras.Variable)}  # such as counters
+    others |= {id(variable) for variable in trainable}
+    lists: dict[str, list[Any]] = {}
+    for name, value in vars(optimizer).items():
+        if not isinstance(value, list) or len(value) != len(trainable):
+            continue
+        variables = [item for item in value if item is not None]
+        if variables and all(isinstance(item, keras.Variable) and id(item) not in others for item in variables):
+            lists[name] = list(value)
+    return lists
+
+
+def treats_alike(optimizer: keras.optimizers.Optimizer, trainable: list[Any]) -> bool:
+    """Return whether a built optimizer's update is the same function of each value's gradient and slots."""
+    decayed = {optimizer._use_weight_decay(variable) for variable in trainable}  # a decay may be set later
+    return (
+        type(optimizer).__name__ in ELEMENTWISE
+        and optimizer.clipnorm is None
+        and len(decayed) == 1
+        and len({_dtype(variable) for variable in trainable}) == 1
+        and all(variable.constraint is None for variable in trainable)
+        and all(
+            _fits(slot, variable)
+            for slots in slot_lists(optimizer).values()
+            for slot, variable in zip(slots, trainable, strict=True)
+        )
+    )
+
+
+def _fits(slot: Any, variable: Any) -> bool:
+    return slot is not None and tuple(slot.shape) == tuple(variable.shape) and slot.dtype == variable.dtype
+
+
+def _whole(variable: Any, index: int, where: slice) -> Piece:
+    return Piece(index, tuple(variable.shape), None, ((where, slice(0, where.stop - where.start)),))
+
+
+def _dealt(slices: list[slice], size: int) -> list[list[int]]:
+    """Deal variables to ranks, the largest first, each to the rank with the fewest values."""
+    lengths = [where.stop - where.start for where in slices]
+    loads, dealt = [0] * size, [list[int]() for _ in range(size)]
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        rank = loads.index(min(loads))
+        loads[rank] += lengths[index]
+        dealt[rank].append(index)
+    return [sorted(indices) for indices in dealt]
+
+
+def _dtype(variable: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return dtype
+
+
+def _nbytes(variable: Any) -> int:
+    return int(math.prod(variable.shape) * _dtype(variable).itemsize)
+
+
+def _view(memory: Memory, variable: Any, offset: int) -> Array:
+    return memory(_dtype(variable), math.prod(variable.shape), offset).reshape(tuple(variable.shape))

@@ -1,0 +1,243 @@
+"""A rank's share of the optimizer's update, on weights and slots that the ranks of a host share.
+
+Each rank updates its pieces of the weights, in memory that all ranks of the host read as the weights of their models.
+This is ZeRO stage 1 (Rajbhandari et al., SC 2020), without its all-gather: a new weight is written once, to the place
+where all ranks read it. Nobody reads or writes a weight between the sum of the gradients and the end of the update.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from choros.backends.gradient_presence import left_out
+from choros.backends.optimizer_shard.layout import Memory, Piece, SharedLayout, treats_alike
+from choros.backends.optimizer_shard.obstacles import obstacle
+from choros.types import Array, aligned
+
+if TYPE_CHECKING:
+    from choros.backends.base import BaseReplica
+
+_CACHE_LINE = 64  # bytes
+_CHUNK = 1 << 16  # values that are summed over all ranks before the next ones
+_NUMBERS = (bool, int, float, type(None))
+
+
+class OptimizerShard(ABC):
+    """One rank's share of the optimizer's update.
+
+    The order of calls: ``fill`` on one rank, ``attach`` on all, then ``apply`` in each step; at the end ``detach``.
+
+    Args:
+        replica: the replica of this rank; its optimizer can be divided (``obstacle``).
+        rank: int. This rank, among those that share the memory.
+        size: int. Number of these ranks.
+
+    Attributes:
+        layout: SharedLayout.
+        pieces: list of Piece.
+        groups: list of lists of Piece. The pieces that one call of the optimizer updates; all groups have equal shapes.
+        sums: for each piece of a group, the sum of its gradients, a flat array.
+    """
+
+    block: int | None = None  # most values of a piece that is a range; None: one piece
+    trial = True  # whether a first step must show that steps do not set weights (``sets_weights``)
+
+    def __init__(self, replica: BaseReplica, rank: int, size: int) -> None:
+        self.replica, self.rank, self.size = replica, rank, size
+        self.layout = SharedLayout.of(replica.model, replica.trainable, size, self.block)
+        self.pieces = self.layout.pieces(replica.slices, rank, size)
+        ranges = self.layout.piece is not None
+        self.groups = [[piece] for piece in self.pieces] if ranges else [self.pieces] if self.pieces else []
+        self.sums = [aligned(math.prod(piece.shape), replica.dtype) for group in self.groups[:1] for piece in group]
+        self._build_optimizer()
+
+    @staticmethod
+    @abstractmethod
+    def on_host(replica: Any) -> bool:
+        """Return whether the weights of a replica are in memory of this host, and its steps can use shared memory."""
+
+    @property
+    def values(self) -> int:
+        """Number of weights that this rank updates."""
+        return sum(math.prod(piece.shape) for piece in self.pieces)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shared memory: the weights and slots, then two counters of each rank."""
+        return self.layout.nbytes + 2 * _CACHE_LINE * self.size
+
+    def fits(self, rank: int, size: int) -> bool:
+        """Return whether this is the share of ``rank`` of ``size`` ranks."""
+        return (self.rank, self.size) == (rank, size)
+
+    def fill(self, memory: Memory) -> None:
+        """Write this rank's weights and slots to the shared memory."""
+        for field in self.layout.fields():
+            variables = [variable for variable in field.variables if variable is not None]
+            views = field.views(memory)
+            for variable, value in zip(variables, self.replica._values(variables), strict=True):
+                views[id(variable)][...] = value
+
+    def attach(self, memory: Memory) -> None:
+        """Let the replica's weights and slots use the shared memory."""
+        words = memory(np.int64, 2 * self.size * _CACHE_LINE // 8, self.layout.nbytes)
+        self._counters = words[:: _CACHE_LINE // 8].reshape(self.size, 2)  # updates that each rank has begun, and ended
+        self._attach(memory)
+        self.replica.shard = self
+        self.watch()
+
+    @abstractmethod
+    def _attach(self, memory: Memory) -> None:
+        """Let the variables of the model and of the pieces use the shared memory."""
+
+    def detach(self) -> None:
+        """Copy weights and slots back to memory of this process."""
+        self.replica.shard, self._counters = None, np.zeros((self.size, 2), np.int64)
+        self._detach()
+
+    @abstractmethod
+    def _detach(self) -> None:
+        """Let the variables of the model use memory of this process, with the same values."""
+
+    def must_end(self, slots: list[Array]) -> bool:
+        """Return whether this step needs the whole update. The result is equal on all ranks.
+
+        Keras' optimizers skip variables without a gradient, but not their averages and accumulators.
+
+        Args:
+            slots: the vectors ``[n * g ...]`` of all ranks.
+        """
+        absent = left_out(slots[0], self.replica.slices)
+        for slot in slots[1:]:
+            absent = absent and absent & left_out(slot, self.replica.slices)
+        return bool(absent)
+
+    def write(self, variable: Any, array: Array) -> bool:
+        """Set a variable that is in the shared memory; return False if the backend sets it as any other variable."""
+        return False
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Begin to observe whether steps set weights without the optimizer. Earlier writes no longer count."""
+
+    def sets_weights(self) -> bool:
+        """Return whether the step since ``watch``, or any step since ``attach``, has set weights without the optimizer.
+
+        Such a step would set the weights of all ranks, at any time.
+        """
+        return False
+
+    def apply(self, totals: Array, slots: list[Array], add: Callable[[list[Array], Array], None]) -> None:
+        """Run the optimizer on this rank's pieces.
+
+        Args:
+            totals: ``[n * loss, n]``, summed over ranks.
+            slots: the vectors ``[n * g ...]`` of all ranks, of which only this rank's pieces are summed.
+            add: sums arrays into another one.
+        """
+        divisor = self.replica.count_batch(totals)
+        if divisor == 0:
+            return
+        with self.writing():
+            if self.groups:
+                self._update(divisor, lambda group: self._sum(group, slots, add))
+            else:
+                self.replica.skip()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Mark the time in which this rank writes to the shared weights; every rank must do so equally often."""
+        # The order of these stores shows a survivor of a failure whether a rank has died within its update.
+        self._counters[self.rank, 0] += 1
+        yield
+        self._counters[self.rank, 1] += 1
+
+    def _sum(self, group: list[Piece], slots: list[Array], add: Callable[[list[Array], Array], None]) -> None:
+        """Sum the gradients of a group's pieces into ``sums``."""
+        for piece, total in zip(group, self.sums, strict=True):
+            for where, place in piece.inputs:
+                out = total[place]
+                for begin in range(0, len(out), _CHUNK):  # the partial sum of several ranks stays in the cache
+                    part = slice(where.start + begin, min(where.start + begin + _CHUNK, where.stop))
+                    add([slot[part] for slot in slots], out[begin : begin + _CHUNK])
+
+    def whole_copy(self) -> list[Array] | None:
+        """Return a copy of ``BaseReplica.view``; None if some ranks have updated their pieces and others have not.
+
+        Other ranks may have failed, or be about to.
+        """
+        before = self._counters.copy()
+        copies = [np.array(value) for value in self.replica.view()]
+        whole = (before == before[0, 0]).all() and np.array_equal(before, self._counters)
+        return copies if whole else None
+
+    @abstractmethod
+    def _update(self, divisor: float, sum_group: Callable[[list[Piece]], None]) -> None:
+        """Update each of ``groups``; write the new weights and slots to the memory.
+
+        Args:
+            divisor: of the gradients.
+            sum_group: writes the gradients of a group to ``sums``.
+        """
+
+    def copy_settings(self) -> None:
+        """Copy numbers that callbacks may set, such as ``momentum``, to the optimizer of the pieces."""
+        numbers = {
+            name: value for name, value in vars(self.replica.model.optimizer).items() if isinstance(value, _NUMBERS)
+        }
+        vars(self.optimizer).update(numbers)
+
+    def take_settings(self) -> None:
+        """Take numbers that callbacks have set; ``detach`` if the update cannot be divided this way with them."""
+        self.copy_settings()
+        model = self.replica.model
+        alike = treats_alike(model.optimizer, self.replica.trainable)
+        if obstacle(model) or alike != (self.layout.piece is not None):
+            self.detach()
+
+    def _build_optimizer(self) -> None:
+        """Build a copy of the optimizer for the pieces, with the schedule and the exceptions of the original."""
+        original = self.replica.model.optimizer
+        optimizer: Any = type(original).from_config(_config_of(original))
+        trainable = self.replica.trainable
+        variables: list[Any] = []
+        group = self.groups[0] if self.groups else []
+        for number, piece in enumerate(group):
+            variable = trainable[piece.index]
+            part = keras.Variable(np.zeros(piece.shape, variable.dtype), dtype=variable.dtype, name=f"piece_{number}")
+            if piece.start is None:  # rules of an optimizer may depend on a variable's name and place
+                part._name, part._path = variable.name, variable.path
+                part.constraint = variable.constraint
+            variables.append(part)
+        if variables:
+            optimizer.build(variables)
+        # Keras identifies the exceptions from weight decay by objects, here by those of the model.
+        of_piece = {
+            optimizer._var_key(part): trainable[piece.index] for part, piece in zip(variables, group, strict=True)
+        }
+        decays = lambda part: original._use_weight_decay(of_piece[optimizer._var_key(part)])  # noqa: E731 - an attribute
+        vars(optimizer)["_use_weight_decay"] = decays
+        decay = optimizer._apply_weight_decay
+        # On PyTorch Keras cannot decay an empty list.
+        vars(optimizer)["_apply_weight_decay"] = lambda parts: decay(parts) if any(map(decays, parts)) else None
+        self.variables, self.optimizer = variables, optimizer
+        self.copy_settings()
+
+
+def _config_of(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's configuration, with its schedule itself: not all schedules can be serialized."""
+    rate, attributes = optimizer._learning_rate, vars(optimizer)
+    if isinstance(rate, keras.Variable):
+        return dict(optimizer.get_config())
+    attributes["_learning_rate"] = keras.Variable(0.0)
+    try:
+        return {**optimizer.get_config(), "learning_rate": rate}
+    finally:
+        attributes["_learning_rate"] = rate
