@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+import choros
 import choros.algorithms as algorithms
 from choros.algorithms import (
     ADAG,
@@ -53,6 +54,12 @@ def test_an_object_is_kept_as_it_is():
 def test_an_unknown_name_is_answered_with_the_nearest(wrong, near):
     with pytest.raises(UnknownAlgorithmError, match=near):
         by_name(wrong)
+
+
+def test_an_unknown_attribute_has_a_hint():
+    with pytest.raises(AttributeError, match=r"^module 'choros' has no attribute 'AESGD': did you mean 'AEASGD'\?$"):
+        getattr(choros, "AESGD")  # noqa: B009 - mypy would refuse the attribute
+    assert not hasattr(choros, "__wrapped__")
 
 
 def test_what_is_no_name_is_refused():

@@ -2,6 +2,12 @@
 
 import math
 import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -15,11 +21,11 @@ from choros.comm.tcp import auth_socket
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
+from choros.param_server.center_state import export_state
 from choros.param_server.messages import SHARD_REQUESTS, ReadCenter
 from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.param_server.snapshot import export_state
 from choros.param_server.transfer_client import TransferClient
 from choros.param_server.transfer_slots import TransferSlots, VectorRelay, serve_transfers
 from choros.training.async_control.control_block import ControlBlock
@@ -93,7 +99,7 @@ class Host:
         self.kept = reply_segment(self.near)
         self.control_block = ControlBlock.create(WORKERS, 2, 3)
         self.epoch_log = EpochLog(Segment.create(3 * LINE), self.control_block)
-        self.listener = auth_socket.AuthListener("127.0.0.1", b"secret")
+        self.listener = auth_socket.AuthListener("127.0.0.1", b"secret", auth_socket.RankGreeting)
         self.harm = {}  # at which question: before or after it is answered, or late, and what happens then
         self.came, self.served, self.centers, self.closed = 0, [], [], False
         self.transfers = self.relay = None
@@ -104,7 +110,9 @@ class Host:
             self.relay = VectorRelay(slots, Letters(0, post), self.kept, self.near, [1])
         self.porter = threading.Thread(target=self.welcome, daemon=True)
         self.porter.start()
-        self.line = ReconnectingClient(self.listener.address, b"secret", {"rank": 1}, "The host", 20.0, 20.0)
+        self.line = ReconnectingClient(
+            self.listener.address, b"secret", auth_socket.RankGreeting(1), "The host", 20.0, 20.0
+        )
         line = self.line
         if by_messages:
             line = TransferClient(self.line, Letters(1, post), 0, "here", len(center), center.dtype)
@@ -115,12 +123,12 @@ class Host:
         slots = TransferSlots(self.transfers, self.near) if self.transfers else None
         while not self.closed:
             try:
-                hello, end = self.listener.next_peer(0.1)
+                greeting, end = self.listener.next_peer(0.1)
             except CommTimeoutError:
                 continue
             self.came += 1
             center = ParameterShard(
-                self.segment, self.rule, hello["rank"], WORKERS, self.kept
+                self.segment, self.rule, greeting.rank, WORKERS, self.kept
             )  # as a new process has it
             self.centers.append(center)
             channel = RpcConnection(end, "rank 1", 20.0)
@@ -374,7 +382,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
         try:
             stuck, other = (
                 RpcConnection(
-                    auth_socket.dial(server.address, b"secret", {"rank": rank, "host": "here"}, 20.0), "it", 20.0
+                    auth_socket.dial(server.address, b"secret", auth_socket.RankGreeting(rank), 20.0), "it", 20.0
                 )
                 for rank in range(WORKERS)
             )
@@ -385,6 +393,42 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
             other.close()
         finally:
             server.close()
+
+
+FORKS = """
+    import os, time
+    import numpy as np
+    from choros import algorithms
+    from choros.param_server.shard_service import reply_segment
+    from choros.param_server.shared_memory import SharedMemoryParameterServer
+    from choros.training.async_control.shard_server import ServerConfig, ShardServerProcess
+
+    rule, vector, none = algorithms.AEASGD(alpha=0.5), np.ones(64, "float32"), np.zeros(0, "float32")
+    segment = SharedMemoryParameterServer.create(vector, none, rule.start(vector, 2), 2)
+    kept = reply_segment(SharedMemoryParameterServer(segment, rule, 0, 2))
+    settings = dict(algorithm_code="", workers=2, timeout=20.0, secret="00", address="127.0.0.1")
+    server = ShardServerProcess(
+        ServerConfig(algorithm=algorithms.to_config(rule), center=segment.fd, replies=kept.fd, **settings)
+    )
+    forked = os.fork()
+    if forked:
+        print(server._process.pid, server.address.rpartition(":")[2], forked, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_forked_child_keeps_neither_the_server_of_a_dead_rank_nor_its_port():
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(FORKS)], stdout=subprocess.PIPE) as rank:
+        served, port, forked = map(int, rank.stdout.readline().split())
+        ended = os.pidfd_open(served)
+        try:
+            rank.kill()
+            assert select.select([ended], [], [], 10.0)[0]
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=10.0)
+        finally:
+            os.close(ended)
+            os.kill(forked, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("op", ["Exchange", "ReadCenter"])

@@ -8,16 +8,16 @@ import pytest
 
 from choros import algorithms
 from choros.comm.messages import Router
-from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.auth_socket import AuthListener, RankGreeting, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
-from choros.param_server import sharded_snapshot
+from choros.param_server import sharded_center_state
+from choros.param_server.center_state import encode_position
 from choros.param_server.in_memory import InMemoryParameterServer
 from choros.param_server.messages import SHARD_REQUESTS, STATE_REQUESTS
 from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.param_server.snapshot import encode_position
 
 SIZE, OTHERS, WORKERS = 70_003, 7, 3
 CUTS = {"one": [slice(0, SIZE)], "two": [slice(0, 30_000), slice(30_000, SIZE)]}
@@ -34,7 +34,7 @@ def hosts():
         for i, cut in enumerate(cuts):
             vector, own = center[cut].copy(), others if i == 0 else others[:0]
             segment = SharedMemoryParameterServer.create(vector, own, rule.start(vector, WORKERS), WORKERS)
-            listener = AuthListener("127.0.0.1", b"secret")
+            listener = AuthListener("127.0.0.1", b"secret", RankGreeting)
             kept = reply_segment(SharedMemoryParameterServer(segment))
             rooms.extend([listener, segment, kept])
             doors.append((listener, segment, kept))
@@ -46,7 +46,7 @@ def hosts():
                 if i == host:
                     parts.append((cut, SharedMemoryParameterServer(segment, rule, rank, WORKERS)))
                 else:
-                    line = RpcConnection(dial(listener.address, b"secret", {"rank": rank}, 5.0), f"host {i}", 5.0)
+                    line = RpcConnection(dial(listener.address, b"secret", RankGreeting(rank), 5.0), f"host {i}", 5.0)
                     guests.append(guest(listener, segment, kept, rule))
                     parts.append((cut, line))
                     held.insert(0, line)
@@ -57,10 +57,10 @@ def hosts():
         return at
 
     def guest(listener, segment, kept, rule):
-        hello, end = listener.next_peer(5.0)
-        center = ParameterShard(segment, rule, hello["rank"], WORKERS, kept)
+        greeting, end = listener.next_peer(5.0)
+        center = ParameterShard(segment, rule, greeting.rank, WORKERS, kept)
         answer = RpcConnection(end, "a worker", 5.0).serve
-        state = STATE_REQUESTS, partial(sharded_snapshot.reply, center)
+        state = STATE_REQUESTS, partial(sharded_center_state.reply, center)
         handler = Router((SHARD_REQUESTS, center.reply), state).handle
         thread = threading.Thread(target=answer, args=(handler,), daemon=True)
         thread.start()
@@ -245,16 +245,16 @@ def test_an_exported_state_continues_on_other_hosts(hosts, cuts):
     steps = [rng.standard_normal(SIZE).astype("float32") for _ in range(2)]
     at = hosts(rule, begin, own, CUTS[cuts])
     center, local, seen = at(1, 1), begin.copy(), begin.copy()
-    center.position = encode_position(2, 5)
+    center.position_word = encode_position(2, 5)
     local += steps[0]
     center.exchange(local, seen, 4, own.copy())
     lead = at(0, 1)  # with "two", a shard of each kind
-    assert (sharded_snapshot.position_of(lead, 1), sharded_snapshot.position_of(lead, 2)) == ((2, 5), None)
-    header, vectors = sharded_snapshot.export_state(lead)
+    assert (sharded_center_state.position_of(lead, 1), sharded_center_state.position_of(lead, 2)) == ((2, 5), None)
+    header, vectors = sharded_center_state.export_state(lead)
     other = hosts(rule, np.zeros_like(begin), np.zeros_like(own), CUTS["two" if cuts == "one" else "one"])
-    sharded_snapshot.import_state(other(0, 0), header, vectors)
+    sharded_center_state.import_state(other(0, 0), header, vectors)
     resumed, exported = other(1, 1), (local.copy(), seen.copy())
-    sharded_snapshot.refresh(resumed)
+    sharded_center_state.refresh(resumed)
     found = []
     for server, (mine, shown) in ((center, (local, seen)), (resumed, exported)):
         mine += steps[1]

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from choros.comm.tcp import auth_socket
-from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.auth_socket import AuthListener, RankGreeting, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import CommTimeoutError, PeerLostError
 
@@ -24,7 +24,7 @@ SECRET = secrets.token_bytes(32)
 
 @pytest.fixture
 def listener():
-    with AuthListener("127.0.0.1", SECRET) as listener:
+    with AuthListener("127.0.0.1", SECRET, RankGreeting) as listener:
         yield listener
 
 
@@ -60,7 +60,7 @@ def until(condition):
 def test_strangers_are_not_let_in(listener):
     """Who does not know the secret, speaks otherwise or says nothing: nobody comes of it, and the next gets in."""
     with pytest.raises(PeerLostError, match="does not know this job's secret"):
-        dial(listener.address, b"another job's", {"rank": 1}, 5)
+        dial(listener.address, b"another job's", RankGreeting(1), 5)
     with stranger(listener) as end:
         end.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
         assert shut(end)
@@ -69,23 +69,48 @@ def test_strangers_are_not_let_in(listener):
         assert len(end.recv(48)) == 48
         end.sendall(b"\0" * 32 + (2).to_bytes(4, "little") + b"{}")
         assert shut(end)
-    with stranger(listener) as end:  # a hello that is too long
+    with stranger(listener) as end:  # a greeting that is too long
         end.sendall(b"choros 1" + b"x" * 16 + b"\0" * 32 + (1 << 31).to_bytes(4, "little"))
         end.recv(48)
         assert shut(end)
     silent = stranger(listener)
     came(listener)
-    far = dial(listener.address, SECRET, {"rank": 2}, 5)
-    hello, near = listener.next_peer(5)
-    assert hello == {"rank": 2}
+    far = dial(listener.address, SECRET, RankGreeting(2), 5)
+    greeting, near = listener.next_peer(5)
+    assert greeting.rank == 2
     for end in (silent, far, near):
         end.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [1],
+        "RankGreeting",
+        None,
+        {},
+        {"op": "RankGreeting", "host": "n1"},
+        {"op": "RankGreeting", "rank": "1", "host": "n1"},
+        {"op": "RankGreeting", "rank": 1, "host": "n1", "more": 0},
+        {"op": "ProcessGreeting", "member": 1},
+    ],
+)
+def test_a_bad_greeting_of_a_process_with_the_secret_is_rejected(listener, monkeypatch, capfd, header):
+    with monkeypatch.context() as patch:
+        patch.setattr(auth_socket, "header_of", lambda greeting: greeting)
+        with pytest.raises(PeerLostError, match="need the same version of Choros"):
+            dial(listener.address, SECRET, header, 5)
+    with dial(listener.address, SECRET, RankGreeting(2), 5):
+        greeting, near = listener.next_peer(5)
+        near.close()
+    assert greeting.rank == 2
+    assert "its greeting is not of this version of Choros (InvalidInputError: " in capfd.readouterr().err
 
 
 def test_what_was_overheard_opens_no_door(listener, monkeypatch):
     drawn, sign = [], auth_socket._sign
     monkeypatch.setattr(auth_socket, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
-    far = dial(listener.address, SECRET, {"rank": 1}, 5)
+    far = dial(listener.address, SECRET, RankGreeting(1), 5)
     listener.next_peer(5)[1].close()
     far.close()
     for proof in [*drawn]:
@@ -98,7 +123,7 @@ def test_what_was_overheard_opens_no_door(listener, monkeypatch):
 
 
 def test_who_was_not_taken_when_the_door_closes_is_turned_away(listener):
-    with dial(listener.address, SECRET, {"rank": 1}, 5) as far:
+    with dial(listener.address, SECRET, RankGreeting(1), 5) as far:
         listener.close()
         far.settimeout(5)
         assert shut(far)
@@ -108,9 +133,9 @@ def test_silent_ones_give_way_to_others(listener, monkeypatch, capfd):
     monkeypatch.setattr(auth_socket, "_MAX_HANDSHAKES", 8)
     silent = [stranger(listener) for _ in range(40)]
     until(lambda: len(guests()) <= 9)
-    far = dial(listener.address, SECRET, {"rank": 1}, 5)
-    hello, near = listener.next_peer(5)
-    assert hello == {"rank": 1}
+    far = dial(listener.address, SECRET, RankGreeting(1), 5)
+    greeting, near = listener.next_peer(5)
+    assert greeting.rank == 1
     for end in (*silent, far, near):
         end.close()
     until(lambda: not guests())
@@ -154,9 +179,9 @@ def test_ranks_come_in_while_strangers_flood(listener):
     for each in attackers:
         each.start()
     for number in range(30):
-        far = dial(listener.address, SECRET, {"rank": number}, 20)
-        hello, near = listener.next_peer(20)
-        assert hello == {"rank": number}
+        far = dial(listener.address, SECRET, RankGreeting(number), 20)
+        greeting, near = listener.next_peer(20)
+        assert greeting.rank == number
         far.close()
         near.close()
         time.sleep(0.02)
@@ -198,9 +223,9 @@ def test_what_is_no_message_is_named_so(message):
 
 EXHAUSTED = """
 import os, resource, secrets, socket, sys, time
-from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.auth_socket import AuthListener, RankGreeting, dial
 secret = secrets.token_bytes(32)
-with AuthListener("127.0.0.1", secret) as listener:
+with AuthListener("127.0.0.1", secret, RankGreeting) as listener:
     host, port = listener.address.split(":")
     used = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, used + 6))
@@ -211,14 +236,14 @@ with AuthListener("127.0.0.1", secret) as listener:
     waiting.close()
     for fd in held:
         os.close(fd)
-    end = dial(listener.address, secret, {"rank": 1}, 5)
+    end = dial(listener.address, secret, RankGreeting(1), 5)
     print(listener.next_peer(5)[0])
 """
 
 
 def test_a_door_without_descriptors_lets_others_in_when_there_are_some_again():
     done = subprocess.run([sys.executable, "-c", EXHAUSTED], capture_output=True, text=True, timeout=60, check=True)
-    assert "{'rank': 1}" in done.stdout
+    assert "RankGreeting(rank=1" in done.stdout
     assert done.stderr.count("no peer can connect to 127.0.0.1") == 1
     assert "ulimit -n" in done.stderr
 
@@ -237,9 +262,9 @@ def test_a_forked_child_does_not_hide_its_parents_death(listener):
     """As of a data loader or multiprocessing, which may outlive a rank that is killed."""
     script = """
         import os, sys, time
-        from choros.comm.tcp.auth_socket import dial
+        from choros.comm.tcp.auth_socket import RankGreeting, dial
 
-        end = dial(sys.argv[1], bytes.fromhex(sys.argv[2]), {"rank": 1}, 10.0)
+        end = dial(sys.argv[1], bytes.fromhex(sys.argv[2]), RankGreeting(1), 10.0)
         if os.fork() == 0:
             time.sleep(60)
             os._exit(0)

@@ -15,8 +15,14 @@ import pytest
 
 from choros.cluster.hardware.network_address import addresses, own_address, pass_on
 from choros.comm.bootstrap import rendezvous
-from choros.comm.bootstrap.rendezvous import Rendezvous, join_rendezvous, ports, refuse_second_rank_zero
-from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.bootstrap.rendezvous import (
+    Rendezvous,
+    RendezvousGreeting,
+    join_rendezvous,
+    ports,
+    refuse_second_rank_zero,
+)
+from choros.comm.tcp.auth_socket import AuthListener, RankGreeting, dial
 from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 from choros.comm.tcp.group import TcpGroup
 from choros.comm.tcp.rpc import RpcConnection
@@ -27,39 +33,39 @@ SECRET = secrets.token_bytes(32)
 
 @pytest.fixture
 def listener():
-    with AuthListener("127.0.0.1", SECRET) as listener:
+    with AuthListener("127.0.0.1", SECRET, RendezvousGreeting) as listener:
         yield listener
 
 
 def test_a_door_that_does_not_know_the_secret_is_left():
     with (
-        AuthListener("127.0.0.1", b"somebody else's") as other,
+        AuthListener("127.0.0.1", b"somebody else's", RankGreeting) as other,
         pytest.raises(PeerLostError, match="does not belong to this job"),
     ):
-        dial(other.address, SECRET, {}, 5)
+        dial(other.address, SECRET, RankGreeting(0), 5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         threading.Thread(target=lambda: deaf.accept()[0].close(), daemon=True).start()
         with pytest.raises(PeerLostError, match="No listener answers|ended"):
-            dial(f"127.0.0.1:{deaf.getsockname()[1]}", SECRET, {}, 1)
+            dial(f"127.0.0.1:{deaf.getsockname()[1]}", SECRET, RankGreeting(0), 1)
     with pytest.raises(PeerLostError, match=r"No listener answers at 127.0.0.1:1 .*CHOROS_NETWORK"):
-        dial("127.0.0.1:1", SECRET, {}, 0.2)
+        dial("127.0.0.1:1", SECRET, RankGreeting(0), 0.2)
     with pytest.raises(InvalidInputError, match="must be this host's"):
-        AuthListener("192.0.2.1", SECRET)
+        AuthListener("192.0.2.1", SECRET, RankGreeting)
     with pytest.raises(InvalidInputError, match="no port is given"):
-        AuthListener("127.0.0.1", SECRET, [])
+        AuthListener("127.0.0.1", SECRET, RankGreeting, [])
 
 
 def test_the_first_of_several_ports_that_has_this_job():
     """Another job sits on the first port: both jobs have places of their own."""
     first, second, *_ = ports(SECRET)
     with (
-        AuthListener("127.0.0.1", b"another job's", [first]),
-        AuthListener("127.0.0.1", SECRET, [first, second]) as mine,
+        AuthListener("127.0.0.1", b"another job's", RankGreeting, [first]),
+        AuthListener("127.0.0.1", SECRET, RankGreeting, [first, second]) as mine,
     ):
         assert mine.address.endswith(f":{second}")
-        end = dial(f"127.0.0.1:{first},{second}", SECRET, {"rank": 1}, 5)
-        hello, near = mine.next_peer(5)
-        assert hello == {"rank": 1}
+        end = dial(f"127.0.0.1:{first},{second}", SECRET, RankGreeting(1, "n1"), 5)
+        greeting, near = mine.next_peer(5)
+        assert greeting == RankGreeting(1, "n1")
         end.close()
         near.close()
 
@@ -156,11 +162,14 @@ def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, listener):
 
 def test_two_first_ranks_on_a_host_are_told_so():
     among = ports(SECRET)
-    with AuthListener("127.0.0.1", b"another job's", among[:1]), AuthListener("127.0.0.1", SECRET, among) as first:
+    with (
+        AuthListener("127.0.0.1", b"another job's", RankGreeting, among[:1]),
+        AuthListener("127.0.0.1", SECRET, RendezvousGreeting, among) as first,
+    ):
         Rendezvous(first, 2)
         refuse_second_rank_zero(first, among)
         with (
-            AuthListener("127.0.0.1", SECRET, among) as second,
+            AuthListener("127.0.0.1", SECRET, RendezvousGreeting, among) as second,
             pytest.raises(InvalidInputError, match="is rank 0 of this job"),
         ):
             refuse_second_rank_zero(second, among)

@@ -159,7 +159,7 @@ def _kind(name: str) -> type[Algorithm]:
     plain = "".join(character for character in name.lower() if character.isalnum())
     if plain in kinds:
         return kinds[plain]
-    near = difflib.get_close_matches(plain, kinds, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(plain, kinds, n=1, cutoff=0.65)
     meant = f"did you mean {kinds[near[0]].__name__!r}? There are" if near else "there are"
     raise UnknownAlgorithmError(f"No algorithm is called {name!r}: {meant} {', '.join(kind.__name__ for kind in ALL)}.")
 

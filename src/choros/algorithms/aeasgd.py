@@ -10,7 +10,7 @@ from choros.algorithms.easgd import EASGD
 
 @dataclass(frozen=True)
 class AEASGD(EASGD):
-    """Asynchronous EASGD: each worker exchanges with the center after each of its windows. A good first choice.
+    """Asynchronous EASGD: each worker exchanges with the center after each of its windows. Suits unequal speeds.
 
     ::
 

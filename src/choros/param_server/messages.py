@@ -18,10 +18,10 @@ from choros.types import Array
 # -- exchanges
 @dataclass(frozen=True)
 class Exchange:
-    """Merge a worker's message, and commit its ``position`` (``snapshot.encode_position``)."""
+    """Merge a worker's message, and commit its ``position_word`` (``center_state.encode_position``)."""
 
     window: int
-    position: int
+    position_word: int
     contributions: int
     clock: int
     times_set: int

@@ -132,7 +132,7 @@ class ParameterShard(SharedMemoryParameterServer):
         # The worker sends its counters with each request, so a server that was restarted needs no state of its own.
         self._set_counters(request.contributions, request.clock, request.times_set)
         statistics = self._request_statistics = request.statistics
-        self.position = request.position
+        self.position_word = request.position_word
         try:
             staleness = self.exchange(request.message, self._reply_vector, request.window, statistics)
         finally:

@@ -108,7 +108,7 @@ class ShardedParameterServer:
 
     Attributes:
         timeout: float. Seconds to wait for a reply or a lock.
-        position: int. The worker's position, which its next exchange commits (``snapshot.encode_position``).
+        position_word: int. The worker's position, which its next exchange commits (``center_state.encode_position``).
 
     Raises:
         InvalidInputError: several shards of a rule that is not elementwise.
@@ -134,7 +134,7 @@ class ShardedParameterServer:
             if not isinstance(server, SharedMemoryParameterServer)
         ]
         self._servers: list[SharedMemoryParameterServer | ShardConnection] = [server for _, server in parts]
-        self.position = 0
+        self.position_word = 0
         self._trace: Trace | None = None
         if len(parts) > 1 and not rule.elementwise:
             raise InvalidInputError(f"{type(rule).__name__} looks at the whole vector: its center cannot be divided.")
@@ -156,9 +156,9 @@ class ShardedParameterServer:
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
                 statistics = _shard_statistics(index, others)
-                shard.send(Exchange(window, self.position, *shard.counters(), message, statistics))
+                shard.send(Exchange(window, self.position_word, *shard.counters(), message, statistics))
             for index, part, server in self._local_shards:
-                server.position = self.position
+                server.position_word = self.position_word
                 shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, others))
                 staleness = shard_staleness if index == 0 else staleness
         for index, shard, reply in self.receive_all(ExchangeReply):

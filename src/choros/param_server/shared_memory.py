@@ -48,7 +48,7 @@ class SharedMemoryParameterServer:
 
     Attributes:
         timeout: float. May be set between calls.
-        position: int. This worker's position, which its next exchange commits (``snapshot.encode_position``).
+        position_word: int. This worker's position, which its next exchange commits (``center_state.encode_position``).
 
     Raises:
         InvalidInputError: the descriptor is not a center's segment, or ``rank`` or ``workers`` do not fit it.
@@ -84,11 +84,9 @@ class SharedMemoryParameterServer:
     ) -> None:
         self._segment, self._owned = open_stamped(segment_or_fd, PARAM_SERVER)
         self._words = self._segment.words
-        self.workers, self.count, self.others = (
-            self._words[fields.WORKERS],
-            self._words[fields.COUNT],
-            self._words[fields.OTHERS],
-        )
+        self.workers = self._words[fields.WORKERS]
+        self.count = self._words[fields.COUNT]
+        self.others = self._words[fields.OTHERS]
         self.rank, self.timeout = rank, timeout
         self._rule = BlockRule(rule) if rule is not None else None
         self._name = "the controller" if rank is None else f"rank {rank}"
@@ -103,7 +101,7 @@ class SharedMemoryParameterServer:
         self._clock_seen = 0
         # The own count of contributions: if the header's count is another, a second process exchanges under this rank.
         self._contributions = self._header()[self._contributions_index] if rank is not None else 0
-        self._has_exchanged, self.position = False, 0
+        self._has_exchanged, self.position_word = False, 0
         self._times_set = int(self._header()[fields.TIMES_SET])
         self._scratch: list[Array] = []
         if rank is not None:
@@ -181,12 +179,10 @@ class SharedMemoryParameterServer:
         layout = Layout.of(workers, [vector.nbytes for vector in vectors])
         segment = Segment.create(layout.total, "choros-center")
         header = segment.words
-        header[fields.WORKERS], header[fields.COUNT], header[fields.OTHERS], header[fields.MEMORIES] = (
-            workers,
-            len(center),
-            len(others),
-            len(memory),
-        )
+        header[fields.WORKERS] = workers
+        header[fields.COUNT] = len(center)
+        header[fields.OTHERS] = len(others)
+        header[fields.MEMORIES] = len(memory)
         header[fields.DTYPE], header[fields.DTYPE + 1] = dtype_code(center.dtype)
         header[fields.DTYPE_OTHERS], header[fields.DTYPE_OTHERS + 1] = dtype_code(others.dtype)
         # The header is zero: it names buffer 0 of each vector, clock 0 and commit 0. So the first buffers are the
@@ -272,7 +268,7 @@ class SharedMemoryParameterServer:
                 seen[:] = local
                 # Also without a merge: the worker's progress is lost, and a restart must not repeat the batches before
                 # this position.
-                header[self._position_index] = self.position
+                header[self._position_index] = self.position_word
                 self._commit(commit, header)
                 return 0
             staleness = int(header[fields.CLOCK]) - self._clock_seen
@@ -284,7 +280,7 @@ class SharedMemoryParameterServer:
             # either all of them or none count, so a restart from the position neither loses nor repeats a contribution.
             header[self._clock_seen_index] = header[fields.CLOCK]
             header[self._contributions_index] += 1
-            header[self._position_index] = self.position
+            header[self._position_index] = self.position_word
             self._commit(commit, header)
         # After the lock: if the release raises (KeyboardInterrupt), the committed header is ahead of these counters,
         # and the next exchange refuses instead of merging twice.
@@ -312,11 +308,9 @@ class SharedMemoryParameterServer:
         self._rule.write_message(local, seen, window, message)
         mean[:] = others
         # Inside the odd version too: a reader uses these words to decide whether the message is already in the center.
-        record[fields.PENDING_CONTRIBUTIONS], record[fields.PENDING_TIMES_SET], record[fields.PENDING_CLOCK] = (
-            self._contributions,
-            self._times_set,
-            self._clock_seen,
-        )
+        record[fields.PENDING_CONTRIBUTIONS] = self._contributions
+        record[fields.PENDING_TIMES_SET] = self._times_set
+        record[fields.PENDING_CLOCK] = self._clock_seen
         fence()  # readers that see the even version must also see the whole message
         record[0] += 1
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from choros.comm.messages import Done, ask
 from choros.errors import PeerLostError
-from choros.param_server import layout, snapshot
+from choros.param_server import center_state, layout
 from choros.param_server.messages import (
     CountersReply,
     ExportState,
@@ -40,7 +40,7 @@ def export_state(
     with server.no_reply_left(ShardState):
         for _, shard in server._remote_shards:
             shard.send(ExportState())
-        states = {index: snapshot.export_state(local) for index, _, local in server._local_shards}
+        states = {index: center_state.export_state(local) for index, _, local in server._local_shards}
     for index, _, reply in server.receive_all(ShardState):
         # Copies: a reply's arrays are valid only until the next request on its connection.
         states[index] = reply.header.copy(), [vector.copy() for vector in reply.vectors]
@@ -64,14 +64,14 @@ def import_state(server: ShardedParameterServer, header: Array, vectors: list[Ar
             )
         for index, part, local in server._local_shards:
             statistics = others if index == 0 else others[:0]
-            snapshot.import_state(local, header, [vector[part], statistics, *(vector_[part] for vector_ in memory)])
+            center_state.import_state(local, header, [vector[part], statistics, *(vector_[part] for vector_ in memory)])
     server.receive_all(Done)
 
 
 def set_positions(server: ShardedParameterServer, epoch: int, batch: int) -> None:
     """Set the start position of all workers. Rank 0 calls, before any worker exchanges."""
     for _, _, local in server._local_shards:
-        snapshot.set_positions(local, epoch, batch)
+        center_state.set_positions(local, epoch, batch)
 
 
 def position_of(server: ShardedParameterServer, rank: int) -> tuple[int, int] | None:
@@ -79,7 +79,7 @@ def position_of(server: ShardedParameterServer, rank: int) -> tuple[int, int] | 
     for index, shard in server._remote_shards:
         if index == 0:
             return ask(shard.connection, ReadWorkerPosition(rank), WorkerPosition).position
-    return snapshot.position_of(server._local_shards[0][2], rank)
+    return center_state.position_of(server._local_shards[0][2], rank)
 
 
 def refresh(server: ShardedParameterServer) -> None:
@@ -88,7 +88,7 @@ def refresh(server: ShardedParameterServer) -> None:
         for _, shard in server._remote_shards:
             shard.send(RefreshCounters())
         for _, _, local in server._local_shards:
-            snapshot.refresh(local)
+            center_state.refresh(local)
     for _, shard, reply in server.receive_all(CountersReply):
         shard.contributions, shard.times_set = reply.contributions, reply.times_set
 
@@ -97,13 +97,13 @@ def reply(shard: SharedMemoryParameterServer, request: Any) -> object:
     """Serve one of ``STATE_REQUESTS``, on the host of the shard; return the reply."""
     match request:
         case ExportState():
-            return ShardState(*snapshot.export_state(shard))
+            return ShardState(*center_state.export_state(shard))
         case ShardState(header, vectors):
-            snapshot.import_state(shard, header, vectors)
+            center_state.import_state(shard, header, vectors)
             return Done()
         case ReadWorkerPosition(rank):
-            return WorkerPosition(snapshot.position_of(shard, rank))
+            return WorkerPosition(center_state.position_of(shard, rank))
         case RefreshCounters():
-            snapshot.refresh(shard)
+            center_state.refresh(shard)
             return CountersReply(shard._contributions, shard._times_set)
     raise AssertionError(f"no reply to {type(request).__name__}")

@@ -19,14 +19,14 @@ NONE = np.zeros(0)
 
 def by_hand(algorithm, start, drifts):
     center, memory = start, algorithm.start(start, WORKERS)
-    local, seen, met = [start] * WORKERS, [start] * WORKERS, [0] * WORKERS
+    local, seen, seen_clock = [start] * WORKERS, [start] * WORKERS, [0] * WORKERS
     for clock, (k, drift) in enumerate(zip(ORDER, drifts, strict=True)):
         local[k] = local[k] + drift
         before = center
         message = algorithm.propose(local[k], seen[k], 4)
-        center, memory = algorithm.merge(before, message, ExchangeInfo(1, clock - met[k], k), memory)
+        center, memory = algorithm.merge(before, message, ExchangeInfo(1, clock - seen_clock[k], k), memory)
         seen[k] = before if algorithm.shows == "before" else center
-        local[k], met[k] = algorithm.adopt(local[k], seen[k]), clock + 1
+        local[k], seen_clock[k] = algorithm.adopt(local[k], seen[k]), clock + 1
     return center, local
 
 
@@ -125,12 +125,12 @@ def test_read_copies_and_tells_the_clock():
 def test_a_worker_goes_on_from_its_state(rng):
     start = rng.normal(size=3)
     center = InMemoryParameterServer(DOWNPOUR(), start, 1)
-    alone, local = AsyncExchange(center.at(0), start.copy()), start + 1.0
-    alone.run(local, 8, NONE)
-    state = alone.state()
+    exchange, local = AsyncExchange(center.at(0), start.copy()), start + 1.0
+    exchange.run(local, 8, NONE)
+    state = exchange.state()
     resumed = AsyncExchange(center.at(0), np.zeros(3))
     resumed.restore(state)
-    alone.seen[:] = np.nan  # a state is a copy
+    exchange.seen[:] = np.nan  # a state is a copy
     local += 1.0
     resumed.run(local, 8, NONE)
     np.testing.assert_allclose(center.center, start + 2.0)

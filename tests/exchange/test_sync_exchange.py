@@ -35,13 +35,13 @@ def by_hand(algorithm, size, start, drifts, rows):
     return center, local
 
 
-def meetings(algorithm, drifts, rows, start):
+def exchanges_of(algorithm, drifts, rows, start):
     def work(group):
-        together, local = SyncExchange(algorithm, group, start.copy()), start.copy()
+        exchange, local = SyncExchange(algorithm, group, start.copy()), start.copy()
         for drift in drifts:
             local += drift[group.rank]
-            together.run(local, window=4, rows=rows[group.rank])
-        return together, local
+            exchange.run(local, window=4, rows=rows[group.rank])
+        return exchange, local
 
     return work
 
@@ -54,24 +54,24 @@ def test_is_what_the_three_functions_say_and_bit_equal_everywhere(algorithm, siz
     rows = [5 + 3 * rank for rank in range(size)]
     want, local = by_hand(algorithm, size, start, drifts, rows)
     for dtype, tolerance in (("float64", 1e-12), ("float32", 2e-4)):
-        done = ranks(size, meetings(algorithm, drifts.astype(dtype), rows, start.astype(dtype)))
-        for rank, (together, ours) in enumerate(done):
-            np.testing.assert_array_equal(together.center, done[0][0].center)
-            for vector, other in zip(together.memory, done[0][0].memory, strict=True):
+        done = ranks(size, exchanges_of(algorithm, drifts.astype(dtype), rows, start.astype(dtype)))
+        for rank, (exchange, ours) in enumerate(done):
+            np.testing.assert_array_equal(exchange.center, done[0][0].center)
+            for vector, other in zip(exchange.memory, done[0][0].memory, strict=True):
                 np.testing.assert_array_equal(vector, other)
-            np.testing.assert_allclose(together.center, want, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(exchange.center, want, rtol=tolerance, atol=tolerance)
             np.testing.assert_allclose(ours, local[rank], rtol=tolerance, atol=tolerance)
-            assert together.center.dtype == ours.dtype == np.dtype(dtype)
-            assert together.exchanges == 3
-            assert together.seconds > 0
+            assert exchange.center.dtype == ours.dtype == np.dtype(dtype)
+            assert exchange.exchanges == 3
+            assert exchange.seconds > 0
 
 
 @pytest.mark.parametrize("algorithm", [BeforeAndSeen(), EASGD(alpha=0.2), DOWNPOUR()], ids=repr)
 def test_seen_is_what_was_shown(algorithm, ranks, rng):
     start, drifts = rng.normal(size=9), rng.normal(size=(4, 2, 9))
     want, local = by_hand(algorithm, 2, start, drifts, [1, 1])
-    for rank, (together, ours) in enumerate(ranks(2, meetings(algorithm, drifts, [1, 1], start))):
-        np.testing.assert_allclose(together.center, want)
+    for rank, (exchange, ours) in enumerate(ranks(2, exchanges_of(algorithm, drifts, [1, 1], start))):
+        np.testing.assert_allclose(exchange.center, want)
         np.testing.assert_allclose(ours, local[rank])
 
 
@@ -81,9 +81,9 @@ def test_a_rank_of_no_rows_counts_nothing(algorithm, ranks):
     values = [1.0, np.nan, 4.0]
 
     def work(group):
-        together, local = SyncExchange(algorithm, group, np.zeros(3)), np.full(3, values[group.rank])
-        together.run(local, window=4, rows=[10, 0, 20][group.rank])
-        return together.center, local
+        exchange, local = SyncExchange(algorithm, group, np.zeros(3)), np.full(3, values[group.rank])
+        exchange.run(local, window=4, rows=[10, 0, 20][group.rank])
+        return exchange.center, local
 
     for center, local in ranks(3, work):
         np.testing.assert_allclose(center, 3.0)
@@ -92,9 +92,9 @@ def test_a_rank_of_no_rows_counts_nothing(algorithm, ranks):
 
 def test_where_none_had_a_row_nothing_changes(ranks):
     def work(group):
-        together, local = SyncExchange(LocalSGD(), group, np.full(3, 7.0)), np.full(3, float(group.rank))
-        together.run(local, window=4, rows=0)
-        return together.center, local, together.exchanges
+        exchange, local = SyncExchange(LocalSGD(), group, np.full(3, 7.0)), np.full(3, float(group.rank))
+        exchange.run(local, window=4, rows=0)
+        return exchange.center, local, exchange.exchanges
 
     for rank, (center, local, exchanges) in enumerate(ranks(3, work)):
         np.testing.assert_array_equal(center, 7.0)
@@ -105,9 +105,9 @@ def test_where_none_had_a_row_nothing_changes(ranks):
 @pytest.mark.parametrize("algorithm", [EASGD(alpha=0.25), DiLoCo()], ids=repr)
 def test_the_unweighted_count_every_worker_alike(algorithm, ranks):
     def work(group, rows):
-        together, local = SyncExchange(algorithm, group, np.zeros(2)), np.full(2, 1.0 + group.rank)
-        together.run(local, window=4, rows=rows[group.rank])
-        return together.center
+        exchange, local = SyncExchange(algorithm, group, np.zeros(2)), np.full(2, 1.0 + group.rank)
+        exchange.run(local, window=4, rows=rows[group.rank])
+        return exchange.center
 
     uneven, even = ranks(2, lambda g: work(g, [0, 9])), ranks(2, lambda g: work(g, [5, 5]))
     np.testing.assert_array_equal(uneven[0], even[0])
@@ -116,12 +116,12 @@ def test_the_unweighted_count_every_worker_alike(algorithm, ranks):
 
 def test_one_worker_keeps_its_vector_to_the_last_bit(rng):
     """Law 3: no weight is multiplied in and divided out again."""
-    together, local = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(1000, "float32")), rng.normal(size=1000)
+    exchange, local = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(1000, "float32")), rng.normal(size=1000)
     local = local.astype("float32")
     kept = local.copy()
-    together.run(local, window=8, rows=77)
+    exchange.run(local, window=8, rows=77)
     np.testing.assert_array_equal(local, kept)
-    np.testing.assert_array_equal(together.center, kept)
+    np.testing.assert_array_equal(exchange.center, kept)
 
 
 def test_the_center_is_the_callers_array_and_may_be_set(ranks):
@@ -129,12 +129,12 @@ def test_the_center_is_the_callers_array_and_may_be_set(ranks):
 
     def work(group):
         center = np.zeros(2)
-        together = SyncExchange(DOWNPOUR(), group, center)
-        assert together.center is center
-        together.center[:] = 10.0
-        local = together.center + 1.0
-        together.run(local, window=4, rows=1)
-        return together.center
+        exchange = SyncExchange(DOWNPOUR(), group, center)
+        assert exchange.center is center
+        exchange.center[:] = 10.0
+        local = exchange.center + 1.0
+        exchange.run(local, window=4, rows=1)
+        return exchange.center
 
     for center in ranks(2, work):
         np.testing.assert_array_equal(center, 12.0)
@@ -147,28 +147,28 @@ def test_goes_on_from_a_state_as_if_nothing_had_been(algorithm, ranks, rng):
     start, drifts = rng.normal(size=6), rng.normal(size=(4, 2, 6))
 
     def work(group):
-        together, local = SyncExchange(algorithm, group, start.copy()), start.copy()
+        exchange, local = SyncExchange(algorithm, group, start.copy()), start.copy()
         for turn, drift in enumerate(drifts):
             if turn == 2:
-                state, other = together.state(), SyncExchange(algorithm, group, np.zeros(6))
-                together.center[:] = np.nan  # a state is a copy
+                state, other = exchange.state(), SyncExchange(algorithm, group, np.zeros(6))
+                exchange.center[:] = np.nan  # a state is a copy
                 other.restore(state)
-                together = other
+                exchange = other
             local += drift[group.rank]
-            together.run(local, window=4, rows=1)
-        return together
+            exchange.run(local, window=4, rows=1)
+        return exchange
 
-    straight = ranks(2, meetings(algorithm, drifts, [1, 1], start))
+    straight = ranks(2, exchanges_of(algorithm, drifts, [1, 1], start))
     for (plain, _), resumed in zip(straight, ranks(2, work), strict=True):
         np.testing.assert_array_equal(plain.center, resumed.center)
         assert resumed.exchanges == 4
 
 
 def test_what_does_not_fit_is_refused():
-    together = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(3, "float32"))
+    exchange = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(3, "float32"))
     for wrong in (np.zeros(4, "float32"), np.zeros(3, "float64")):
         with pytest.raises(ValueError, match="rank 0: the vector has shape"):
-            together.run(wrong, window=1, rows=1)
+            exchange.run(wrong, window=1, rows=1)
 
 
 def test_the_weight_travels_in_the_slot(ranks):
@@ -176,8 +176,8 @@ def test_the_weight_travels_in_the_slot(ranks):
 
     def work(algorithm):
         def asked(group):
-            together = SyncExchange(algorithm, group, np.zeros(5))
-            together.run(np.ones(5), window=1, rows=2)
+            exchange = SyncExchange(algorithm, group, np.zeros(5))
+            exchange.run(np.ones(5), window=1, rows=2)
             return group.asked
 
         return asked
@@ -190,14 +190,14 @@ def test_no_temporary_is_as_large_as_the_model():
     import tracemalloc
 
     size = 40 * BLOCK
-    together, local = (
+    exchange, local = (
         SyncExchange(EASGD(alpha=0.2), SingleRankGroup(), np.zeros(size, "float32")),
         np.ones(size, "float32"),
     )
-    together.run(local, window=1, rows=1)  # the group's slot is made here
+    exchange.run(local, window=1, rows=1)  # the group's slot is made here
     tracemalloc.start()
     try:
-        together.run(local, window=1, rows=1)
+        exchange.run(local, window=1, rows=1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -206,7 +206,7 @@ def test_no_temporary_is_as_large_as_the_model():
 
 @pytest.mark.parametrize("algorithm", [BeforeAndSeen(), DOWNPOUR()], ids=repr)
 def test_a_center_that_was_set_is_what_all_saw_last(algorithm):
-    together = SyncExchange(algorithm, SingleRankGroup(), np.zeros(2))
-    together.replace(np.full(2, 3.0))
-    together.run(np.full(2, 4.0), 1, 8)
-    assert together.center.tolist() == [4.0, 4.0]
+    exchange = SyncExchange(algorithm, SingleRankGroup(), np.zeros(2))
+    exchange.replace(np.full(2, 3.0))
+    exchange.run(np.full(2, 4.0), 1, 8)
+    assert exchange.center.tolist() == [4.0, 4.0]
