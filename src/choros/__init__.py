@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from choros.hvd.rank_shard import shard
     from choros.launch.run_function import run
     from choros.launch.specs import Mpiexec, Srun, Ssh
+    from choros.launch.submit_function import SubmittedJob, submit
     from choros.spark.launcher import Spark
     from choros.tools.check import check
     from choros.trainer import Trainer
@@ -69,6 +70,7 @@ _WHERE = {
     "close": "choros.training.executors.idle_workers",
     "rank_zero_first": "choros.comm.bootstrap.rank_zero",
     "run": "choros.launch.run_function",
+    **dict.fromkeys(("SubmittedJob", "submit"), "choros.launch.submit_function"),
     "shard": "choros.hvd.rank_shard",
     "Spark": "choros.spark.launcher",
     "Trainer": "choros.trainer",
@@ -100,6 +102,7 @@ __all__ = [
     "Spark",
     "Srun",
     "Ssh",
+    "SubmittedJob",
     "Trainer",
     "WorkerFailedError",
     "WorkerPool",
@@ -122,6 +125,7 @@ __all__ = [
     "run",
     "shard",
     "spark",
+    "submit",
 ]
 
 
@@ -130,7 +134,18 @@ def __getattr__(name: str) -> Any:
         return getattr(_imported(_WHERE[name]), name)
     if name in _PACKAGES:
         return _imported(f"choros.{name}")
-    raise AttributeError(f"module 'choros' has no attribute {name!r}")
+    # obj=None: with the module, some tracebacks of Python would show its suggestion too.
+    raise AttributeError(f"module 'choros' has no attribute {name!r}{_suggestion(name)}", name=name, obj=None)
+
+
+def _suggestion(name: str) -> str:
+    """Return a hint with the most similar public name, or ""."""
+    if name.startswith("_"):  # libraries look for such names in every module
+        return ""
+    from choros.errors import nearest
+
+    near = nearest(name, __all__)
+    return f": did you mean {near!r}?" if near else ""
 
 
 def _imported(name: str) -> Any:
@@ -151,7 +166,7 @@ def _imported(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])
 
 
 _add_handler()

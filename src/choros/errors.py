@@ -9,7 +9,8 @@
     │   ├── InexactLossError                a loss or model that AllReduce could not train exactly
     │   ├── CallsDifferError                the ranks of a group made different calls
     │   ├── NotSerializableError            a model or an object that cannot be pickled for a worker
-    │   ├── NoBackendError (ImportError)    the backend that Keras would load is not installed
+    │   ├── MissingPackageError (ImportError)  an optional package is not installed; the message has the command
+    │   │   └── NoBackendError              the backend that Keras would load is not installed
     │   └── InvalidDataError                arrays, files or datasets that are missing or do not match
     ├── WorkerFailedError (RuntimeError)    a worker raised, was killed or ran out of memory
     ├── SchedulerError (RuntimeError)       a command of a cluster's scheduler failed, or does not know the job
@@ -30,6 +31,7 @@ import re
 import sys
 import textwrap
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 AGAIN = 75  # EX_TEMPFAIL: exit code of a process that saved a checkpoint on a signal, and can resume
@@ -66,7 +68,11 @@ class NotSerializableError(InvalidInputError):
     """Model, loss, metric, dataset or other object that cannot be pickled for another process."""
 
 
-class NoBackendError(InvalidInputError, ImportError):
+class MissingPackageError(InvalidInputError, ImportError):
+    """Missing optional package; the message has the command that installs it."""
+
+
+class NoBackendError(MissingPackageError):
     """Missing backend of Keras; raised when Keras is imported."""
 
 
@@ -153,6 +159,43 @@ class WorkerFailedError(ChorosError, RuntimeError):
         self.peak_memory = peak_memory
         self.output = output
         self.weights = weights
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most similar to an unknown one, or "" if none is similar.
+
+    Example:
+        >>> nearest("rnu", ["run", "where"]), nearest("Slrum", ["slurm"]), nearest("xyz", ["run", "where"])
+        ('run', 'slurm', '')
+        >>> nearest("--jsno", ["--help", "--json"]), nearest("--schedulr", ["--help", "--json"])
+        ('--json', '')
+    """
+    from difflib import get_close_matches  # imported here, as most processes never need it
+
+    # Without the dashes, which all options have in common; the case counts only between two similar words.
+    words = list(known)
+    for change in (str, str.lower):
+        originals = {change(each.lstrip("-")): each for each in reversed(words)}
+        if near := get_close_matches(change(word.lstrip("-")), originals, 1):
+            return originals[near[0]]
+    return ""
+
+
+def suggestion(word: str, known: Iterable[str], otherwise: str = "known are") -> str:
+    """Return the known word that is most similar to an unknown one, as a question; without one, all known words.
+
+    Args:
+        word: the unknown word.
+        known: the known words.
+        otherwise: the words before the list. Defaults to "known are".
+
+    Example:
+        >>> suggestion("rnu", ["run", "where"]), suggestion("xyz", ["run", "where"])
+        ('did you mean run?', 'known are run, where')
+    """
+    words = list(known)
+    near = nearest(word, words)
+    return f"did you mean {near}?" if near else f"{otherwise} {', '.join(words)}"
 
 
 def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ChorosError:

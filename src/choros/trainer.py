@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from choros import algorithms
+from choros.argument_checks import check_flag, check_text
 from choros.backends import backend_name
 from choros.backends.devices.weight_layout import check_layout, say_mesh
-from choros.backends.driver_model import build_model, check_validation
+from choros.backends.driver_model import build_model
 from choros.backends.host_values import to_host
 from choros.backends.loss_exactness import check_exact, check_scales
 from choros.backends.metric_additivity import not_additive
@@ -23,7 +24,7 @@ from choros.cluster.hardware.cpu_affinity import usable_cores
 from choros.cluster.hardware.network_address import own_address
 from choros.cluster.rank_threads import limit_threads
 from choros.console import write_line
-from choros.data import ArraySource, StreamSource
+from choros.data import StreamSource
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
@@ -60,7 +61,10 @@ from choros.training.validation import (
     check_place,
     check_reach,
     check_restarts,
+    check_shard_optimizer,
+    check_shardable,
     check_timeout,
+    check_validation_data,
     keras_settings,
     limits_of,
     restore_backup,
@@ -123,6 +127,10 @@ class Trainer:
             to None.
         profile_batches: (first, last). The steps of a worker that ``profile`` covers, both inclusive, counted from 0
             over all epochs of a ``fit``. Defaults to (10, 14).
+        shard_optimizer: bool. Whether the workers of this machine divide the optimizer's update (AllReduce): each
+            updates a part of the weights and its slots, in memory that all share. The host then holds weights and
+            slots once, not once for each worker. On JAX and PyTorch on CPUs, for optimizers of Keras. True: refused
+            where it is not possible. Defaults to None: where it is possible, from 1 MiB of weights on.
         strict: bool. Whether settings outside an algorithm's stability bound are refused. If False, they warn.
             Defaults to True.
         executor: Executor. Runs each fit, instead of workers of this machine or of ``launcher``; see
@@ -166,13 +174,14 @@ class Trainer:
         timeline: str | os.PathLike[str] | None = None,
         profile: str | os.PathLike[str] | None = None,
         profile_batches: tuple[int, int] = PROFILED,
+        shard_optimizer: bool | None = None,
         strict: bool = True,
         executor: Executor | None = None,
     ) -> None:
         self.algorithm = _algorithm(algorithm)
         check_model(model)
-        if executor is not None and (launcher is not None or pool is not None):
-            raise InvalidInputError("executor= decides where ranks run: leave launcher and pool out.")
+        bind, echo = check_flag("bind", bind), check_flag("echo", echo)
+        _check_place_of_ranks(executor, launcher, pool, network)
         self._place = check_place(workers, self.algorithm, pool) if executor is None else Place()
         self._launcher = launcher_of(launcher)
         if not self._place.rank:  # one rank of a job warns
@@ -194,9 +203,11 @@ class Trainer:
         self.workers = _count_workers(self.algorithm, workers, pool, devices, per_worker)
         self.mode = check_mode(self.algorithm, mode)
         self.model, self.models = model, list[Any]()
-        self.timeout, self.strict = check_timeout("timeout", timeout), strict
+        self.timeout, self.strict = check_timeout("timeout", timeout), check_flag("strict", strict)
         self.first_timeout = check_timeout("first_timeout", first_timeout)
         self.restarts = check_restarts(restarts, self._place, self._launcher)
+        self._shard_optimizer = shard_optimizer
+        check_shard_optimizer(shard_optimizer, self.algorithm, self.workers)
         local_pool = pool or WorkerPool(
             self.workers, threads=threads, bind=bind, devices=devices, devices_per_worker=per_worker, echo=echo
         )
@@ -341,8 +352,9 @@ class Trainer:
         check_batch_shape(self.model, self._replicas)
         sample = source.sample(sample_rows(self.model, arguments.batch_size))
         algorithm, after_update = self._bind(sample, partial(spread, source, sample))
-        if isinstance(validation, ArraySource):
-            check_validation(self.model, validation.sample(1), sample)
+        check_shardable(self._shard_optimizer, self.model, self.workers)
+        if validation is not None:
+            check_validation_data(self.model, validation, sample)
         for limit in limits_of(callbacks):
             limit.restore(self.model, arguments.initial_batch)
         epoch = restore_backup(callbacks, self.model, arguments.initial_epoch, arguments.checkpoint)
@@ -392,6 +404,7 @@ class Trainer:
             "spin": self.workers <= len(usable_cores()),
             "devices": self._each if max(self._each) > 1 else [],
             "layout": self._layout,
+            "shard_optimizer": self._shard_optimizer,
         }
 
     @property
@@ -461,6 +474,18 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_place_of_ranks(executor: object, launcher: object, pool: object, network: object) -> None:
+    """Refuse values of another type, and two arguments that both decide where the ranks run."""
+    if network not in (None, ""):  # "" is no choice, as in CHOROS_NETWORK
+        check_text("network", network, "an interface such as 'ib0', or a domain such as '.hsn.example.org'")
+    if pool is not None and not isinstance(pool, WorkerPool):
+        raise InvalidInputError(f"pool={pool!r:.80}: give a choros.WorkerPool.")
+    if executor is not None and not callable(getattr(executor, "run", None)):
+        raise InvalidInputError(f"executor={executor!r:.80}: give an object with the methods of an Executor.")
+    if executor is not None and (launcher is not None or pool is not None):
+        raise InvalidInputError("executor= decides where ranks run: leave launcher and pool out.")
 
 
 def _algorithm(algorithm: Algorithm | type[Algorithm] | str) -> Algorithm:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import jax
+    import keras
     import tensorflow as tf
     import torch
 
@@ -17,6 +20,7 @@ Array = np.ndarray[Any, Any]
 Tensor: TypeAlias = "Array | jax.Array | torch.Tensor | tf.Tensor | tf.IndexedSlices"  # of the backend, or numpy's
 # An array of numpy or another library, or lists, tuples and dicts of array trees, or None. Python cannot express that.
 ArrayTree = Any
+Callbacks: TypeAlias = "Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None"  # of Keras' ``fit``
 _MB = 1 << 20
 _DTYPE = re.compile(r"[<>=|]?[a-zA-Z]+\w*(\[\w+\])?", re.ASCII)
 

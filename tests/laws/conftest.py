@@ -142,13 +142,13 @@ MEETING = [k.__name__ for k in choros.algorithms.ALL if k.level == "parameters" 
 
 
 @pytest.fixture(params=MEETING)
-def meeting_kind(request):
+def sync_kind(request):
     """Every algorithm that exchanges parameters."""
     return getattr(choros, request.param)
 
 
 @pytest.fixture(params=[name for name in MEETING if not getattr(choros, name).weighted])
-def alone_kind(request):
+def async_kind(request):
     """Every algorithm that can meet a center alone (a mean weighted over all workers cannot, and is refused)."""
     return getattr(choros, request.param)
 

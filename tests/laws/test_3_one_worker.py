@@ -94,10 +94,10 @@ def replica_of(model, source):
     return replica, start, others
 
 
-def test_alone_with_every_center(alone_kind, plain, make_center):
+def test_async_with_every_center(async_kind, plain, make_center):
     from choros.data import make_source
 
-    kind = alone_kind
+    kind = async_kind
     make, x, y, start, weights, _ = plain
     model, source = make(), make_source(x, y)
     replica, first, others = replica_of(model, source)
@@ -114,10 +114,10 @@ def test_alone_with_every_center(alone_kind, plain, make_center):
     check_weights([end], [expected], steps)
 
 
-def test_together_with_every_group(meeting_kind, plain, make_group):
+def test_sync_with_every_group(sync_kind, plain, make_group):
     from choros.data import make_source
 
-    kind = meeting_kind
+    kind = sync_kind
     make, x, y, _, weights, _ = plain
     model, source = make(), make_source(x, y)
     replica, first, _ = replica_of(model, source)

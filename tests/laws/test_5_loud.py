@@ -98,19 +98,19 @@ def test_a_center_names_who_holds_it_and_is_free_when_the_holder_dies():
     segment = SharedMemoryParameterServer.create(np.zeros(4), none, (), workers=2)
     with segment:
         center = SharedMemoryParameterServer(segment, choros.AEASGD(alpha=0.5), 0, 2, timeout=LIMIT)
-        alone = AsyncExchange(center, np.zeros(4))
+        exchange = AsyncExchange(center, np.zeros(4))
         with held_elsewhere(HOLD, segment.fd) as other:
             with (
                 within(10),
                 pytest.raises(CommTimeoutError, match=rf"held by rank 1 \(process {other.pid}\)") as caught,
             ):
-                alone.run(np.ones(4), 1, none)
+                exchange.run(np.ones(4), 1, none)
             assert caught.value.missing == (1,)
             with within(10), pytest.raises(CommTimeoutError, match="rank 1"):
                 center.replace(np.zeros(4), none)
         local = np.ones(4)
         with within(5):
-            assert alone.run(local, 1, none) == 0
+            assert exchange.run(local, 1, none) == 0
         assert local.tolist() == [0.5] * 4
 
 

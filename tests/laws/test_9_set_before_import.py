@@ -48,7 +48,7 @@ def call(tmp_path, monkeypatch, request):
     def ask(pool, function):
         engine, answers = pool.start(), {}
         for rank in range(pool.size):
-            engine.send(rank, {"call": f"law_nine:{function}"})
+            engine.call(rank, f"law_nine:{function}", {})
         while len(answers) < pool.size:
             rank, event, _ = engine.receive(90)
             assert event["event"] == function, event

@@ -26,7 +26,7 @@ from choros.errors import (
 def refused(make_model, data, monkeypatch):
     """Fit with something bad; give the message, and see that no process was started."""
 
-    def start(self):
+    def start(self, unfit=()):
         raise AssertionError("a worker was started")
 
     def check(error, words, model=None, algorithm="allreduce", how=None, **fit):
@@ -81,8 +81,10 @@ def test_unknown_algorithms(name, nearest, refused):
     refused(UnknownAlgorithmError, f"(?i){nearest}", algorithm=name)
 
 
-def test_a_name_that_is_like_none(refused):
-    refused(UnknownAlgorithmError, "No algorithm is called 'zzz': there are Single, AllReduce", algorithm="zzz")
+@pytest.mark.parametrize("name", ["zzz", "fedavg", "hogwild", ""])
+def test_a_name_that_is_like_none(refused, name):
+    words = f"No algorithm is called {name!r}: there are Single, AllReduce"
+    refused(UnknownAlgorithmError, words, algorithm=name)
 
 
 @pytest.mark.parametrize("wide", [7, 9])
@@ -342,6 +344,47 @@ def test_validation_data_that_the_model_cannot_take(refused):
     x = np.zeros((10, 8), "float32")
     words = r"cannot take the validation data \(x is of shape \(8,\) a row\): "
     refused(InvalidInputError, words, validation_data=(x, np.zeros((10, 3), "float32")))
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of rows of one shape."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.shape = shape
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return np.zeros((4, *self.shape), "float32"), np.zeros(4, "int32")
+
+
+def test_validation_data_in_batches_that_the_model_cannot_take(refused, tmp_path):
+    words = r"cannot take the validation data \(x is of shape \(3,\) a row\)"
+    refused(InvalidInputError, words, validation_data=Batches(3))
+    refused(InvalidInputError, words, validation_data=(Batches(3)[0] for _ in range(2)))
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b,c,label\n" + "0.1,0.2,0.3,1\n" * 10)
+    refused(InvalidInputError, words, validation_data=choros.files(path, x=["a", "b", "c"], y="label"))
+
+
+class Opened(Batches):
+    """Batches that can be read only after ``on_epoch_begin``."""
+
+    rows = None
+
+    def on_epoch_begin(self):
+        self.rows = np.zeros((4, *self.shape), "float32")
+
+    def __getitem__(self, index):
+        return self.rows[:], np.zeros(4, "int32")
+
+
+def test_validation_data_that_can_be_read_only_in_an_epoch(pools, make_model, data):
+    trainer = choros.Trainer(make_model(), workers=2, pool=pools(2))
+    history = trainer.fit(*data(), verbose=0, validation_data=Opened(8))
+    assert "val_loss" in history.history
 
 
 def test_validation_data_of_another_shape_that_the_model_takes(data):

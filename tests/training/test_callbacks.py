@@ -169,7 +169,7 @@ def test_nan_ends_it(algorithm, make_model, data, pools):
 
 
 @pytest.mark.parametrize("algorithm", ["downpour", "aeasgd", "eamsgd"])
-def test_alone_new_weights_reach_the_workers(algorithm, make_model, data, pools):
+def test_async_new_weights_reach_the_workers(algorithm, make_model, data, pools):
     """With a rate of nothing nobody learns, so what a callback sets is what all end with."""
     x, y = data(400)
     given = make_model(keras.optimizers.SGD(1e-12))
@@ -205,7 +205,7 @@ def test_weights_set_after_a_batch(make_model, data, pools, same):
 
 
 @pytest.mark.parametrize("rate", [1e-12, 0.0])
-def test_alone_a_rate_reaches_the_workers(rate, make_model, data, pools):
+def test_async_a_rate_reaches_the_workers(rate, make_model, data, pools):
     """Once the rate is nothing, nothing changes any more."""
     x, y = data(400)
     seen = []
@@ -226,7 +226,7 @@ def test_alone_a_rate_reaches_the_workers(rate, make_model, data, pools):
 
 
 @pytest.mark.parametrize("algorithm", ["aeasgd", "downpour"])
-def test_alone_stopping_in_the_middle(algorithm, make_model, data, pools):
+def test_async_stopping_in_the_middle(algorithm, make_model, data, pools):
     x, y = data(4000)
     history = choros.Trainer(make_model(), algorithm, workers=2, pool=pools(2)).fit(
         x, y, batch_size=8, epochs=50, callbacks=[StopAt(20)], verbose=0

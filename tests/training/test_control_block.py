@@ -1,9 +1,13 @@
 """The control block of asynchronous workers: copies while workers write."""
 
+import fcntl
 import multiprocessing
 import os
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 
 from choros.comm.shm.segment import Segment
 from choros.training.async_control.control_block import ControlBlock
@@ -43,3 +47,20 @@ def test_a_checkpoint_copies_no_half_written_state_of_a_rank():
         control_block.close()
         restored.close()
     assert process.exitcode == 0
+
+
+def test_an_interrupt_right_after_the_lock_was_taken_releases_it(monkeypatch):
+    control_block, lockf = ControlBlock.create(1, 1, 1), fcntl.lockf
+
+    def interrupted(fd, operation, *where):
+        lockf(fd, operation, *where)
+        if operation & fcntl.LOCK_EX:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "lockf", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        control_block.add(0, 0, np.zeros(1), np.zeros(1))
+    fd = control_block.segment.fd
+    held = f"import fcntl; fcntl.lockf({fd}, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)"
+    subprocess.run([sys.executable, "-c", held], pass_fds=[fd], check=True)
+    control_block.close()

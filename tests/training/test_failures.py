@@ -268,22 +268,47 @@ def test_a_worker_that_hangs_is_told_while_the_others_train(algorithm):
     assert time.monotonic() - begun < 40  # the other one would train for minutes
 
 
+class Stops(keras.callbacks.Callback):
+    """Stops worker 1 of a trainer when training begins (epoch None) or at the end of an epoch, and notes the time."""
+
+    def __init__(self, trainer, epoch):
+        super().__init__()
+        self.trainer, self.epoch = trainer, epoch
+
+    def stop(self, now):
+        if now == self.epoch:
+            os.kill(self.trainer._local.pool._pool.pids[1], signal.SIGSTOP)
+            self.stopped = time.monotonic()
+
+    def on_train_begin(self, logs=None):
+        self.stop(None)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.stop(epoch)
+
+
 def test_a_synchronous_worker_that_hangs_is_named_after_the_timeout():
-    trainer, stopped = choros.Trainer(model(), workers=2, timeout=3, echo=False), []
-
-    class Stops(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                os.kill(trainer._local.pool._pool.pids[1], signal.SIGSTOP)
-                stopped.append(time.monotonic())
-
+    trainer = choros.Trainer(model(), workers=2, timeout=3, echo=False)
+    stops = Stops(trainer, epoch=1)
     x = np.zeros((32, 8), "float32")
     with pytest.raises(WorkerFailedError, match=r"^worker 1 of 2 .* does not answer: rank 0 .* waited") as failed:
-        trainer.fit(x, np.zeros(32, "int32"), epochs=9, verbose=0, callbacks=[Stops()])
-    assert time.monotonic() - stopped[0] < 6
+        trainer.fit(x, np.zeros(32, "int32"), epochs=9, verbose=0, callbacks=[stops])
+    assert time.monotonic() - stops.stopped < 6
     assert failed.value.rank == 1
     assert failed.value.host
     assert failed.value.peak_memory > 1 << 20
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd", "ensemble"])
+def test_a_worker_that_is_stopped_before_its_first_step_is_named_after_the_timeout(algorithm):
+    """It may have been an idle worker of an earlier fit. It compiles nothing, so it does not get ``first_timeout``."""
+    trainer = choros.Trainer(model(), algorithm, workers=2, timeout=3, first_timeout=500, echo=False)
+    stops = Stops(trainer, epoch=None)
+    x = np.zeros((32, 8), "float32")
+    with pytest.raises(WorkerFailedError, match=r"^worker 1 of 2 .* made no step for 3 s") as failed:
+        trainer.fit(x, np.zeros(32, "int32"), epochs=9, verbose=0, callbacks=[stops])
+    assert time.monotonic() - stops.stopped < 30
+    assert failed.value.rank == 1
 
 
 class Slow(keras.utils.PyDataset):

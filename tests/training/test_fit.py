@@ -166,7 +166,7 @@ def test_verbose_is_keras_own_display(verbose, lines, make_model, data, pools, c
         assert "Epoch 1/2" in out
         assert "6/6" in out
         assert "val_accuracy" in out
-        assert out.rstrip().splitlines()[-1].startswith("choros: 2 workers, start-up ")
+        assert out.rstrip().splitlines()[-1].startswith("choros: 2 workers, start-up and compilation ")
     if verbose in (1, "auto"):
         assert "━" in out
 

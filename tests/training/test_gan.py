@@ -280,9 +280,9 @@ def test_each_worker_keeps_slots_of_its_own_and_rank_0s_come_back(name, pools):
     assert int(model.optimizer.iterations) == int(model.g_optimizer.iterations) == 3
     if name == "ensemble":  # its rows are a shard that is drawn
         return
-    alone = make_plain()
-    alone.fit(x[rows_of(0, name)], epochs=1, **HOW)
-    close(slots(model), slots(alone))
+    single = make_plain()
+    single.fit(x[rows_of(0, name)], epochs=1, **HOW)
+    close(slots(model), slots(single))
 
 
 class Fails(keras.callbacks.Callback):

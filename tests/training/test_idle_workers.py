@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import InvalidInputError
-from choros.training.executors import idle_workers
+from choros.errors import InvalidInputError, WorkerFailedError
+from choros.training.executors import idle_workers, local
 
 X, Y = np.ones((16, 3), "float32"), np.ones(16, "float32")
 
@@ -26,8 +26,8 @@ def make_model(layer=None):
     return model
 
 
-def fit(layer=None, **options):
-    return choros.Trainer(make_model(layer), **{"workers": 2, "echo": False, **options}).fit(X, Y, verbose=0)
+def fit(layer=None, algorithm="allreduce", **options):
+    return choros.Trainer(make_model(layer), algorithm, **{"workers": 2, "echo": False, **options}).fit(X, Y, verbose=0)
 
 
 def pids():
@@ -186,6 +186,54 @@ def test_an_idle_worker_that_is_stopped_is_replaced():
     fit()
     assert set(before).isdisjoint(pids())
     assert time.monotonic() - begun < 60
+
+
+def kill_as_a_fit_begins(monkeypatch, ranks, times=1):
+    """Kill workers after a fit has found them alive, and before it sends them the job."""
+    send, kills = local.LocalRun.send, []
+
+    def killed_first(self):
+        if len(kills) < times * len(ranks):
+            for rank in ranks:
+                kills.append(self.pool.pids[rank])
+                os.kill(kills[-1], signal.SIGKILL)
+        send(self)
+
+    monkeypatch.setattr(local.LocalRun, "send", killed_first)
+    return kills
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "restarts", "ranks"),
+    [("allreduce", 0, (0,)), ("allreduce", 0, (0, 1)), ("aeasgd", 0, (1,)), ("aeasgd", 1, (1,))],
+)
+def test_an_idle_worker_that_dies_as_a_fit_begins_is_replaced(algorithm, restarts, ranks, monkeypatch, caplog):
+    fit(algorithm=algorithm, restarts=restarts)
+    before = pids()
+    kills = kill_as_a_fit_begins(monkeypatch, ranks)
+    begun = time.monotonic()
+    history = fit(algorithm=algorithm, restarts=restarts)
+    assert [before.index(pid) for pid in kills] == [*ranks]
+    assert {*pids()}.isdisjoint(kills)
+    assert history.run.restarts == ()
+    assert history.run.rows == len(X)
+    assert "SIGKILL" in caplog.text
+    assert time.monotonic() - begun < 60
+
+
+def test_an_idle_worker_is_replaced_once_as_a_fit_begins(monkeypatch):
+    fit()
+    kill_as_a_fit_begins(monkeypatch, (1,), times=2)
+    with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
+        fit()
+
+
+def test_a_fit_with_a_stream_replaces_no_idle_worker_once_it_has_begun_to_read(monkeypatch):
+    fit()
+    kill_as_a_fit_begins(monkeypatch, (1,))
+    batches = ((X[:4], Y[:4]) for _ in range(4))
+    with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
+        choros.Trainer(make_model(), workers=2, echo=False).fit(batches, steps_per_epoch=4, verbose=0)
 
 
 def test_workers_end_after_some_seconds_without_a_fit(monkeypatch):

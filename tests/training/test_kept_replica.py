@@ -186,3 +186,15 @@ def test_a_class_that_is_defined_again_is_used(pools):
         losses.append(choros.Trainer(model, pool=pool).fit(X, Y, verbose=0).history["loss"][0])
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(float((Y**2).mean()), rel=1e-5)
+
+
+def test_a_second_fit_with_momentum_starts_from_its_own_point(pools, make):
+    model = make(optimizer=keras.optimizers.SGD(0.01))
+    start, weights = model.get_weights(), []
+    for _ in range(3):
+        model.set_weights(start)
+        choros.Trainer(model, choros.EAMSGD(window=2), pool=pools(1)).fit(X, Y, **FIT)
+        weights.append(model.get_weights())
+    for later in weights[1:]:
+        for value, first in zip(later, weights[0], strict=True):
+            np.testing.assert_array_equal(value, first)

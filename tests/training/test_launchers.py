@@ -58,7 +58,7 @@ def test_it_is_the_same_training_to_the_bit(make_model, data, same, same_history
     assert [worker.steps for worker in history.run.workers] == [worker.steps for worker in other.run.workers]
 
 
-def test_together_and_alone_with_files_and_code_of_the_users_own(make_model, data, tmp_path, capfd):
+def test_sync_and_async_with_files_and_code_of_the_users_own(make_model, data, tmp_path, capfd):
     """Files are read by the workers, a decode travels; each step's callback sees the weights of a worker."""
     import keras
 

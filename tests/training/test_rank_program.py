@@ -71,7 +71,7 @@ def test_the_first_error_is_raised_where_the_center_cannot_be_read_after_it(monk
         def train(self):
             raise CommTimeoutError("The center's server on b did not answer for 4 s.")
 
-        def last(self):
+        def write_last(self):
             raise PeerLostError("The center's server on b has gone.")
 
     monkeypatch.setattr(train, "AsyncLoop", Loop)

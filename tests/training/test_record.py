@@ -21,7 +21,8 @@ from choros.training.spec import WorkerStats
 @pytest.mark.parametrize(
     ("facts", "workers", "said"),
     [
-        ({"exchanging": 6.0}, 2, "60% of training for exchange: a larger batch_size or window, or fewer workers"),
+        ({"exchanging": 6.0}, 3, "60% of training for exchange: a larger batch_size or window, or fewer workers"),
+        ({"exchanging": 6.0}, 2, "a larger batch_size or window, or one process (model.fit), is faster"),
         ({"exchanging": 4.0}, 2, None),
         ({"seconds": 0.1}, 2, "with so little to train, one process (model.fit) is faster"),
         ({"seconds": 0.1}, 1, None),
@@ -107,9 +108,9 @@ def test_a_fit_names_the_workers_of_its_dataset():
 @pytest.mark.parametrize(
     ("algorithm", "data", "remedy"),
     [
-        (choros.AllReduce(), "arrays", "a larger batch_size, or fewer workers"),
-        (choros.LocalSGD(), "arrays", "a larger batch_size or window, or fewer workers"),
-        (choros.Averaging(), "stream", "a larger global batch, or fewer workers"),
+        (choros.AllReduce(), "arrays", "a larger batch_size, or one process (model.fit), is faster"),
+        (choros.LocalSGD(), "arrays", "a larger batch_size or window, or one process (model.fit), is faster"),
+        (choros.Averaging(), "stream", "a larger global batch, or one process (model.fit), is faster"),
     ],
 )
 def test_what_makes_exchanges_rare_fits_the_algorithm_and_the_data(algorithm, data, remedy):
@@ -165,7 +166,7 @@ def test_print_shows_the_summary_and_a_row_for_each_worker():
 
 def test_the_summary_says_of_what_its_percentages_are():
     time = "training 10.0 s (200 samples/s), of which 20% exchanging and 10% waiting for data, exchange by a center"
-    assert record().summary() == f"choros: 2 workers, start-up 0.0 s, {time}"
+    assert record().summary() == f"choros: 2 workers, start-up and compilation 0.0 s, {time}"
 
 
 def test_repr_is_short_and_names_the_views():

@@ -29,7 +29,7 @@ layers = [keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.3), keras.layers
 model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(3, "softmax")])
 model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 how = {"batch_size": 10, "epochs": 4, "seed": 3, "verbose": 0}
-together, alone = choros.EASGD(window=3), choros.AEASGD(window=3)
+synchronous, asynchronous = choros.EASGD(window=3), choros.AEASGD(window=3)
 
 def digest():
     return [float(np.abs(w).astype("float64").sum()) for w in model.get_weights()]
@@ -125,7 +125,7 @@ def keeping(self, part, asked):
 TcpMessages.receive, InJobCallbackChannel.save_state = counting, keeping
 wide = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4000, "relu"), keras.layers.Dense(3, "softmax")])
 wide.compile("adam", "sparse_categorical_crossentropy")
-choros.Trainer(wide, together).fit(x, y, **how | {"epochs": 1}, checkpoint=sys.argv[1])
+choros.Trainer(wide, synchronous).fit(x, y, **how | {"epochs": 1}, checkpoint=sys.argv[1])
 print("done", json.dumps([int(os.environ["CHOROS_RANK"]), *states[-1]]), flush=True)
 """
 
@@ -169,13 +169,13 @@ def undisturbed(pool):
     """The weights and the figures of a run that nothing happened to."""
     made = {}
     exec(MODEL, made)
-    fit = choros.Trainer(made["model"], made["together"], workers=2, pool=pool).fit
+    fit = choros.Trainer(made["model"], made["synchronous"], workers=2, pool=pool).fit
     return made["digest"], fit(made["x"], made["y"], **made["how"]).history
 
 
 def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(pools, tmp_path):
     rng, states = np.random.default_rng(5), CheckpointStore(tmp_path / "state")
-    run = Run(tmp_path, "together", slow=0.05).until(f"batch 1 {rng.integers(8)}")
+    run = Run(tmp_path, "synchronous", slow=0.05).until(f"batch 1 {rng.integers(8)}")
     family = run.family()
     assert len(family) >= 3  # the caller and two workers
     for pid in family:
@@ -185,7 +185,7 @@ def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(poo
     saved = states.latest().facts
     assert (saved["epoch"], saved["batch"]) >= (0, 6)
 
-    run = Run(tmp_path, "together", "resume", ranks=2, more=["--restarts", "1"], slow=0.05).until("batch 3 4")
+    run = Run(tmp_path, "synchronous", "resume", ranks=2, more=["--restarts", "1"], slow=0.05).until("batch 3 4")
     os.kill(run.rank(1), signal.SIGKILL)
     found = run.ends(0)
     assert "the job ended with code 137: started again (0 restarts left)" in run.errors
@@ -198,7 +198,7 @@ def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(poo
 
 
 def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
-    run = Run(tmp_path, "alone", ranks=2, slow=0.02).until("batch 1 2")
+    run = Run(tmp_path, "asynchronous", ranks=2, slow=0.02).until("batch 1 2")
     os.kill(run.rank(1), signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
     saved = re.search(
@@ -208,7 +208,7 @@ def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
     next_epoch = int(saved[1]) - 1
     assert next_epoch in (1, 2)  # the signal may arrive an epoch later on a busy machine
     assert "Traceback" not in run.errors
-    resumed = Run(tmp_path, "alone", "resume", ranks=2).ends(0)
+    resumed = Run(tmp_path, "asynchronous", "resume", ranks=2).ends(0)
     assert [epochs for _, _, epochs in resumed] == [list(range(next_epoch, 4))] * 2
     assert CheckpointStore(tmp_path / "state").latest().facts["epoch"] == 4
 

@@ -63,7 +63,7 @@ class Once(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = 1 / 128
 
 
-def test_alone_a_rate_that_was_set_before(pools, tmp_path):
+def test_async_a_rate_that_was_set_before(pools, tmp_path):
     def model():
         made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
         made.compile(keras.optimizers.SGD(1 / 64), lambda truth, given: keras.ops.mean(given - 0 * truth, axis=-1))

@@ -176,11 +176,11 @@ def test_a_callback_of_each_batch_sees_current_weights(way, data):
     fit(given, "allreduce", x, y, shuffle=False, callbacks=[reads])
     assert len(reads.seen) == 9
     np.testing.assert_allclose(reads.seen, expected.seen, atol=1e-5)
-    alone = Reads()
-    fit(dense(), choros.DOWNPOUR(window=1), x, y, epochs=4, callbacks=[alone])
-    assert len(alone.seen) == 12
+    local_reads = Reads()
+    fit(dense(), choros.DOWNPOUR(window=1), x, y, epochs=4, callbacks=[local_reads])
+    assert len(local_reads.seen) == 12
     # Workers do not wait for this callback within an epoch, so on a busy machine reads of an epoch may be equal.
-    epochs = [{weights.tobytes() for weights in alone.seen[start : start + 3]} for start in range(0, 12, 3)]
+    epochs = [{weights.tobytes() for weights in local_reads.seen[start : start + 3]} for start in range(0, 12, 3)]
     assert all(before.isdisjoint(after) for before, after in itertools.pairwise(epochs))
 
 

@@ -84,7 +84,7 @@ def make_normed(optimizer):
 
 
 @pytest.mark.parametrize("algorithm", ["downpour", "aeasgd"])
-def test_alone_callbacks_see_what_was_validated(algorithm, data, pools, tmp_path):
+def test_async_callbacks_see_what_was_validated(algorithm, data, pools, tmp_path):
     x, y = data(120)
     model = make_normed(keras.optimizers.SGD(0.5))
     judge = Judge(x, y, 0.03)
@@ -102,7 +102,7 @@ def test_alone_callbacks_see_what_was_validated(algorithm, data, pools, tmp_path
     assert evaluate(model, x, y) == pytest.approx(best_loss, rel=1e-5)  # restored by EarlyStopping
 
 
-def test_alone_without_validation_callbacks_see_the_epoch_s_end(data, pools):
+def test_async_without_validation_callbacks_see_the_epoch_s_end(data, pools):
     x, y = data(120)
     judge = Judge(x, y, 0.1)
     model = make_normed(keras.optimizers.SGD(0.5))
@@ -458,11 +458,12 @@ def test_a_thread_that_reads_weights_between_batches_takes_nothing_from_the_call
     x, y = data()
     plain, model = make_model(), make_model()
     how = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
-    alone, together = Reads({0, 2, 3}, 0), Reads({0, 2, 3}, 1)  # on JAX plain fit takes the weights away meanwhile
-    plain.fit(x, y, callbacks=[alone], **how)
-    choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, callbacks=[together], **how)
-    np.testing.assert_allclose(together.sums, alone.sums, rtol=1e-5, atol=1e-6)
-    assert together.classes == {type(plain)}
+    # On JAX plain fit takes the weights away meanwhile.
+    plain_reads, worker_reads = Reads({0, 2, 3}, 0), Reads({0, 2, 3}, 1)
+    plain.fit(x, y, callbacks=[plain_reads], **how)
+    choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, callbacks=[worker_reads], **how)
+    np.testing.assert_allclose(worker_reads.sums, plain_reads.sums, rtol=1e-5, atol=1e-6)
+    assert worker_reads.classes == {type(plain)}
     assert type(model) is type(plain)
     assert type(model.layers[0].kernel) is type(plain.layers[0].kernel)
 

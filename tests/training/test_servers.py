@@ -36,7 +36,7 @@ def counted(self, local, window, others):
     before = local - self.seen if name == "downpour" else local.copy()
     found = meet(self, local, window, others)
     gave[:] += before if name == "downpour" else before - local
-    print("met", rank, self.exchanges, flush=True)
+    print("exchanged", rank, self.exchanges, flush=True)
     return found
 
 
@@ -140,7 +140,7 @@ def job(tmp_path):
 def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_center_once(job, name, layers, ranks):
     rng, one = random.Random(5), job(name, ranks, layers)
     for turn, least in enumerate((1, 4, 8)):
-        one.until(f"met {ranks - 1} {least + rng.randrange(3)}")
+        one.until(f"exchanged {ranks - 1} {least + rng.randrange(3)}")
         time.sleep(rng.uniform(0.0, 0.02))
         one.kill_a_server()
         if layers == 1 or turn == 0:
@@ -161,7 +161,7 @@ def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_cente
 
 def test_a_server_that_dies_again_and_again_ends_the_job_with_an_error(job):
     one = job("aeasgd", 2)
-    one.until("met 1 1")
+    one.until("exchanged 1 1")
     for _ in range(4):
         one.kill_a_server()
     code, text = one.end(), "".join(one.lines)

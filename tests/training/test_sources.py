@@ -43,16 +43,16 @@ def fit(folder, pool, workers, **more):
 
 @pytest.mark.parametrize("class_weight", [None, {1: 4.0}])
 def test_rows_of_files_train_exactly_for_any_number_of_workers(folder, pools, class_weight):
-    (one, alone), (two, together) = (fit(folder, pools(n), n, class_weight=class_weight) for n in (1, 2))
+    (one, one_logs), (two, two_logs) = (fit(folder, pools(n), n, class_weight=class_weight) for n in (1, 2))
     for a, b in zip(one.get_weights(), two.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    for name, values in alone.items():
-        np.testing.assert_allclose(values, together[name], rtol=1e-6, err_msg=name)
+    for name, values in one_logs.items():
+        np.testing.assert_allclose(values, two_logs[name], rtol=1e-6, err_msg=name)
     columns = {
         name: np.array(rows) for name, rows in pa.parquet.read_table(folder / "valid.parquet").to_pydict().items()
     }
     loss, _ = two.evaluate(np.stack([columns[name] for name in "abcd"], 1), columns["label"], verbose=0)
-    np.testing.assert_allclose(loss, together["val_loss"][-1], rtol=1e-5)
+    np.testing.assert_allclose(loss, two_logs["val_loss"][-1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["arrays", "files", "stream"])
@@ -283,3 +283,23 @@ def test_what_is_read_ahead_and_augmented_trains_as_what_is_given_so(folder, poo
         trainer.fit(x * 2, y, steps_per_epoch=6, epochs=2, batch_size=37, seed=1, verbose=0)
         for a, b in zip(plain.get_weights(), trained[0].get_weights(), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
+def test_more_steps_than_batches_continue_with_the_next_pass(algorithm, pools):
+    x, y = (array[:10] for array in rows())
+    seen = choros.Trainer(model(), algorithm, workers=2, pool=pools(2)).fit(
+        x, y, batch_size=4, steps_per_epoch=7, epochs=2, verbose=0
+    )
+    assert [worker.steps for worker in seen.run.workers] == [14, 14]
+    assert seen.run.rows == 4 * 10 + 2 * 4  # four passes of 4, 4 and 2 rows, and two batches of the fifth
+    assert len(seen.history["loss"]) == 2
+
+
+def test_one_row_on_two_workers_trains_as_on_one(pools):
+    x, y = (array[:1] for array in rows())
+    plain, trained = model(), model()
+    plain.fit(x, y, epochs=2, verbose=0)
+    choros.Trainer(trained, "allreduce", workers=2, pool=pools(2)).fit(x, y, epochs=2, verbose=0)
+    for a, b in zip(plain.get_weights(), trained.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)

@@ -136,7 +136,7 @@ def preprocessing_layers():
 
 @zoo("structured")
 def tab_transformer():
-    """Embedded categories through attention, beside numbers (tabtransformer)."""
+    """Embedded categories through attention, together with numbers (tabtransformer)."""
     names = ["work", "school", "state"]
     inputs = {name: keras.Input((), name=name, dtype="int32") for name in names} | {
         "gain": keras.Input((1,), name="gain")

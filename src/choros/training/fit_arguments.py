@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,10 +14,9 @@ from choros.training.validation import check_callbacks, check_epochs, check_numb
 if TYPE_CHECKING:
     import os
 
-    import keras
-
     from choros.data import Source
     from choros.training.checkpoint import Checkpoint
+    from choros.types import Callbacks
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class FitArguments:
     batch_size: int
     epochs: int
     verbose: Literal["auto", 0, 1, 2] | bool
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None
+    callbacks: Callbacks
     validation_split: float
     validation_data: Any
     shuffle: bool | Literal["batch"]

@@ -7,10 +7,8 @@ the caller carries only the folder's path and the digest of each file.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +23,7 @@ from choros.backends.optimizers import model_variables
 from choros.comm.shm.segment import Segment
 from choros.data import serialization
 from choros.errors import InvalidInputError
+from choros.launch.private_file import create_private, digest_of, read_private
 from choros.training.async_control.best_member import best_of
 from choros.training.checkpoint.snapshot import raw
 from choros.training.model_io.serialization import PackedModel, copy_model
@@ -143,7 +142,7 @@ class SharedCodeFolder:
         code: the content of each file.
 
     Attributes:
-        told: the argument of ``read_code``: the folder's path and the SHA-256 digest of each file.
+        files: the argument of ``read_code``: the folder's path and the SHA-256 digest of each file.
 
     Raises:
         InvalidInputError: the working directory cannot be written.
@@ -163,10 +162,9 @@ class SharedCodeFolder:
                 f"cannot be written to ({error.strerror}): start from a directory that all hosts share."
             ) from None
         for number, text in enumerate(code):
-            descriptor = os.open(os.path.join(self._folder, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
+            with open(create_private(os.path.join(self._folder, str(number))), "wb") as file:
                 file.write(text)
-        self.files: CodeFiles = {"folder": self._folder, "digests": [hashlib.sha256(text).hexdigest() for text in code]}
+        self.files: CodeFiles = {"folder": self._folder, "digests": [digest_of(text) for text in code]}
 
     def close(self) -> None:
         """Remove the folder."""
@@ -185,28 +183,17 @@ def read_code(code_files: CodeFiles) -> list[bytes]:
     Raises:
         InvalidInputError: a file cannot be read, is not private to this user, or has another digest.
     """
-    paths = []
+    files = []
     for number, digest in enumerate(code_files["digests"]):
-        path, host = os.path.join(code_files["folder"], str(number)), os.uname().nodename
+        path = os.path.join(code_files["folder"], str(number))
         try:
-            with open(path, "rb") as file:
-                facts = os.fstat(file.fileno())
-                text = file.read()
+            files.append(read_private(path, "the process that called fit", digest))
         except OSError as error:
             raise InvalidInputError(
-                f"{host} cannot read {path} ({error.strerror}), where the process that called fit left the model's "
-                "code: start that process in a directory that all hosts share."
+                f"{os.uname().nodename} cannot read {path} ({error.strerror}), where the process that called fit left "
+                "the model's code: start that process in a directory that all hosts share."
             ) from None
-        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-            raise InvalidInputError(
-                f"On {host} {path} belongs to another user, or other users may write it: it is not used."
-            )
-        if hashlib.sha256(text).hexdigest() != digest:
-            raise InvalidInputError(
-                f"On {host} {path} is not what the process that called fit wrote there: it is not used."
-            )
-        paths.append(text)
-    return paths
+    return files
 
 
 def shown(model: keras.Model) -> list[Array]:

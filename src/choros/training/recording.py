@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from choros.argument_checks import check_path
 from choros.backends.profiler import window_of
 from choros.comm import trace_format
 from choros.errors import InvalidInputError
@@ -56,10 +57,10 @@ class Recording:
             except (OSError, TypeError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
                 raise InvalidInputError(f"timeline={timeline!r} cannot be written: {reason}.") from None
+        first, steps = window_of(profile_batches)
         window: dict[str, Any] | None = None
         if profile is not None:
-            first, steps = window_of(profile_batches)
-            window = {"directory": os.path.abspath(os.fsdecode(profile)), "first_step": first, "steps": steps}
+            window = {"directory": os.path.abspath(check_path("profile", profile)), "first_step": first, "steps": steps}
         return cls(path, window)
 
     def config(self) -> dict[str, Any]:

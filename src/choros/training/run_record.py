@@ -150,7 +150,8 @@ class RunRecord:
         exchanging, waiting: float. Means of the workers' shares (0 to 1) of training time: see ``WorkerRecord``.
         losses: tuple of (seconds of training without compiling, epoch, loss), one per epoch.
         group: str. The means of exchange: "shared memory", "MPI over 2 hosts, sums in each host first",
-            "torch (gloo) over shared memory", "a center in shared memory", "nothing" ...
+            "torch (gloo) over shared memory", "a center in shared memory", "nothing" ...; followed by ", optimizer
+            divided" if each rank updated a part of the weights.
         keeping: float. CPU seconds, summed over all processes, for collecting and writing the state.
         restarts: tuple of Restart. The failures after which training resumed.
         data: the kind of the data, on which the advice of ``bottlenecks`` depends.
@@ -194,6 +195,7 @@ class RunRecord:
             group: the means of exchange.
         """
         workers = tuple(WorkerRecord.of(tally) for tally in tallies)
+        group += ", optimizer divided" if any(tally.divided for tally in tallies) else ""
         exchanges = sum(worker.exchanges for worker in workers)
         slowest = max(tally.startup for tally in tallies)
         return cls(
@@ -305,7 +307,8 @@ class RunRecord:
         batches = "batch_size" if self.data.kind in ("arrays", "files") else "global batch"
         fixed = getattr(self.algorithm, "level", "") == "gradients" or getattr(self.algorithm, "window", 1) == 0
         window = "" if fixed else " or window"
-        return f"a larger {batches}{window}, or fewer workers, is faster"
+        fewer = "one process (model.fit)" if len(self.workers) == 2 else "fewer workers"
+        return f"a larger {batches}{window}, or {fewer}, is faster"
 
     def _slow_remedy(self, worker: WorkerRecord) -> str:
         if worker.waiting > 0.5:
@@ -317,7 +320,8 @@ class RunRecord:
     def summary(self) -> str:
         """Return the summary of the run in one line. Its percentages are means over the workers."""
         text = (
-            f"choros: {_workers(len(self.workers))}, start-up {self.startup:.1f} s, training {self.seconds:.1f} s "
+            f"choros: {_workers(len(self.workers))}, start-up and compilation {self.startup:.1f} s, training "
+            f"{self.seconds:.1f} s "
             f"({self.samples_per_second:,.0f} samples/s), of which {self.exchanging:.0%} exchanging and "
             f"{self.waiting:.0%} waiting for data"
         )

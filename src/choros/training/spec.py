@@ -56,6 +56,7 @@ class FitConfig:
     validate_average: bool = False  # validate at the optimizer's moving averages (SwapEMAWeights)
     # Under AllReduce, train_step uses updated weights after the update: it runs again with the summed gradients.
     repeats: bool = False
+    shard_optimizer: bool | None = None  # ranks of a host divide the optimizer's update; None: where it pays
     keep: dict[str, Any] | None = None  # the schedule of checkpoints: "batches", "seconds"; "asks", "signals"
     timeline: list[Any] | None = None  # the ``trace_format.Clock`` of time 0 if ranks record a timeline
     profile: dict[str, Any] | None = None  # ranks profile steps: "directory", "first_step", "steps"
@@ -202,6 +203,7 @@ class WorkerStats:
     reading: float = 0.0  # seconds of reading and decoding batches, in the thread of ``prefetch`` if there is one
     copying: float = 0.0  # seconds of converting batches and copying them to the device, likewise
     ahead: int = 0  # number of batches that ``prefetch`` prepares before their steps
+    divided: int = 0  # weights that this rank updates, if the ranks divide the optimizer's update; else 0
     host: str = ""  # must be last: the only field that is not a number
 
     def json(self) -> dict[str, Any]:

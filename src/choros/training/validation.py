@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from choros.backends import inner_optimizer
 from choros.backends.devices.weight_layout import describe
+from choros.backends.driver_model import check_validation
 from choros.backends.hide_tensorflow import lean
+from choros.backends.optimizer_shard import obstacle
 from choros.cluster import Place
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.consistency.versions import versions
 from choros.data import StreamSource
 from choros.data.validation import is_whole
-from choros.errors import InvalidInputError, warn
+from choros.errors import ChorosError, InvalidInputError, warn
 from choros.training.checkpoint.policy import checkpoint_of
 from choros.training.executors.executor import ExecutorLauncher
 from choros.training.executors.worker_pool import WorkerPool, each_devices
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from choros.algorithms.base import Algorithm
     from choros.data import Source
+    from choros.types import Batch, Callbacks
 
 _DRIVING = ("fit", "make_train_function")  # methods with Keras' training loop; a Trainer calls train_step itself
 
@@ -284,12 +287,7 @@ def check_epochs(epochs: int, initial_epoch: int, initial_batch: int) -> None:
         )
 
 
-def resume_point(
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
-    initial_epoch: int,
-    initial_batch: int,
-    seed: int | None,
-) -> tuple[int, int]:
+def resume_point(callbacks: Callbacks, initial_epoch: int, initial_batch: int, seed: int | None) -> tuple[int, int]:
     """Return the epoch and the batch at which to begin: those that a ``BeforeTimeLimit`` saved, else the given ones.
 
     Without a seed the order of rows differs from that of the last turn, so the saved epoch starts from its first batch.
@@ -301,12 +299,12 @@ def resume_point(
     return initial_epoch, initial_batch
 
 
-def limits_of(callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None) -> list[Any]:
+def limits_of(callbacks: Callbacks) -> list[Any]:
     """Return the callbacks that know where training resumes, such as ``choros.callbacks.BeforeTimeLimit``."""
     return [callback for callback in listed(callbacks) if hasattr(callback, "point") and hasattr(callback, "restore")]
 
 
-def listed(callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None) -> list[Any]:
+def listed(callbacks: Callbacks) -> list[Any]:
     """Return the ``callbacks`` argument of ``fit`` as a list. It may be one, several, a ``CallbackList`` or None."""
     items = getattr(callbacks, "callbacks", callbacks)
     items = items if isinstance(items, (list, tuple)) else [items]
@@ -331,11 +329,7 @@ def check_callbacks(callbacks: object) -> None:
             )
 
 
-def check_average(
-    model: keras.Model,
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
-    synchronous: bool,
-) -> bool:
+def check_average(model: keras.Model, callbacks: Callbacks, synchronous: bool) -> bool:
     """Return whether to validate at the moving averages of the weights (``SwapEMAWeights``).
 
     Args:
@@ -371,9 +365,7 @@ def check_average(
     return swaps
 
 
-def check_member_callbacks(
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None, apart: bool
-) -> None:
+def check_member_callbacks(callbacks: Callbacks, apart: bool) -> None:
     """Refuse callbacks that cannot save the state of all members of an Ensemble.
 
     Args:
@@ -422,12 +414,7 @@ def check_held(model: keras.Model, replicas: int) -> None:
             )
 
 
-def restore_backup(
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
-    model: keras.Model,
-    initial_epoch: int,
-    checkpoint: object,
-) -> int:
+def restore_backup(callbacks: Callbacks, model: keras.Model, initial_epoch: int, checkpoint: object) -> int:
     """Restore the state of a ``BackupAndRestore`` before the model is sent to the workers; return the first epoch.
 
     Keras restores it when training begins. The callback then restores it again, which changes nothing.
@@ -477,6 +464,33 @@ def check_restarts(restarts: object, place: Place, launcher: object) -> int:
     if restarts and isinstance(launcher, ExecutorLauncher):
         raise InvalidInputError("restarts= is not for tasks of Spark: give choros.Spark(max_restarts=).")
     return int(restarts)
+
+
+def check_shard_optimizer(requested: object, algorithm: Algorithm, workers: int) -> None:
+    """Refuse values, algorithms and numbers of workers with which no optimizer's update can be divided."""
+    if requested not in (None, True, False):
+        raise InvalidInputError(f"shard_optimizer={requested!r}: give True, False or None.")
+    if requested and (algorithm.level != "gradients" or workers == 1):
+        raise InvalidInputError(
+            f"shard_optimizer=True divides one update among the workers of AllReduce, and {type(algorithm).__name__} "
+            f"has {workers} with an update each: leave it out."
+        )
+
+
+def check_shardable(requested: bool | None, model: keras.Model, workers: int) -> None:
+    """Refuse a model whose optimizer's update cannot be divided among the workers, if this is requested.
+
+    Args:
+        requested: ``shard_optimizer`` of the Trainer.
+        model: built and compiled.
+        workers: int.
+    """
+    reason = obstacle(model) if requested else ""
+    if reason:
+        raise InvalidInputError(
+            f"shard_optimizer=True: the update of model {model.name!r} cannot be divided among {workers} workers, as "
+            f"{reason}. Leave it out: each worker then makes the whole update."
+        )
 
 
 def check_checkpoint(
@@ -530,6 +544,26 @@ def check_numbers(
         raise InvalidInputError(
             f"validation_freq={freq!r}: give a whole number of epochs, or a list of epochs (from 1)."
         )
+
+
+def check_validation_data(model: keras.Model, validation: Source, trained: Batch) -> None:
+    """Refuse validation data whose first rows the model cannot take.
+
+    Args:
+        model: keras.Model, built.
+        validation: the source of validation data; of a ``PyDataset`` the first batch is read.
+        trained: a batch of training data.
+
+    Raises:
+        InvalidInputError: the message contains Keras' error in one line.
+    """
+    try:
+        sample = validation.sample(1)
+    except ChorosError:
+        raise
+    except Exception:  # a PyDataset may be readable only after its on_epoch_begin; a worker reports other errors
+        return
+    check_validation(model, sample, trained)
 
 
 @lean()

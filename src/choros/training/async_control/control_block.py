@@ -93,6 +93,7 @@ class ControlBlock:
     # -- heartbeats
     def count_step(self, rank: int) -> None:
         """Count a step of ``rank``, of training or validation."""
+        # No lock: only this rank writes the word, and a store of 8 aligned bytes is atomic.
         self._steps[rank] += 1
 
     def set_steps(self, rank: int, count: int) -> None:
@@ -179,6 +180,7 @@ class ControlBlock:
 
     def request_pause(self, number: int) -> None:
         """Request a pause: all ranks stop between two steps until the number changes. 0 ends the pause."""
+        # A number and not a flag: a rank that joins late must not be counted for the next pause.
         self._header[Header.PAUSE] = number
 
     @property
@@ -343,23 +345,24 @@ class ControlBlock:
             CommTimeoutError: another process has held it for ``timeout`` seconds: it is alive, but stopped.
         """
         limit = time.monotonic() + self.timeout
-        while True:
-            try:
-                # Polled, because a blocking call of the kernel has no limit: a stopped holder would stop all other
-                # ranks.
-                fcntl.lockf(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-                break
-            # POSIX allows both errors, EAGAIN and EACCES, for a lock that another process holds.
-            except (BlockingIOError, PermissionError):
-                if time.monotonic() > limit:
-                    raise CommTimeoutError(
-                        f"the control block of this run has been locked for {self.timeout:g} s by process "
-                        f"{holder(self.segment.fd, 0)}, which is alive, but stopped: see what it is doing."
-                    ) from None
-                time.sleep(0.0005)
         try:
+            while True:
+                try:
+                    # Polled, because a blocking call of the kernel has no limit: a stopped holder would stop all other
+                    # ranks.
+                    fcntl.lockf(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+                    break
+                # POSIX allows both errors, EAGAIN and EACCES, for a lock that another process holds.
+                except (BlockingIOError, PermissionError):
+                    if time.monotonic() > limit:
+                        raise CommTimeoutError(
+                            f"the control block of this run has been locked for {self.timeout:g} s by process "
+                            f"{holder(self.segment.fd, 0)}, which is alive, but stopped: see what it is doing."
+                        ) from None
+                    time.sleep(0.0005)
             yield
         finally:
+            # An interrupt may arrive right after the lock was taken. LOCK_UN has no effect on another process's lock.
             fcntl.lockf(self.segment.fd, fcntl.LOCK_UN, 1)
 
     def close(self) -> None:

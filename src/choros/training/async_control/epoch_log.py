@@ -55,6 +55,7 @@ class EpochLog:
                     f"The logs of an epoch take {len(line)} bytes, and {len(self.area) - end} are free "
                     f"({LINE} for each epoch): log fewer values, or shorter names."
                 )
+            # The length comes last: a rank that is killed between the two stores has added nothing.
             self.area[end : end + len(line)] = np.frombuffer(line, np.uint8)
             self.control_block.log_bytes[()] = end + len(line)
 

@@ -58,11 +58,20 @@ class HeartbeatMonitor:
         self.moved[[*np.flatnonzero(fresh), *self._waiting()]] = now
         self.starting -= set(np.flatnonzero(fresh).tolist())
 
-    def late(self, seconds: float, done: Collection[int]) -> list[int]:
-        """Return the ranks that have done no step for ``seconds``, without those that are ``done`` or starting."""
+    def late(
+        self, seconds: float, done: Collection[int], stopped: Callable[[int], bool] = lambda rank: False
+    ) -> list[int]:
+        """Return the ranks that have done no step for ``seconds``, without those that are ``done`` or starting.
+
+        Args:
+            seconds: the limit.
+            done: ranks that have finished.
+            stopped: returns whether a signal has stopped the process of a rank. Such a rank is not starting.
+        """
         # A rank without a step is still starting up, which ``first_timeout`` limits and not ``timeout``.
-        stepping = set(np.flatnonzero(self.beats).tolist()) - self.starting - set(done)
-        return [rank for rank in sorted(stepping) if time.monotonic() - self.moved[rank] > seconds]
+        stepping = set(np.flatnonzero(self.beats).tolist()) - self.starting
+        late = [rank for rank in range(self.job.workers) if time.monotonic() - self.moved[rank] > seconds]
+        return [rank for rank in late if rank not in done and (rank in stepping or stopped(rank))]
 
     def restart_clock(self, rank: int | None = None) -> None:
         """Restart the clock of one rank, or of all ranks (None): they may have waited for callbacks."""
@@ -105,6 +114,27 @@ def hung_rank(beats: Array, group: Segment | None) -> int:
     return int(np.argmin(beats)) if last is None else last
 
 
+def without_progress(
+    job: FitConfig, starting: bool, waited: float, stopped: Callable[[int], bool]
+) -> tuple[float, int | None] | None:
+    """Return the limit that was exceeded, and the rank that hangs if it is known; None if no limit was exceeded.
+
+    Args:
+        job: FitConfig.
+        starting: whether some rank has made no step yet.
+        waited: seconds in which no rank made a step.
+        stopped: returns whether a signal has stopped the process of a rank.
+    """
+
+    def exceeded(limit: float) -> bool:
+        return waited > 1.1 * limit + 2.0  # later than the ranks' limit: they know which rank hangs
+
+    # A rank may compile for ``first_timeout`` seconds. A process that a signal has stopped compiles nothing.
+    rank = next(filter(stopped, range(job.workers)), None) if starting and exceeded(job.timeout) else None
+    limit = job.first_timeout if starting and rank is None else job.timeout
+    return (limit, rank) if exceeded(limit) else None
+
+
 class JobHangs:
     """Detection of hung asynchronous ranks by another rank of their job.
 
@@ -116,13 +146,11 @@ class JobHangs:
     """
 
     def __init__(self, control_block: Any, job: FitConfig, rank: int, hosts: Sequence[str]) -> None:
-        self.hangs, self.control_block, self.job, self.rank, self.hosts = (
-            HeartbeatMonitor(control_block, job),
-            control_block,
-            job,
-            rank,
-            hosts,
-        )
+        self.hangs = HeartbeatMonitor(control_block, job)
+        self.control_block = control_block
+        self.job = job
+        self.rank = rank
+        self.hosts = hosts
         self._begun = self._looked = time.monotonic()
         self._stopped: float | None = None  # when this rank first saw the request to stop
 

@@ -95,6 +95,7 @@ class QuiesceClient:
         number, end = self.control_block.requested_pause, time.monotonic() + self.timeout
         if not number:
             return
+        # Only here, between two steps: no exchange of this rank is under way.
         self.control_block.join_pause(self.rank, number)
         # An exit code ends the pause too: the caller of this method then ends the process.
         while self.control_block.requested_pause == number and self.control_block.exit_code is None:

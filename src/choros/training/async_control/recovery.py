@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from choros.param_server import sharded_snapshot, snapshot
+from choros.param_server import center_state, sharded_center_state
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.spec import WorkerStats
 from choros.training.worker.context import WorkerContext
@@ -86,4 +86,4 @@ def begin_average(replica: Replica) -> None:
 
 def state_of(center: ParameterServer) -> Any:
     """Return the module that exports and imports a center's state, on one host or divided among hosts."""
-    return snapshot if isinstance(center, SharedMemoryParameterServer) else sharded_snapshot
+    return center_state if isinstance(center, SharedMemoryParameterServer) else sharded_center_state

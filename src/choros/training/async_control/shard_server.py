@@ -13,6 +13,7 @@ import logging
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,14 +25,15 @@ from typing import Any
 
 from choros import algorithms, pickling
 from choros.cluster.hardware import raise_descriptors
+from choros.comm.fork_hooks import close_in_children
 from choros.comm.messages import Messages, Router, decode, header_of
 from choros.comm.shm.segment import Segment
-from choros.comm.tcp.auth_socket import AuthListener, listening_socket
+from choros.comm.tcp.auth_socket import AuthListener, RankGreeting, listening_socket
 from choros.comm.tcp.rpc import RpcConnection
 from choros.console import write_line
 from choros.errors import PeerLostError
 from choros.launch.process.failure_report import signalled
-from choros.param_server import sharded_snapshot
+from choros.param_server import sharded_center_state
 from choros.param_server.messages import SHARD_REQUESTS, STATE_REQUESTS
 from choros.param_server.shard_service import ParameterShard
 from choros.param_server.shared_memory import SharedMemoryParameterServer
@@ -123,9 +125,13 @@ class ShardServerProcess:
 
     def __init__(self, config: ServerConfig, rank: int = 0) -> None:
         self._starter = f"rank {rank} on {os.uname().nodename}"
-        port, self._listener = listening_socket(config.address)
+        # A forked child may outlive this rank. With a copy of this socket it would keep the port open; with one of the
+        # other it would keep the server alive.
+        port, listen_fd = listening_socket(config.address)
+        self._listener = close_in_children(socket.socket(fileno=listen_fd))
+        self._server_input: socket.socket | None = None
         self.address = f"{config.address}:{port}"
-        self._config = replace(config, listener=self._listener)
+        self._config = replace(config, listener=listen_fd)
         self._lock, self._closing = threading.Lock(), False
         self._process = self._start()
         assert self._process.stdout is not None  # noqa: S101 - a pipe, as requested
@@ -138,19 +144,25 @@ class ShardServerProcess:
         threading.Thread(target=self._watch, name="choros-server", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "choros.training.async_control.shard_server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=self._config.descriptors(),
-            # The variable prevents that code of the user starts a training in this process
-            # (``training/validation.py``).
-            env={**os.environ, "CHOROS_WORKER": "server"},
-        )
-        assert process.stdin is not None  # noqa: S101 - a pipe, as requested
-        with suppress(BrokenPipeError):  # the process has already died
-            process.stdin.write(json.dumps(header_of(self._config)).encode() + b"\n")
-            process.stdin.flush()
+        ours, theirs = socket.socketpair()
+        close_in_children(ours)
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "choros.training.async_control.shard_server"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.PIPE,
+                    pass_fds=self._config.descriptors(),
+                    # The variable prevents that code of the user starts a training in this process
+                    # (``training/validation.py``).
+                    env={**os.environ, "CHOROS_WORKER": "server"},
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._server_input = ours
+        with suppress(BrokenPipeError, ConnectionResetError):  # the process has already died
+            ours.sendall(json.dumps(header_of(self._config)).encode() + b"\n")
         return process
 
     def _watch(self) -> None:
@@ -164,7 +176,7 @@ class ShardServerProcess:
                 if self._closing:
                     return
                 before = self._process
-                _shut(before)
+                self._shut()
                 outcome = self._restart(turn)
             fate = f"the server of the center (process {before.pid}) {_fate(before.returncode)}"
             logger.warning(f"{self._starter}: {fate}; {outcome}")
@@ -207,9 +219,7 @@ class ShardServerProcess:
         """Close the listening socket, so that new connections are refused."""
         # As long as the socket is open, the kernel accepts connections, and clients would wait for a server that never
         # comes.
-        if self._listener >= 0:
-            os.close(self._listener)
-            self._listener = -1
+        self._listener.close()
 
     def close(self) -> None:
         """End the server, after all workers have closed their connections."""
@@ -217,23 +227,20 @@ class ShardServerProcess:
             self._closing = True
             self._give_up()
             process = self._process
-        if process.stdin is not None:
-            with suppress(BrokenPipeError):
-                # The server ends when its input is closed.
-                process.stdin.close()
+        if self._server_input is not None:
+            self._server_input.close()  # which ends the server
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(_END_SECONDS)
-        _shut(process)
+        self._shut()
 
-
-def _shut(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(BrokenPipeError):
-                pipe.close()
+    def _shut(self) -> None:
+        """Close the connections with the server's process."""
+        for end in (self._server_input, self._process.stdout):
+            if end is not None:
+                end.close()
 
 
 def _fate(code: int) -> str:
@@ -251,7 +258,7 @@ def _fate(code: int) -> str:
 
 
 def main() -> int:
-    """Serve until the rank that started this process closes its end of the pipe.
+    """Serve until the rank that started this process closes its end of the connection.
 
     Returns:
         0.
@@ -262,7 +269,7 @@ def main() -> int:
     config = decode(ServerConfig, json.loads(sys.stdin.buffer.readline()))
     if config.cores:
         os.sched_setaffinity(0, config.cores)
-    # The pipe of the rank that started this process is private: the pickle of a custom class may come by it.
+    # The rank that started this process sent this by a private connection, so it may contain a pickle.
     kind = pickling.loads(bytes.fromhex(config.algorithm_code)) if config.algorithm_code else None
     rule = algorithms.from_config(config.algorithm, kind)
     segment, replies = Segment(config.center), Segment(config.replies)
@@ -273,22 +280,22 @@ def main() -> int:
 
     def serve(rank: int, connection: RpcConnection) -> None:
         shard = ParameterShard(segment, rule, rank, config.workers, replies, config.timeout)
-        state = STATE_REQUESTS, partial(sharded_snapshot.reply, shard)
+        state = STATE_REQUESTS, partial(sharded_center_state.reply, shard)
         handler = Router((SHARD_REQUESTS, shard.reply), state, *control_protocols).handle
         connection.serve(handler if slots is None else serve_transfers(slots, shard, handler))
 
     def accept() -> None:
         while True:
-            hello, sock = listener.next_peer(threading.TIMEOUT_MAX)
-            rank = int(hello["rank"])
-            connection = RpcConnection(sock, f"rank {rank} on {hello['host']}", config.timeout)
-            threading.Thread(target=serve, args=(rank, connection), daemon=True).start()
+            greeting, sock = listener.next_peer(threading.TIMEOUT_MAX)
+            connection = RpcConnection(sock, f"rank {greeting.rank} on {greeting.host}", config.timeout)
+            threading.Thread(target=serve, args=(greeting.rank, connection), daemon=True).start()
 
     listener = AuthListener(
-        config.address, bytes.fromhex(config.secret), listen_fd=config.listener
+        config.address, bytes.fromhex(config.secret), RankGreeting, listen_fd=config.listener
     )  # never closed: the socket also belongs to the rank that started this process
     threading.Thread(target=accept, daemon=True).start()
     write_line(listener.address)
+    # The pipe ends when the rank that started this process closes it or dies, however it dies.
     sys.stdin.buffer.read()
     os._exit(0)  # threads with open connections, of a job that has failed, must not delay the exit
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from choros.errors import WorkerFailedError
 from choros.launch.process.failure_report import RankFailure
-from choros.param_server import snapshot
+from choros.param_server import center_state
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.recovery import state_of
 from choros.training.checkpoint.manager import kept_rate
@@ -48,13 +48,11 @@ class AsyncCheckpointer:
         job: FitConfig,
         conductor: CallbackRunner,
     ) -> None:
-        self.center, self.control_block, self.saver, self.job, self.conductor = (
-            center,
-            control_block,
-            saver,
-            job,
-            conductor,
-        )
+        self.center = center
+        self.control_block = control_block
+        self.saver = saver
+        self.job = job
+        self.conductor = conductor
         self.saved_at, self.saved_steps = time.monotonic(), 0.0
         self.slots_of: Callable[[int], Part] | None = None  # returns the optimizer's state of a rank
         self.ranks = range(1)  # the ranks whose optimizer's state is saved
@@ -109,7 +107,7 @@ class AsyncCheckpointer:
         state, groups = parts[0]
         parts[0] = state, {"center": vectors, "header": [header], "control_block": control_block, **groups}
         stopped = over and self.control_block.stopped
-        # The center's header has each worker's position (snapshot.position_of). This is the epoch of the callbacks.
+        # The center's header has each worker's position (center_state.position_of). This is the epoch of the callbacks.
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.published_rate}
         self.saver.store_state(Snapshot(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun
@@ -138,11 +136,14 @@ class AsyncSupervisor(AsyncCheckpointer):
 
     def revive(self, rank: int, report: RankFailure) -> bool:
         """Replace a failed worker by a new process. Return False if the run must end because of the failure."""
+        # The whole fit then starts again with new workers, and this does not count as a restart.
+        if self.restart_policy.was_idle(rank, report):
+            return False
         self.restart_policy.judge(report)
         if not self.restart_policy.retry:
             return False
         engine = self.engine
-        position = snapshot.position_of(self.local_center, rank)
+        position = center_state.position_of(self.local_center, rank)
         failure = engine.pool.failure(rank, report)
         # This supervisor has killed the process, so its signal is not the reason to report.
         if rank in self.hung:
@@ -165,7 +166,7 @@ class AsyncSupervisor(AsyncCheckpointer):
         limit = _HUNG * self.job.timeout
         late = self.hangs.late(limit, done)
         if late and self.restart_policy.left:
-            holder = snapshot.lock_holder(self.local_center)
+            holder = center_state.lock_holder(self.local_center)
             # A rank that hangs while it holds the center's lock makes others late too: end the cause, not one that
             # waits.
             rank = holder if holder in late else late[0]

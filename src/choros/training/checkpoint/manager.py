@@ -233,6 +233,7 @@ class CheckpointManager:
 
     def look(self) -> None:
         """Raise the error of the writing thread, if there was one."""
+        # Once: the caller may handle the error, and ``flush`` looks again at the end.
         if self._error is not None:
             error, self._error = self._error, None
             raise error

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from choros.argument_checks import check_path, check_signals
 from choros.data.validation import is_whole
 from choros.errors import AGAIN, InvalidInputError
 from choros.training.checkpoint.store import CheckpointStore
@@ -60,16 +61,10 @@ class Checkpoint:
         keep: int = 3,
         signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGUSR2"),
     ) -> None:
-        self.store = CheckpointStore(directory, keep)
-        self._arguments = (os.fspath(directory), every, keep)
-        self.signals = tuple(dict.fromkeys(signals))
-        unknown = [name for name in self.signals if name not in signal.Signals.__members__]
-        if unknown:
-            raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGTERM.")
-        if refused := [name for name in self.signals if name in ("SIGKILL", "SIGSTOP")]:
-            raise InvalidInputError(
-                f"{', '.join(refused)} cannot be caught by a process: give other signals, such as SIGTERM."
-            )
+        path = check_path("directory", directory)
+        self.store = CheckpointStore(path, keep)
+        self._arguments = (path, every, keep)
+        self.signals = check_signals(signals)
         self.rule: dict[str, Any] = rule_of(every)
         self._end = stop_time()
         self._requested = False
@@ -94,6 +89,8 @@ class Checkpoint:
         self._requested = False
 
         def handle(number: int, frame: FrameType | None) -> None:
+            # Only a flag: a handler may interrupt any line of this thread, also one that holds a lock. The loops that
+            # train poll the flag between two steps, where the state is complete.
             self._requested = True
             then()
 

@@ -99,6 +99,7 @@ class SyncCheckpointer:
 
     def save(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
         """Save the state from which training resumes at this batch of this epoch."""
+        self.loop.steps.run_waiting()
         self.saved, begun = time.monotonic(), time.thread_time()
         if batch and self.run.group.size > 1:  # at an epoch's end the ranks have just compared their weights
             self.loop.same(epoch, batch - 1)

@@ -18,7 +18,7 @@ from choros.backends.host_values import to_host
 from choros.cluster.hardware.network_address import head_address
 from choros.comm.messages import Messages, header_of
 from choros.comm.tcp.auth_socket import AuthListener
-from choros.comm.tcp.rpc import RpcConnection
+from choros.comm.tcp.rpc import RpcAddress, RpcConnection
 from choros.console import write_line
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError
 from choros.launch.process.failure_report import RankFailure
@@ -29,6 +29,7 @@ from choros.training.worker.messages import (
     RANK_EVENTS,
     RANK_REQUESTS,
     BatchEnded,
+    CallbackGreeting,
     ConnectionClosed,
     Control,
     EpochEnded,
@@ -118,8 +119,8 @@ class CallbackServer(ABC):
         put(self.model, self.latest)
 
     @contextmanager
-    def opened(self, network: str, here: bool) -> Iterator[dict[str, Any]]:
-        """Accept connections of ranks within this context. Yield what they need to connect: place, secret, timeout.
+    def opened(self, network: str, here: bool) -> Iterator[RpcAddress]:
+        """Accept connections of ranks within this context. Yield the address for them.
 
         Args:
             network: the network to listen on, as in ``Trainer``; empty for the default.
@@ -128,20 +129,20 @@ class CallbackServer(ABC):
         secret = secrets.token_bytes(32)
         # A restart opens this server again: events of earlier ranks must not be read as those of the new ones.
         self.hosts, self._events = {}, queue.Queue()
-        with AuthListener(head_address(network, here), secret) as listener:
+        with AuthListener(head_address(network, here), secret, CallbackGreeting) as listener:
             threading.Thread(target=self._welcome, args=(listener,), name="choros-home", daemon=True).start()
-            yield {"place": listener.address, "secret": secret.hex(), "timeout": self.job.first_timeout}
+            yield RpcAddress(listener.address, secret.hex(), self.job.first_timeout)
 
-    def _welcome(self, listener: AuthListener) -> None:
+    def _welcome(self, listener: AuthListener[CallbackGreeting]) -> None:
         while True:
             try:
-                hello, end = listener.next_peer(threading.TIMEOUT_MAX)
+                greeting, end = listener.next_peer(threading.TIMEOUT_MAX)
             except ChorosError:
                 return
-            rank, host = int(hello["rank"]), str(hello["host"])
-            self.hosts[rank] = host
-            channel = RpcConnection(end, f"rank {rank} on {host}", self.job.first_timeout)
-            arguments = (rank, channel, self._events, bool(hello.get("aside")))
+            self.hosts[greeting.rank] = greeting.host
+            peer = f"rank {greeting.rank} on {greeting.host}"
+            channel = RpcConnection(end, peer, self.job.first_timeout)
+            arguments = (greeting.rank, channel, self._events, greeting.aside)
             threading.Thread(target=self._serve_rank, args=arguments, name="choros-rank", daemon=True).start()
 
     def _serve_rank(self, rank: int, channel: RpcConnection, events: queue.Queue[RankEvent], aside: bool) -> None:

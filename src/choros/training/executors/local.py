@@ -36,7 +36,7 @@ from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import Snapshots
 from choros.training.async_control.control_block import ControlBlock
-from choros.training.async_control.hang_detection import HeartbeatMonitor, hung_rank
+from choros.training.async_control.hang_detection import HeartbeatMonitor, hung_rank, without_progress
 from choros.training.async_control.optimizer_states import EpochOptimizerStates
 from choros.training.async_control.supervisor import AsyncSupervisor
 from choros.training.checkpoint.manager import CheckpointManager, mean_of
@@ -53,7 +53,7 @@ from choros.training.worker import messages
 from choros.training.worker.setup import create_exchange_segment
 from choros.types import Array
 
-Event = tuple[int, Any, Any]  # rank; a message of ``WORKER_EVENTS``, or a RankFailure; blobs
+Event = tuple[int, Any, Any]  # rank; a message of ``WORKER_EVENTS``, a WorkerStarted or RankFailure; blobs
 _LOOK = 0.25  # seconds between two polls of the heartbeats while records of batches arrive
 
 
@@ -81,7 +81,7 @@ class LocalRun:
         self.ended = EpochOptimizerStates()  # the slots and averages at epochs' ends
         self.resumes = False  # True if it resumes from a saved state
         self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
-        self.restart_policy = RestartPolicy(restarts, plan.job.workers)
+        self.restart_policy = RestartPolicy(restarts, plan.job.workers, rereadable=self.stream is None)
         self.given: list[Array] = []
         self.given_copied = False  # whether ``given`` is unaffected by changes of the model
         self.supervisor: AsyncSupervisor | None = None
@@ -99,8 +99,7 @@ class LocalRun:
         self.asking = None
         self.later.clear()
         self.departed.clear()
-        job = self.job
-        self.variables = model_variables(self.model)
+        job, self.variables = self.job, model_variables(self.model)
         now = host_views(self.variables)
         self.given = self.given or list(now)
         index_of = {id(variable): index for index, variable in enumerate(self.variables)}
@@ -188,8 +187,10 @@ class LocalRun:
             if self.averages:
                 assign_average(self.model, mean_of(self.averages), finalize=True)
         except (KeyboardInterrupt, SystemExit) as error:
-            self.kill()
-            self.fetch()
+            # First the kill: no worker may write the weights while they are read.
+            self.workers.kill()
+            self.asking = None  # no rank replies to a request for weights any more
+            self.fetch()  # an interrupted run keeps what it has learned, as ``fit`` of plain Keras does
             if isinstance(error, SystemExit):  # the end was requested
                 self.conductor.end()
             raise
@@ -211,11 +212,6 @@ class LocalRun:
         startup, losses = self.started - self.begun, list(self.losses.values())
         record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, transport)
         return replace(record, restarts=tuple(self.restart_policy.done), keeping=record.keeping + self.saver.busy)
-
-    def kill(self) -> None:
-        """Kill the workers. No weights can be requested from them any more."""
-        self.workers.kill()
-        self.asking = None
 
     def send(self) -> None:
         """Send the job to its ranks."""
@@ -250,15 +246,19 @@ class LocalRun:
     def send_task(self, rank: int, task: messages.WorkerTask, part: Part | None, line: Sequence[int] = ()) -> None:
         """Send a rank its task, the state from which it resumes, and its descriptors of the batch channel."""
         head, state = to_blobs(part) if part else ({}, [])
-        message = {**header_of(replace(task, state=head, line=bool(line))), "call": "choros.training.worker.main:serve"}
-        self.pool.send(rank, message, [self.payload.model.code, *self.payload.blobs, *state], [*self.fds, *line])
+        task = replace(task, state=head, line=bool(line))
+        blobs = [self.payload.model.code, *self.payload.blobs, *state]
+        self.pool.call(rank, "choros.training.worker.main:serve", header_of(task), blobs, [*self.fds, *line])
 
     def follow(self) -> list[WorkerStats]:
         """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
         self.ready, self.tallies, self.begun_training = set(), {}, False
         beats, moved, looked = self.control_block.step_counts(), time.monotonic(), 0.0
         while len(self.tallies) < self.job.workers:
-            while self.line is not None and moved - looked < _LOOK and self.record_comes():
+            # Thousands of records may come in a second. The checks of ``look`` must not wait for the last one.
+            while self.line is not None and moved - looked < _LOOK and not self.later:
+                if not self.pool.wait_for(self.line.records, _LOOK):
+                    break
                 moved = self.record()
             self.receiving = time.thread_time()
             event = self.next(0.5)
@@ -286,18 +286,18 @@ class LocalRun:
             self.hangs.look()
         if self.supervisor is not None:
             self.supervisor.watch(self.tallies)
-        if self.hangs is not None and (late := self.hangs.late(self.job.timeout, self.tallies)):
+        if self.hangs is not None and (late := self.hangs.late(self.job.timeout, self.tallies, self.pool.stopped)):
             self.hung(self.hangs.beats, self.job.timeout, late[0])
 
     def check_progress(self, beats: Array, moved: float) -> None:
         """Fail if no rank has made a step since the time ``moved``, for longer than ranks wait for each other."""
         starting = not beats.all() or (self.hangs is not None and self.hangs.starting)
-        limit = self.job.first_timeout if starting else self.job.timeout
-        if time.monotonic() - moved > 1.1 * limit + 2.0:  # later than the ranks' limit: they know which rank hangs
-            self.hung(beats, limit)
+        late = without_progress(self.job, bool(starting), time.monotonic() - moved, self.pool.stopped)
+        if late is not None:
+            self.hung(beats, *late)
 
     def handle(self, rank: int, message: Any, blobs: Any) -> None:
-        """Process an event of a worker: a message of ``WORKER_EVENTS``, or a RankFailure."""
+        """Process an event of a worker: a message of ``WORKER_EVENTS``, or a RankFailure; ignore other events."""
         if isinstance(message, RankFailure):
             self.handle_failure(rank, message)
         elif isinstance(message, messages.Ready):
@@ -333,7 +333,7 @@ class LocalRun:
         if self.begun_training:
             self.publish(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
         elif len(self.ready) == self.job.workers:
-            self.begun_training = True
+            self.begun_training, self.restart_policy.idle = True, set()
             self.publish(self.conductor.begin(self.job.initial_epoch), everyone=True)
 
     def handle_batch(self, rank: int, message: messages.BatchEnded) -> None:
@@ -363,11 +363,6 @@ class LocalRun:
             self.hangs.restart_clock()
         if self.supervisor is not None:
             self.supervisor.ended()
-
-    def record_comes(self) -> bool:
-        """Wait for a record, for at most 0.25 seconds. Return False if none arrived, or other events come first."""
-        assert self.line is not None  # noqa: S101 - for the type checker
-        return not self.later and self.pool.wait_for(self.line.records, _LOOK)
 
     def record(self) -> float:
         """Process a record of rank 0's batch channel; return the time."""
@@ -403,7 +398,7 @@ class LocalRun:
     def receive(self, timeout: float) -> Event:
         """Return the next event that arrives; raise as ``Pool.receive`` does."""
         rank, event, blobs = self.pool.receive(timeout)
-        if isinstance(event, dict) and messages.WORKER_EVENTS.has(event):  # unlike the hello of a new process
+        if isinstance(event, dict):
             return rank, messages.WORKER_EVENTS.decode(event), blobs
         return rank, event, blobs
 
@@ -415,6 +410,7 @@ class LocalRun:
                 "begin with before training begins, or use an algorithm whose workers exchange."
             )
         if control.variables:
+            # Before the message: a worker reads the values as soon as it sees it.
             self.weights.write(host_views(self.variables))
             if self.center is not None and control.weights:
                 self.center.replace(*flat_vectors(self.model))
@@ -559,6 +555,7 @@ class LocalRun:
         reason = f"rank {rank} failed"
         if self.line is not None:  # records are no longer read
             self.pool.unwatch(self.line.records)
+        # Synchronous ranks wait for the failed one inside the group, asynchronous ones poll the control block.
         if self.exchange_segment is not None and self.center is None:
             SharedGroup.abort(self.exchange_segment, reason)
         self.control_block.publish(TrainerControl(stop=True))
@@ -579,13 +576,15 @@ class LocalRun:
                 finished.add(other)
             if isinstance(event, RankFailure) and event.died:
                 died.add(other)
+            # Until now only ranks that lost a peer have reported. This report may be that of the peer.
             if isinstance(event, RankFailure) and first[1].is_echo:
                 first = (other, event)
+            # Such a rank waits for a control message, and looks at neither the group nor the control block.
             if isinstance(event, (messages.Ready, messages.EpochEnded)):
                 self.publish(TrainerControl(stop=True), everyone=True)
         (rank, report), weights = first, self.last()
         self.restart_policy.unfit = died | set(report.missing) | (set(self.ranks) - finished)
-        self.restart_policy.judge(report)
+        self.restart_policy.judge(report, rank)
         if len(report.missing) == 1:  # the rank that waited in vain is not the cause
             raise self.pool.hung(report.missing[0], f"does not answer: {report.message}", weights)
         raise self.pool.failure(rank, report, weights)
@@ -593,8 +592,9 @@ class LocalRun:
     def hung(self, beats: Array, limit: float, rank: int | None = None) -> None:
         """Raise for a hung rank, by default the one for which the others wait."""
         rank = hung_rank(beats, self.exchange_segment if self.center is None else None) if rank is None else rank
+        # All ranks get new processes: those that wait for the hung one do not read messages either.
         self.restart_policy.unfit = set(self.ranks)
         self.restart_policy.judge(None)
-        steps = f"(after {int(beats[rank])} steps)"
-        remedy = "the run was ended. If a step really takes that long, give the Trainer a larger timeout."
-        raise self.pool.hung(rank, f"made no step for {limit:.0f} s {steps}; {remedy}", self.last())
+        reason = f"made no step for {limit:.0f} s (after {int(beats[rank])} steps); the run was ended. "
+        reason += "If a step really takes that long, give the Trainer a larger timeout."
+        raise self.pool.hung(rank, reason, self.last())

@@ -100,7 +100,7 @@ class RemoteRun(CallbackServer):
         self.patience = 0.0
         with self.opened(self.how.network, self.launcher.here) as home:
             process = self.launcher.start(
-                "choros.training.worker.remote_main", self.job.workers, {HOME: json.dumps(home)}, self.how
+                "choros.training.worker.remote_main", self.job.workers, {HOME: json.dumps(header_of(home))}, self.how
             )
             process.read(self.store_line)
             try:
@@ -186,6 +186,7 @@ class RemoteRun(CallbackServer):
                 back.put(({}, []))
             elif isinstance(message, EndedOnRequest):
                 back.put(({}, []))
+                # The ranks end by themselves, with the exit code that the job's script expects.
                 self.patience = _ENDS
                 raise self.saver.flush_for_exit()
             elif isinstance(message, ConnectionClosed) and rank not in done:

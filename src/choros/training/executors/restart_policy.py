@@ -31,37 +31,59 @@ class RestartPolicy:
     Args:
         restarts: int. Number of restarts left.
         workers: int. Number of workers of the run.
+        rereadable: bool. Whether the data can be read again, unlike a stream. Defaults to True.
 
     Attributes:
         done: list of Restart. The restarts so far.
         retry: bool. Whether a restart is possible after the last failure.
         missing: list of int. Ranks for which the failed rank was waiting when it timed out.
         unfit: set of int. Ranks whose process has exited or does not respond.
+        idle: set of int. Until training begins: ranks whose process has served an earlier fit. None: not known yet.
     """
 
-    def __init__(self, restarts: int, workers: int) -> None:
+    def __init__(self, restarts: int, workers: int, rereadable: bool = True) -> None:
         self.left, self.workers = restarts, workers
         self.done: list[Restart] = []
         self.unfit: set[int] = set()
-        self.retry = False
+        self.idle: set[int] | None = None if rereadable else set()
+        self.retry, self._counts = False, True
         self.missing: list[int] = []
         self._begun = time.monotonic()
 
-    def judge(self, report: RankFailure | None) -> None:
-        """Set ``retry``: True if restarts are left, and the error is not one that a restart would repeat."""
+    def was_idle(self, rank: int, report: RankFailure) -> bool:
+        """Return whether a worker that was idle before this fit has ended before training began."""
+        return report.died and rank in (self.idle or ())
+
+    def judge(self, report: RankFailure | None, rank: int | None = None) -> None:
+        """Set ``retry``: True if restarts are left, and the error is not one that a restart would repeat.
+
+        It is also True if a worker that was idle before this fit has ended before training began. This happens once,
+        also without restarts, and does not count as one.
+
+        Args:
+            report: the failure; None if there is no report.
+            rank: the rank of the failure; None if all ranks train already, or none has started.
+        """
         report = report or RankFailure()
-        self.missing = report.missing
-        self.retry = self.left > 0 and report.type.rpartition(".")[2] not in _OWN_FAULT
+        was_idle = rank is not None and self.was_idle(rank, report)
+        self.missing, self._counts = report.missing, not was_idle
+        self.retry = was_idle or (self.left > 0 and report.type.rpartition(".")[2] not in _OWN_FAULT)
 
     def count(self, error: WorkerFailedError, position: tuple[int, int] | None, all_ranks: bool) -> None:
-        """Count a restart, and report it on stderr.
+        """Count a restart, unless it replaces a worker that was idle, and report it on stderr.
 
         Args:
             error: the worker's failure.
             position: epoch and batch at which training resumes; None means from the start.
             all_ranks: True if all ranks go back to ``position``; False if only the failed rank does.
         """
-        self.left, self.retry = self.left - 1, False
+        self.retry = False
+        if not self._counts:
+            self.idle = set()  # only once: the next failure may have a cause that new workers do not remove
+            first_line = str(error).partition("\n")[0]
+            logger.warning(f"{first_line}; it was idle before this fit, which starts a new worker")
+            return
+        self.left -= 1
         epoch, batch = position or (0, 0)
         rank = self.missing[0] if self.missing else error.rank  # the rank that timed out is not the cause
         made = Restart(
@@ -86,4 +108,6 @@ class RestartPolicy:
             self.judge(None)  # no input of the user is read during start-up, so a restart does not repeat such an error
             raise
         self.unfit = set()
+        if self.idle is None:
+            self.idle = set(pool.called)
         return pool

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
+from choros.argument_checks import check_flag
+from choros.backend_choice import BACKENDS
 from choros.cluster.hardware import kept_variables, physical_cores, plan, variables
 from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, gpu_vendor
 from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
@@ -64,6 +66,8 @@ class WorkerPool:
         devices_per_worker: int | Sequence[int] = 1,
         echo: bool = True,
     ) -> None:
+        if backend is not None and backend not in BACKENDS:
+            raise InvalidInputError(f"backend={backend!r}: give 'jax', 'torch' or 'tensorflow'.")
         self._backend = backend
         if workers is None:
             workers = default_workers(self.backend, devices, devices_per_worker)
@@ -74,7 +78,8 @@ class WorkerPool:
             raise InvalidInputError(f"devices={devices!r}: give 'auto', 'cpu', 'gpu' or 'shared'.")
         self.per_worker = each_devices(devices_per_worker, self.size)
         threads = None if threads is None else int(threads)
-        self._threads, self._bind, self._devices, self._echo = threads, bind, devices, echo
+        self._threads, self._devices = threads, devices
+        self._bind, self._echo = check_flag("bind", bind), check_flag("echo", echo)
         self._pool: Pool | None = None
         self._surroundings: list[object] = []  # of the processes, when they were started
         self._with_gpus = False

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from choros import pickling
+from choros.backends.host_values import to_host
 from choros.errors import ChorosError, NotSerializableError, brief
 from choros.types import Array
 
@@ -98,9 +97,7 @@ def copy_model(model: Any) -> Any:
 
 def pack_with_weights(model: Any) -> tuple[PackedModel, list[Array]]:
     """Return a model packed for another process, and the values of its variables."""
-    import keras
-
-    weights = [np.array(keras.ops.convert_to_numpy(variable)) for variable in _own_variables(model)]
+    weights = to_host(_own_variables(model))
     return pack_model(model), weights
 
 

@@ -13,14 +13,27 @@ So no batch trains with values that callbacks have replaced. Callbacks that chan
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
+import numpy as np
+
 from choros.backends.metric_additivity import rate_stays_in_optimizer
+from choros.backends.optimizer_shard import make_shard, pays
+from choros.backends.optimizer_shard.shard import OptimizerShard
 from choros.backends.rowwise_parts import of_keras
+from choros.comm.dtypes import add_in_order
+from choros.comm.shared_values import gather_values
+from choros.comm.shm.group import SharedGroup, share
+from choros.comm.shm.segment import Segment
+from choros.errors import InvalidInputError
 from choros.training.spec import TrainerControl
+from choros.training.worker.context import WorkerContext
 from choros.training.worker.gradient_tail import GradientTail
 from choros.types import Array, Batch
+
+logger = logging.getLogger(__name__)
 
 
 class AllReduceSteps:
@@ -47,27 +60,54 @@ class AllReduceSteps:
             self.replica.watches = True
         self.control: TrainerControl | None = None  # on rank 0, the control message
         self.mark: Any = None  # the replica's state before the gradients, which may be dropped
-        self.summed: Array | None = None
+        self.summed_tail: Array | None = None  # what the ranks have added to the gradients of the last step
         self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
         self.values = 0  # length of this rank's metric state
+        self.totals = np.empty(2 + (0 if self.tail is None else self.tail.size), self.replica.dtype)
+        self.slots: list[Array] = []  # the gradients of all ranks, while they divide the update
+        self._begun = False  # whether a step has begun
+        self._planned: OptimizerShard | None = None  # waits for the first step, on PyTorch
+        self._sets_weights = False
+
+    @property
+    def shard(self) -> OptimizerShard | None:
+        """This rank's share of the optimizer's update, while the ranks divide it."""
+        shard: OptimizerShard | None = self.replica.shard
+        return shard
+
+    @property
+    def first(self) -> int:
+        """The index at which the tail begins in the result of ``_sum``."""
+        return self.count if self.shard is None else 2
 
     def __call__(self, batch: Batch) -> None:
         """Make one step: write the gradients to the group's buffer, sum them over ranks, run the optimizer."""
+        if not self._begun:
+            self._plan()
         if self.loop.recheck is not None:
-            self.loop.recheck(batch, self.loop.position[0])
+            self.loop.recheck(batch, self.loop.current_batch[0])
         summed, lost = self._sum(batch)
         if self.open and not self._accepts_gradients(summed):
             if self.run.dropped:
                 return
             summed, lost = self._sum(batch)
         self.open = False
-        self.loop.finite.note(lost, *self.loop.position)
+        self.loop.finite.note(lost, *self.loop.current_batch)
         self.run.tally.exchanges += 1
         with self.run.span("compute", "optimizer"):
-            self.replica.apply(summed[: self.count])
+            if self.shard is None:
+                self.replica.apply(summed[: self.count])
+            else:
+                self.shard.apply(summed, self.slots, add_in_order)
+        tail = summed[self.first :]
+        if self.shard is not None:
+            self._close_slots()
+        elif self._planned is not None:
+            tail = tail.copy()  # the calls below use the group's memory
+            self._end_trial(self._planned)
         if self.run.job.repeats and batch.total < max(self.run.job.workers, sum(self.run.job.devices)):
             self._take_over(batch)
-        self.summed = summed
+        self.summed_tail = tail
 
     def _take_over(self, batch: Batch) -> None:
         """Copy the outcome of the repeated step from rank 0, which always has rows, to ranks without. Collective."""
@@ -82,8 +122,11 @@ class AllReduceSteps:
         size = count + (0 if tail is None else tail.size)
         slot = run.group.slot(size, replica.dtype)
         self.mark = replica.mark() if self.open else None
+        if self._planned is not None:
+            self._planned.watch()
         with run.span("compute", "gradients"):
             replica.gradients(batch, slot[:count])
+        self._check_weights(batch)
         lost = self.loop.finite.look(slot[: count - 2], slot.item(count - 2))
         if tail is not None:
             state = replica.state_after_gradients()
@@ -95,9 +138,58 @@ class AllReduceSteps:
             tail.write(slot[count:], self.control, state)
         begun = time.perf_counter()
         with run.span("exchange", "gradients", slot.nbytes):
-            summed = run.group.sum_slots(size, replica.dtype)
+            if self.shard is None:
+                summed = run.group.sum_slots(size, replica.dtype)
+            else:
+                self.slots, summed = run.group.open_slots(size, replica.dtype), self.totals
+                add_in_order([values[replica.size :] for values in self.slots], summed)
+                if self.shard.must_end(self.slots):
+                    run.group.close_slots()
+                    self.shard.detach()
+                    summed = run.group.sum_slots(size, replica.dtype)
         run.tally.exchanging += time.perf_counter() - begun
         return summed, lost
+
+    def _close_slots(self) -> None:
+        """Wait until no rank reads the gradients, or writes weights, any more. Collective."""
+        begun = time.perf_counter()
+        self.run.group.close_slots()
+        self.run.tally.exchanging += time.perf_counter() - begun
+
+    def _plan(self) -> None:
+        """Decide in the first step whether the ranks divide the update: callbacks have set what they set before."""
+        self._begun, self._planned = True, planned_shard(self.run)
+        if self._planned is not None and not self._planned.trial:
+            self._divide(self._planned)
+
+    def _divide(self, shard: OptimizerShard) -> None:
+        """Let the weights and slots of all ranks use one memory, with the values of rank 0. Collective."""
+        segment = None
+        if self.run.rank == 0:
+            segment = Segment.create(shard.nbytes, "choros-weights")
+            shard.fill(segment.array)
+        segment = share(self.run.group, segment)
+        shard.attach(segment.array)
+        segment.close()  # the memory exists as long as weights use it
+        self._planned = None
+
+    def _check_weights(self, batch: Batch) -> None:
+        """Find out whether the step has set weights without the optimizer, which would be the weights of all ranks."""
+        if self.shard is not None and self.shard.sets_weights():
+            raise InvalidInputError(
+                f"A layer of model {self.replica.model.name!r} has set a trainable weight within a step (rank "
+                f"{self.run.rank} on {self.run.tally.host}), and all ranks share the weights: give "
+                "Trainer(shard_optimizer=False)."
+            )
+        if self._planned is not None and batch.rows:
+            self._sets_weights = self._sets_weights or self._planned.sets_weights()
+
+    def _end_trial(self, shard: OptimizerShard) -> None:
+        """Divide the update, unless the first step has set weights without the optimizer. Collective."""
+        if any(gather_values(self.run.group, self._sets_weights)):
+            self._planned = None
+        else:
+            self._divide(shard)
 
     def _show(self) -> list[float]:
         """Write the weights for callbacks as they were after the last step; return the metrics' variables, flat."""
@@ -109,8 +201,10 @@ class AllReduceSteps:
     def _accepts_gradients(self, summed: Array) -> bool:
         """Take the control message from the sum. Return False if the gradients must be dropped."""
         assert self.tail is not None  # noqa: S101 - nothing is open without a tail
-        control = self.tail.control(summed[self.count :])
+        control = self.tail.control(summed[self.first :])
         if control is None:
+            if self.shard is not None:
+                self._close_slots()
             self.replica.swap(self.mark)
             self.run.dropped = self._follow().stop
             return False
@@ -129,17 +223,17 @@ class AllReduceSteps:
     def report(self, epoch: int, step: int) -> None:
         """Report a step to batch hooks. Their control message is taken later."""
         run, tail = self.run, self.tail
-        if tail is None or self.summed is None:
+        if tail is None or self.summed_tail is None:
             run.progress(epoch, step)
             return
         state = None if tail.values else run.group.sum(self.replica.metric_state())
         if run.rank == 0:
             if state is None:
                 # A worker's state may be shorter: Keras keeps metrics of an earlier compile() in the caller's model.
-                state = tail.metrics(self.summed[self.count :])[: self.values]
+                state = tail.metrics(self.summed_tail)[: self.values]
             self.state = state
             run.reporter.done(epoch, step, self.replica.peek(state), lambda: self.loop.show(self.state))
-        self.summed, self.open = None, True
+        self.summed_tail, self.open = None, True
 
     def settle(self) -> TrainerControl:
         """Wait for the control message after the last step, and apply it. Collective: every rank must call it."""
@@ -148,3 +242,33 @@ class AllReduceSteps:
         if self.run.rank == 0:
             self.control = self.run.reporter.decided(lambda: self.loop.show(self.state))
         return self._follow()
+
+
+def planned_shard(run: WorkerContext) -> OptimizerShard | None:
+    """Return a rank's share of the optimizer's update if the ranks divide it; else None.
+
+    Raises:
+        InvalidInputError: the job requires it, and the ranks cannot.
+    """
+    requested, replica = run.job.shard_optimizer, run.replica
+    wanted = pays(replica) if requested is None else requested
+    if not wanted or run.job.workers == 1 or run.job.repeats:
+        return None
+    shard = None
+    if isinstance(run.group, SharedGroup):
+        try:
+            shard = make_shard(replica, run.rank, run.job.workers)
+        except Exception:  # an optimizer of which no copy can be made, on all ranks alike
+            if requested:
+                raise
+            logger.debug("the update is not divided", exc_info=True)
+    # Callbacks in this process set the variables of the very model that trains, while other ranks read its weights.
+    if shard is not None and shard.trial and run.weights is None and run.job.per_batch:
+        shard = None
+    if shard is None and requested:
+        raise InvalidInputError(
+            f"Rank {run.rank} on {run.tally.host}: shard_optimizer=True needs ranks of one host that sum in shared "
+            "memory, with a model on the CPU, and in a job no callbacks with batch hooks (JAX allows them): leave it "
+            "out, and the update is divided where it can be."
+        )
+    return shard

@@ -26,6 +26,7 @@ from choros.comm.shm.group import share
 from choros.comm.shm.group_header import format_ranks
 from choros.comm.shm.segment import Segment, align
 from choros.comm.single_rank_group import SingleRankGroup
+from choros.comm.tcp.auth_socket import RankGreeting
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.param_server.shard_service import reply_segment
 from choros.param_server.sharded import ShardedParameterServer
@@ -261,9 +262,8 @@ def _between(
             continue
         leader = hosts[i][0]
         where, host = addresses[leader]
-        hello = {"rank": base.rank, "host": os.uname().nodename}
         peer = f"The center's server on {host} (rank {leader})"
-        clients[i] = ReconnectingClient(where, secret, hello, peer, job.timeout, base.timeout)
+        clients[i] = ReconnectingClient(where, secret, RankGreeting(base.rank), peer, job.timeout, base.timeout)
         size = cut.stop - cut.start
         parts.append(
             (cut, TransferClient(clients[i], messages, leader, host, size, trainable.dtype) if messages else clients[i])

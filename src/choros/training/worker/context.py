@@ -209,6 +209,8 @@ class WorkerContext:
         """End the time that counts as training."""
         self.tally.startup = self._ready - self.arrived + self._compiling
         self.tally.seconds = self.clock()
+        shard = self.replica.shard
+        self.tally.divided = 0 if shard is None else shard.values
 
     def counted(self) -> WorkerStats:
         """Return the counts so far, including the batch that was just trained."""
@@ -276,13 +278,19 @@ class WorkerContext:
         values = np.empty(self.replica.size, self.replica.dtype)
         self.replica.get(values)
         ahead = self.replica.ahead() if self.algorithm.momentum else None
-        self.replica.set(center)
-        try:
-            yield
-        finally:
-            self.replica.set(values)
-            if ahead is not None:  # ``set`` keeps the velocity only up to rounding
-                self.replica.set_ahead(ahead)
+        shard = self.replica.shard  # if the ranks share the weights, all are here, with an average of equal weights
+        if shard is not None:
+            self.group.barrier()  # until all have read the weights
+        with nullcontext() if shard is None else shard.writing():
+            self.replica.set(center)
+            try:
+                yield
+                if shard is not None:
+                    self.group.barrier()  # until nobody uses the center
+            finally:
+                self.replica.set(values)
+                if ahead is not None:  # ``set`` keeps the velocity only up to rounding
+                    self.replica.set_ahead(ahead)
 
     def write_weights(self) -> None:
         """Write all variables to the memory that callbacks read."""

@@ -141,22 +141,17 @@ class PipeCallbackChannel:
         self.link.send(header_of(message), blobs)
 
 
-def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
-    """Train one rank of a job (called by ``choros.launch.process.pool_worker``).
+def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
+    """Train one rank of a job.
 
     Args:
         link: the connection with the caller.
-        message: the header of a ``WorkerTask``. "weights": the layout of ``SharedWeights``. "data": the layout of the
-            data. "depth", "ahead": the slots of the ring of a stream (0: no stream), and the batches to prepare.
-            "state": the layout of the state to resume from, or {}. "again": whether this rank has exchanged before.
-            "snapshots", "best", "line": whether there are snapshots of the center, slots of the best member, and a
-            ``BatchLine``.
+        task: the job of this rank.
         blobs: the model's pickle, the sources' pickles, then the arrays of the state to resume from.
         fds: descriptors of the segments: control block, weights, frozen weights, data; then, as far as they exist, of
             the stream, of the group or the center, of the snapshots or the best member; then the two of ``BatchLine``.
     """
     arrived = time.perf_counter()
-    task = decode(WorkerTask, {name: value for name, value in message.items() if name != "call"})
     job, rank, state = task.job, link.rank, None
     if task.state:
         first = len(blobs) - len(task.state["kinds"])
@@ -228,18 +223,21 @@ def run(link: Any, message: dict[str, Any], blobs: list[Any], fds: list[int]) ->
             )  # fmt: skip
 
 
-def serve(link: object, message: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
-    """Train one rank of a job by ``run``, then free its model if it is large.
+def serve(link: object, header: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
+    """Train one rank of a job by ``run``, then free its model if it is large (called by ``pool_worker``).
+
+    ``header`` is that of a ``WorkerTask``; ``blobs`` and ``fds`` are those of ``run``.
 
     A model is part of reference cycles. Without a garbage collection, which takes 30 ms, the models of several jobs
     would be in memory at once.
     """
+    task = decode(WorkerTask, header)
     try:
-        run(link, message, blobs, fds)
+        run(link, task, blobs, fds)
     finally:
         if next(_jobs) % _FORGETS == 0:
             forget()
-        if message["weights"]["nbytes"] >= _LARGE:
+        if task.weights["nbytes"] >= _LARGE:
             gc.collect()
 
 

@@ -10,10 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from choros.comm.messages import Messages
+from choros.comm.tcp.auth_socket import RankGreeting
 from choros.launch.process.failure_report import RankFailure
 from choros.training.spec import FitConfig, TrainerControl, WorkerStats
 
 Logs = dict[str, Any]  # as Keras gives them to callbacks: numbers, or lists of numbers
+
+
+# -- the start of a connection
+@dataclass(frozen=True)
+class CallbackGreeting(RankGreeting):
+    """A rank connects to the process that called ``fit``.
+
+    Attributes:
+        aside: bool. Whether the connection is a further one of the rank: its end is not the end of the rank.
+    """
+
+    aside: bool = False
 
 
 # -- events of all ranks
@@ -165,7 +178,20 @@ class DataLayout:
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """Job of a local worker; the fields are described in ``choros.training.worker.main.run``."""
+    """Job of a local worker.
+
+    Attributes:
+        job: FitConfig.
+        weights: dict. The layout of ``SharedWeights``.
+        data: the layout of the data.
+        depth: int. The number of slots of the ring of a stream; 0 (default) if the data are no stream.
+        ahead: int. The number of batches of a stream to prepare. Defaults to 0.
+        resumes: bool. Whether this rank has exchanged before. Defaults to False.
+        snapshots: bool. Whether there are snapshots of the center. Defaults to False.
+        best: bool. Whether there are slots for the best member. Defaults to False.
+        line: bool. Whether there is a ``BatchLine``. Defaults to False.
+        state: dict. The layout of the state to resume from; empty (default) at the beginning of a run.
+    """
 
     job: FitConfig
     weights: dict[str, Any]

@@ -26,12 +26,11 @@ from choros.cluster.hardware import raise_descriptors
 from choros.comm.bootstrap.init import join, part
 from choros.comm.group import Group
 from choros.comm.hierarchical_group import hosts_of
-from choros.comm.messages import ask, header_of
+from choros.comm.messages import ask, decode, header_of
 from choros.comm.shm.group import share
 from choros.comm.shm.segment import Segment
 from choros.comm.single_rank_group import SingleRankGroup
-from choros.comm.tcp.auth_socket import dial
-from choros.comm.tcp.rpc import RpcConnection
+from choros.comm.tcp.rpc import RpcAddress, RpcConnection
 from choros.errors import ChorosError, PeerLostError
 from choros.launch.process.failure_report import raised
 from choros.training.callback_runner import CallbackRunner
@@ -40,7 +39,15 @@ from choros.training.executors.remote_callbacks import RemoteCallbackRunner, Rem
 from choros.training.payload import HOME, put, read_code, shown, unpack_algorithm, unpack_payload
 from choros.training.spec import FitRequest
 from choros.training.worker.main import configure_keras
-from choros.training.worker.messages import EndedOnRequest, GetData, GetJob, GetWeights, JobReply, RanksDone
+from choros.training.worker.messages import (
+    CallbackGreeting,
+    EndedOnRequest,
+    GetData,
+    GetJob,
+    GetWeights,
+    JobReply,
+    RanksDone,
+)
 from choros.training.worker.setup import rank_devices
 
 _DIAL = 60.0  # seconds to try to connect to the caller
@@ -53,13 +60,11 @@ def main() -> int:
         0.
     """
     raise_descriptors()
-    home = json.loads(os.environ.pop(HOME))
+    home = decode(RpcAddress, json.loads(os.environ.pop(HOME)))
     place = Place.here()
 
     def dial_home(aside: bool = True) -> RpcConnection:
-        hello = {"rank": place.rank, "host": os.uname().nodename, "aside": aside}
-        end = dial(home["place"], bytes.fromhex(home["secret"]), hello, _DIAL)
-        return RpcConnection(end, "The process that called fit", home["timeout"])
+        return home.dial(CallbackGreeting(place.rank, aside=aside), "The process that called fit", _DIAL)
 
     line = dial_home(aside=False)
     try:

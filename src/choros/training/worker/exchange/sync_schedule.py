@@ -34,10 +34,6 @@ class Schedule:
         self.pending += steps
         return 0 < self.window <= self.pending
 
-    def steps_left(self) -> int | None:
-        """Return the steps left before the next exchange, or None if the window is the whole epoch."""
-        return max(self.window - self.pending, 0) if self.window else None
-
     def trial_steps(self, last_epoch: bool) -> int:
         """Return the number of steps by which a trial exchange divides, for rules that take the mean step of a window.
 

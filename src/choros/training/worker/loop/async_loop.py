@@ -10,11 +10,12 @@ import numpy as np
 from choros.backends.replica_state import Groups
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.errors import CommTimeoutError, InvalidDataError
-from choros.param_server.snapshot import encode_position
+from choros.param_server.center_state import encode_position
 from choros.training.async_control.center_snapshots import SLOTS, has_room
 from choros.training.async_control.recovery import resume_worker, save_position
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.exchange import AsyncExchange, Schedule
+from choros.training.worker.local_steps import LocalSteps
 from choros.training.worker.loop.checks import check_epoch, finite, late_check
 from choros.training.worker.loop.rank_means import average_of
 from choros.types import Array, Batch
@@ -36,6 +37,7 @@ class AsyncLoop:
         self.values = len(run.replica.metric_state())  # before any evaluation, which adds a count to the state
         self.finite = finite(run)
         self.recheck = late_check(run, None)
+        self.steps = LocalSteps(run, run.job.per_batch and run.rank == 0, run.algorithm.momentum)
 
     def train(self) -> None:
         """Train all epochs. Workers do not wait for each other within an epoch."""
@@ -65,6 +67,9 @@ class AsyncLoop:
             restarted = False
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
                 self.step(epoch, number, batch)
+            self.steps.run_waiting()
+            with run.span("compute", "steps on the device"):
+                state = self.replica.metric_state()  # waits for these steps
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.control_block.stopped)
             if run.control_block.stopped and epoch >= run.control_block.first_unreported_epoch:
                 break
@@ -78,7 +83,7 @@ class AsyncLoop:
             # Before ``end_epoch``: the worker that completes the epoch makes the trial from what all workers have
             # published.
             self.publish_pending(epoch)
-            self.end_epoch(epoch)
+            self.end_epoch(epoch, state)
             if run.job.whole_epochs and epoch + 1 < run.job.epochs:
                 self.wait_for_all(epoch)
             if run.control_block.stopped:
@@ -93,11 +98,8 @@ class AsyncLoop:
         run = self.run
         if self.recheck is not None:
             self.recheck(batch, epoch)
-        with run.span("compute", "step"):
-            self.replica.step(batch)
+        self.steps.add(batch)
         self.position = (epoch, number + 1)
-        if batch.rows and run.algorithm.momentum:
-            self.replica.look_ahead(run.algorithm.momentum)
         if batch.rows and self.schedule.due():  # without rows there was no optimizer step
             self.exchange_weights()
         if run.job.per_batch and run.rank == 0:
@@ -106,7 +108,7 @@ class AsyncLoop:
             with run.span("wait", "callbacks of a batch"):
                 run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
             run.tally.calling += time.perf_counter() - begun
-        else:
+        elif not self.steps.waiting:
             run.progress(epoch, number)
         run.reporter.look()
         run.leaving = run.control_block.stopped
@@ -145,6 +147,7 @@ class AsyncLoop:
 
     def exchange_weights(self) -> None:
         """Take a new learning rate, and exchange with the center."""
+        self.steps.run_waiting()
         run, pending = self.run, self.schedule.reset()
         self.apply_rate()
         if self.exchange is None:
@@ -154,7 +157,8 @@ class AsyncLoop:
             self.replica.get(self.local)
         self.finite.weights(self.local, self.position[0], self.position[1] - 1)
         self.replica.get_others(self.others)
-        run.center.position = encode_position(*self.position)  # stored with the exchange: a new process resumes from it
+        # Stored with the exchange: a new process resumes from it.
+        run.center.position_word = encode_position(*self.position)
         run.tally.exchanges += 1
         if run.job.keep is not None:
             save_position(run, self.position)
@@ -176,8 +180,13 @@ class AsyncLoop:
         self.replica.set(self.local)
         self.replica.set_others(self.others)
 
-    def end_epoch(self, epoch: int) -> None:
-        """Add the metrics to the control block. The last worker sums them, validates the center and reports."""
+    def end_epoch(self, epoch: int, state: Array) -> None:
+        """Add the metrics to the control block. The last worker sums them, validates the center and reports.
+
+        Args:
+            epoch: the epoch.
+            state: the state of the metrics after its last step.
+        """
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
         if run.resumes and (index < 0 or run.control_block.ended(index, run.rank)):
@@ -186,7 +195,6 @@ class AsyncLoop:
             if index >= 0 and run.control_block.complete(index):
                 self.report(epoch, {})
             return
-        state = replica.metric_state()
         members: dict[str, float] = {}
         if self.exchange is None:  # each member of an ensemble has a separate score
             run.score = replica.metrics().get("loss", math.inf)
@@ -288,6 +296,10 @@ class AsyncLoop:
         else:
             self.run.center.read(self.local, self.others)
         return self.local
+
+    def write_last(self) -> None:
+        """Write the last center for the caller after a failure of another rank."""
+        self.run.write_trainable(self.last())
 
     def finish(self) -> None:
         """End training, and send the optimizer's state. The caller reads the center itself."""

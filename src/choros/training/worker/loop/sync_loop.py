@@ -16,6 +16,7 @@ from choros.training.spec import TrainerControl
 from choros.training.worker.allreduce_steps import AllReduceSteps
 from choros.training.worker.context import WorkerContext, mean_own_logs
 from choros.training.worker.exchange import Schedule, SyncExchange
+from choros.training.worker.local_steps import LocalSteps
 from choros.training.worker.loop.checks import check_epoch, finite, late_check
 from choros.training.worker.loop.rank_means import average_of, mean_average, mean_others
 from choros.training.worker.setup import adding
@@ -53,7 +54,8 @@ class SyncLoop:
         self.schedule = Schedule(run.algorithm.window)
         self.rows = self.rows_before = 0
         self.exchange: SyncExchange | None = None
-        self.finite, self.position, self.warned = finite(run), (run.begin[0], -1), False
+        self.finite, self.warned = finite(run), False
+        self.current_batch = (run.begin[0], -1)  # the epoch, and the number of the batch in it; -1 before the first
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
         self.written = False  # whether the caller's memory holds the weights as they are
         self.checkpointer = None if run.job.keep is None else SyncCheckpointer(self)
@@ -61,6 +63,7 @@ class SyncLoop:
         if run.algorithm.level == "parameters" and run.job.mode is not None:
             self.replica.get(self.local)
             self.exchange = SyncExchange(run.algorithm, run.group, self.local.copy())
+        self.steps = LocalSteps(run, run.job.per_batch, 0.0 if self.exchange is None else run.algorithm.momentum)
 
     def train(self) -> None:
         """Train all epochs."""
@@ -79,7 +82,7 @@ class SyncLoop:
             self.written = False
             step = self.reducing or self.window
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
-                self.position = (epoch, number)
+                self.current_batch = (epoch, number)
                 step(batch)
                 if run.dropped:
                     continue
@@ -96,6 +99,7 @@ class SyncLoop:
                 run.leaving = run.leaving or end_after_batch
             if self.reducing is not None:
                 self.reducing.settle()
+            self.steps.run_waiting()
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
             if self.exchange is not None and run.algorithm.window == 0:
                 self.exchange_weights()
@@ -116,7 +120,8 @@ class SyncLoop:
         """Report a step. With batch hooks, all ranks wait for the control message and apply it."""
         run, replica = self.run, self.replica
         if not run.job.per_batch:
-            run.progress(epoch, step)
+            if not self.steps.waiting:
+                run.progress(epoch, step)
             return TrainerControl()
         state = run.group.sum(replica.metric_state())
         logs = replica.peek(state) if run.rank == 0 else None
@@ -165,24 +170,20 @@ class SyncLoop:
     def window(self, batch: Batch) -> None:
         """Make one local step, and exchange at the end of a window."""
         if self.recheck is not None:
-            self.recheck(batch, self.position[0])
-        with self.run.span("compute", "step"):
-            self.replica.step(batch)
+            self.recheck(batch, self.current_batch[0])
+        self.steps.add(batch)
         self.rows += batch.rows
-        if self.exchange is None:
-            return
-        if self.run.algorithm.momentum and batch.rows:
-            self.replica.look_ahead(self.run.algorithm.momentum)
-        if self.schedule.due():
+        if self.exchange is not None and self.schedule.due():
             self.exchange_weights()
 
     def exchange_weights(self) -> None:
         """Exchange with all ranks. Collective: every rank must call it."""
+        self.steps.run_waiting()
         if self.exchange is None:
             return
         with self.run.span("compute", "steps on the device"):
             self.replica.get(self.local)  # waits for these steps, which is time of training, not of exchanging
-        self.finite.weights(self.local, *self.position)
+        self.finite.weights(self.local, *self.current_batch)
         begun = time.perf_counter()
         with self.run.span("exchange", "weights", self.local.nbytes):
             self.exchange.run(self.local, self.schedule.reset(), self.rows)
@@ -199,11 +200,13 @@ class SyncLoop:
             The logs, and the values of the metrics' variables, flat.
         """
         run, replica, group = self.run, self.replica, self.run.group
+        with run.span("compute", "steps on the device"):
+            state = replica.metric_state()  # waits for these steps
         if replica.others and group.size > 1:
             replica.set_others(mean_others(run, rows))
         if self.exchange is not None and replica.averages:
             replica.set_average(mean_average(replica, group, rows))
-        replica.set_metric_state(group.sum(replica.metric_state()))
+        replica.set_metric_state(group.sum(state))
         logs: dict[str, float] = replica.metrics()
         metric_values = run.shown_metric_values()
         lost = False
@@ -269,6 +272,8 @@ class SyncLoop:
     def apply_control(self, control: TrainerControl) -> None:
         """Apply a control message. New weights replace the center."""
         self.run.apply_control(control)
+        if self.replica.shard is not None:
+            self.replica.shard.watch()  # callbacks of this process may have set the model's variables, which are shared
         self.written = self.written and replace(control, stop=False, end_after_batch=False) == TrainerControl()
         if control.weights and self.exchange is not None:
             self.replica.get(self.local)
@@ -281,6 +286,17 @@ class SyncLoop:
             self.replica.get(self.local)
             return self.local
         return self.exchange.center
+
+    def write_last(self) -> None:
+        """Write the weights, or the last center, for the caller after a failure of another rank.
+
+        If the ranks divide the update and only some have made it, the caller keeps the weights that it has.
+        """
+        shard = self.replica.shard
+        if shard is None:
+            self.run.write_trainable(self.last())
+        elif (copies := shard.whole_copy()) is not None and self.run.weights is not None:
+            self.run.weights.write(copies)
 
     def finish(self) -> None:
         """Set the model to the center. Rank 0 also writes it for the caller."""

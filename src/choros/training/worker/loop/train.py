@@ -17,7 +17,7 @@ def train(run: WorkerContext) -> None:
         loop.train()
     except (PeerLostError, CommTimeoutError):
         with suppress(PeerLostError, CommTimeoutError):  # a host of the center has gone: the first error says so
-            run.write_trainable(loop.last())
+            loop.write_last()
         raise
     finally:
         if run.profiler is not None:

@@ -1,0 +1,79 @@
+"""Checks of arguments that many constructors have. Each refuses a value by ``InvalidInputError`` with a remedy."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+from choros.errors import InvalidInputError
+from choros.object_text import value_text
+
+
+def check_path(name: str, value: object) -> str:
+    """Return the path of a file or directory as a str; refuse other types and an empty path.
+
+    Example:
+        >>> check_path("directory", 3)
+        Traceback (most recent call last):
+            ...
+        choros.errors.InvalidInputError: directory=3: give a path, such as 'results' or pathlib.Path('results').
+    """
+    path = os.fsdecode(value) if isinstance(value, str | bytes | os.PathLike) else ""
+    return path or _refuse(name, value, "a path, such as 'results' or pathlib.Path('results')")
+
+
+def check_text(name: str, value: object, remedy: str) -> str:
+    """Return a str that is not empty. The message ends with ``remedy``, a noun phrase with an example."""
+    return value if isinstance(value, str) and value.strip() else _refuse(name, value, remedy)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return True or False, also for 1 and 0 and for bools of numpy.
+
+    Example:
+        >>> check_flag("bind", "x")
+        Traceback (most recent call last):
+            ...
+        choros.errors.InvalidInputError: bind='x': give True or False.
+    """
+    plain = isinstance(value, bool | Integral) or type(value).__name__ in ("bool", "bool_")  # bool_: before numpy 2
+    return bool(value) if plain and value in (True, False) else bool(_refuse(name, value, "True or False"))
+
+
+def check_whole(name: str, value: Any, least: int, unit: str = "") -> int:
+    """Return an integer of any library, ``least`` or more. Bools do not count."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        _refuse(name, value, f"a whole number{unit and f' of {unit}'}, {least} or more")
+    return int(value)
+
+
+def check_number(name: str, value: Any, remedy: str = "a finite number, 0 or more") -> float:
+    """Return a finite number of 0 or more, also of a scalar array, as a float."""
+    try:
+        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    return number if math.isfinite(number) and number >= 0 else float(_refuse(name, value, remedy))
+
+
+def check_signals(signals: Any) -> tuple[str, ...]:
+    """Return names of signals that a process can catch, each of them once."""
+    if isinstance(signals, str | bytes) or not isinstance(signals, Iterable):
+        _refuse("signals", signals, "a list of names, such as ['SIGTERM']")
+    names = tuple(dict.fromkeys(map(str, signals)))
+    unknown = [name for name in names if name not in signal.Signals.__members__]
+    if unknown:
+        raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGTERM.")
+    if refused := [name for name in names if name in ("SIGKILL", "SIGSTOP")]:
+        raise InvalidInputError(
+            f"{', '.join(refused)} cannot be caught by a process: give other signals, such as SIGTERM."
+        )
+    return names
+
+
+def _refuse(name: str, value: object, remedy: str) -> Any:
+    raise InvalidInputError(f"{name}={value_text(value)}: give {remedy}.")

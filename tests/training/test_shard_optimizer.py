@@ -1,0 +1,384 @@
+"""A divided optimizer: each worker updates a part of the weights, which all read in one memory."""
+
+import itertools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+import choros
+from choros.backends.optimizer_shard.layout import SharedLayout
+from choros.backends.optimizer_shard.obstacles import obstacle
+from choros.errors import InvalidInputError, WorkerFailedError
+
+BACKEND = os.environ["KERAS_BACKEND"]
+HOW = {"batch_size": 13, "epochs": 3, "shuffle": False, "seed": 1, "verbose": 0}
+QUICK = ("Nesterov", "Adam", "AdamW", "Lamb", "clipnorm", "average", "schedule")
+OPTIMIZERS = {
+    "SGD": {"learning_rate": 0.05},
+    "Nesterov": {"name": "SGD", "learning_rate": 0.05, "momentum": 0.9, "nesterov": True},
+    "Adam": {"learning_rate": 0.01, "amsgrad": True},
+    "AdamW": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "Nadam": {"learning_rate": 0.01},
+    "Adamax": {"learning_rate": 0.01},
+    "Adagrad": {"learning_rate": 0.05},
+    "Adadelta": {"learning_rate": 1.0},
+    "RMSprop": {"learning_rate": 0.01, "centered": True, "momentum": 0.5},
+    "Ftrl": {"learning_rate": 0.05},
+    "Lion": {"learning_rate": 0.001},
+    "Lamb": {"learning_rate": 0.01},
+    "Adafactor": {"learning_rate": 0.01},
+    "Muon": {"learning_rate": 0.01},
+    "clipnorm": {"name": "Adam", "learning_rate": 0.01, "clipnorm": 0.05},
+    "clipvalue": {"name": "Adam", "learning_rate": 0.01, "clipvalue": 0.01},
+    "accumulation": {"name": "Adam", "learning_rate": 0.01, "gradient_accumulation_steps": 2},
+    "average": {"name": "Adam", "learning_rate": 0.01, "use_ema": True, "ema_momentum": 0.5},
+    "overwritten": {"name": "Adam", "learning_rate": 0.01, "use_ema": True, "ema_overwrite_frequency": 3},
+    "schedule": {"name": "Adam", "learning_rate": "decay"},
+}
+
+
+def optimizer(kind):
+    how = dict(OPTIMIZERS[kind])
+    if how["learning_rate"] == "decay":
+        how["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.5)
+    return getattr(keras.optimizers, how.pop("name", kind))(**how)
+
+
+@pytest.fixture(autouse=True)
+def possible(request):
+    if BACKEND == "tensorflow" and "refused" not in request.node.name:
+        pytest.skip("on TensorFlow each worker makes the whole update")
+
+
+@pytest.fixture
+def net():
+    """A model whose weights, 100 and more of them, do not divide evenly; with moving statistics."""
+
+    def make(compiled, layers=(), **how):
+        keras.utils.set_random_seed(0)
+        hidden = [keras.layers.Dense(21, "tanh", **how), keras.layers.BatchNormalization(), *layers]
+        model = keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3, "softmax")])
+        model.compile(compiled, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    return make
+
+
+def numbers(model):
+    return [*model.get_weights(), *(keras.ops.convert_to_numpy(v) for v in model.optimizer.variables)]
+
+
+def trained(model, rows, workers, pool, divided=True, to_the_end=True, **how):
+    trainer = choros.Trainer(model, workers=workers, pool=pool, shard_optimizer=divided)
+    history = trainer.fit(*rows, **HOW | how)
+    assert history.run.group.endswith("optimizer divided") is (divided and to_the_end), history.run.group
+    return history
+
+
+def check(one, other, tolerance=2e-5):
+    for left, right in zip(numbers(one), numbers(other), strict=True):
+        np.testing.assert_allclose(left, right, atol=tolerance, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in OPTIMIZERS]
+)
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
+def test_weights_and_slots_are_those_of_a_whole_update(kind, workers, net, data, pools):
+    whole, divided = net(optimizer(kind)), net(optimizer(kind))
+    plain = trained(whole, data(60), workers, pools(workers), False)
+    history = trained(divided, data(60), workers, pools(workers))
+    np.testing.assert_allclose(history.history["loss"], plain.history["loss"], rtol=1e-5)
+    check(divided, whole)
+    assert sum(worker.steps for worker in history.run.workers) == workers * 15
+
+
+def test_constraints_and_exceptions_from_weight_decay(net, data, pools):
+    models = []
+    for divided in (False, True):
+        compiled = keras.optimizers.AdamW(0.05, weight_decay=0.3)
+        compiled.exclude_from_weight_decay(var_names=["bias", "gamma"])
+        models.append(net(compiled, kernel_constraint=keras.constraints.MaxNorm(0.5)))
+        trained(models[-1], data(60), 2, pools(2), divided)
+    check(*models)
+    assert np.linalg.norm(models[1].get_weights()[0], axis=0).max() < 0.5001
+
+
+@pytest.mark.parametrize("floatx", ["float32"] if BACKEND == "jax" else ["float32", "float64"])
+def test_a_second_fit_continues(floatx, net, data, pools):
+    keras.config.set_floatx(floatx)
+    try:
+        models = [net(keras.optimizers.Adam(0.01)) for _ in range(2)]
+        for model, divided in zip(models, (False, True), strict=True):
+            trained(model, data(60), 2, pools(2), divided)
+            trained(model, data(60), 2, pools(2), divided, epochs=5, initial_epoch=3)
+        assert int(models[1].optimizer.iterations) == 25
+        check(*models, tolerance=1e-7 if floatx == "float64" else 2e-5)
+    finally:
+        keras.config.set_floatx("float32")
+
+
+class Setting(keras.callbacks.Callback):
+    """Sets the learning rate and a setting after a batch, and weights and slots at an epoch's end."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            self.model.optimizer.learning_rate = 0.002
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.layers[0].kernel.assign(self.model.layers[0].kernel * 0.5)
+            slot = self.model.optimizer.variables[3]
+            slot.assign(slot * 0)
+
+
+def test_callbacks_set_rates_weights_and_slots(net, data, pools):
+    models = [net(keras.optimizers.Adam(0.01)) for _ in range(2)]
+    for model, divided in zip(models, (False, True), strict=True):
+        trained(model, data(60), 2, pools(2), divided, callbacks=[Setting()], validation_data=data(20, seed=1))
+    check(*models)
+
+
+def test_validation_at_the_average_of_the_weights(net, data, pools):
+    losses, models = [], []
+    for divided in (False, True):
+        models.append(net(optimizer("average")))
+        callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=False)]
+        history = trained(models[-1], data(60), 3, pools(3), divided, callbacks=callbacks, validation_data=data(41, 1))
+        losses.append(history.history["val_loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    check(*models)
+
+
+class Unregistered(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that cannot be serialized."""
+
+    def __call__(self, step):
+        return 0.01 / (1.0 + keras.ops.cast(step, "float32"))
+
+
+@pytest.mark.parametrize("rate", [Unregistered(), lambda: 0.01], ids=["schedule", "function"])
+def test_learning_rates_that_cannot_be_serialized(rate, net, data, pools):
+    models = [net(keras.optimizers.Adam(rate)) for _ in range(2)]
+    trained(models[0], data(60), 2, pools(2), False)
+    trained(models[1], data(60), 2, pools(2))
+    check(*models)
+
+
+def test_a_rank_whose_variables_have_no_weight_decay(net, data, pools):
+    models = []
+    for divided in (False, True):
+        compiled = keras.optimizers.AdamW(0.05, weight_decay=0.3)
+        models.append(net(compiled))
+        compiled.exclude_from_weight_decay(var_names=["kernel"])
+        trained(models[-1], data(60), 3, pools(3), divided)
+    check(*models)
+
+
+class Clipping(keras.callbacks.Callback):
+    """Sets a kind of clipping that needs norms, at the beginning or later."""
+
+    def __init__(self, name, epoch):
+        super().__init__()
+        self.name, self.epoch = name, epoch
+
+    def on_train_begin(self, logs=None):
+        if self.epoch < 0:
+            setattr(self.model.optimizer, self.name, 0.01)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            setattr(self.model.optimizer, self.name, 0.01)
+
+
+@pytest.mark.parametrize("epoch", [-1, 0])
+@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm"])
+def test_clipping_that_callbacks_set(name, epoch, net, data, pools):
+    models = [net(keras.optimizers.Adam(0.01)) for _ in range(2)]
+    callbacks = [Clipping(name, epoch)]
+    choros.Trainer(models[0], workers=2, pool=pools(2), shard_optimizer=False).fit(
+        *data(60), **HOW, callbacks=callbacks
+    )
+    choros.Trainer(models[1], workers=2, pool=pools(2)).fit(*data(60), **HOW, callbacks=callbacks)
+    models.append(net(keras.optimizers.Adam(0.01)))
+    if (name, epoch) != ("global_clipnorm", -1):  # the update cannot be divided when the first step begins
+        choros.Trainer(models[2], workers=2, pool=pools(2), shard_optimizer=True).fit(
+            *data(60), **HOW, callbacks=callbacks
+        )
+        check(models[2], models[0])
+    check(models[1], models[0])
+
+
+@keras.saving.register_keras_serializable("choros-tests")
+class Unused(keras.layers.Layer):
+    """A layer with a weight that gets no gradient, between others that do."""
+
+    def build(self, shape):
+        self.extra = self.add_weight(shape=(130,), initializer="ones")
+
+    def call(self, x):
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_weights_without_a_gradient_are_left_alone_as_in_keras(net, data, pools):
+    models = [net(keras.optimizers.AdamW(0.01, weight_decay=0.5), [Unused()]) for _ in range(3)]
+    trained(models[0], data(60), 2, pools(2), False)
+    trained(models[1], data(60), 2, pools(2), to_the_end=BACKEND == "jax")  # on PyTorch these need the whole update
+    check(*models[:2])
+    models[2].fit(*data(60), **{name: HOW[name] for name in ("epochs", "shuffle", "verbose")}, batch_size=13)
+    extra = next(layer for layer in models[2].layers if isinstance(layer, Unused)).extra
+    np.testing.assert_allclose(models[1].layers[2].extra.numpy(), extra.numpy(), rtol=1e-5)
+
+
+def bits(arrays):
+    return [np.asarray(array).tobytes() for array in arrays]
+
+
+class Kill(keras.callbacks.Callback):
+    """Keeps the weights after each batch, and kills worker 1 after the fourth batch of the second epoch.
+
+    Rank 0 waits for this callback, and rank 1 in the sum of the next gradients: rank 0 then updates its part alone.
+    """
+
+    def __init__(self, trainer):
+        super().__init__()
+        self.trainer, self.seen, self.epoch, self.done = trainer, [], 0, False
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(bits(keras.ops.convert_to_numpy(v) for v in self.model.trainable_variables))
+        if self.epoch == 1 and batch == 3 and not self.done:
+            self.done = True
+            os.kill(self.trainer._local.pool.start().pids[1], signal.SIGKILL)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epoch = epoch + 1
+
+
+def test_a_worker_that_dies_costs_nothing(net, data):
+    whole, cut = net(keras.optimizers.Adam(0.01)), net(keras.optimizers.Adam(0.01))
+    choros.Trainer(whole, workers=2, shard_optimizer=True).fit(*data(60), **HOW)
+    trainer = choros.Trainer(cut, workers=2, shard_optimizer=True, restarts=1)
+    kill = Kill(trainer)
+    history = trainer.fit(*data(60), **HOW, callbacks=[kill])
+    assert kill.done
+    assert len(history.run.restarts) == 1
+    for left, right in zip(numbers(cut), numbers(whole), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+    failing = choros.Trainer(net(keras.optimizers.Adam(0.01)), workers=2, shard_optimizer=True)
+    with pytest.raises(WorkerFailedError) as caught:
+        failing.fit(*data(60), **HOW, callbacks=[kill := Kill(failing)])
+    assert bits(caught.value.weights) in kill.seen
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX does not use what a layer sets in a step")
+def test_a_layer_that_sets_its_weights_keeps_the_whole_update(net, data, pools):
+    normal = keras.layers.SpectralNormalization(keras.layers.Dense(8))
+    models = [net(keras.optimizers.Adam(0.01), [normal.from_config(normal.get_config())]) for _ in range(2)]
+    trained(models[0], data(60), 2, pools(2), False)
+    trainer = choros.Trainer(models[1], workers=2, pool=pools(2), shard_optimizer=True)
+    assert "divided" not in trainer.fit(*data(60), **HOW).run.group
+    check(*models)
+
+
+@keras.saving.register_keras_serializable("choros-tests")
+class Later(keras.layers.Layer):
+    """Sets its weight in the fourth step and later ones."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.count.assign_add(1.0)
+            late = keras.ops.cast(self.count > 3, "float32")
+            if BACKEND == "torch" and float(late):
+                self.scale.assign(self.scale * 0.9)
+        return x * self.scale
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="only on PyTorch may a layer set weights in some steps only")
+def test_a_layer_that_sets_its_weights_later_ends_training(net, data, pools):
+    trainer = choros.Trainer(net("adam", [Later()]), workers=2, pool=pools(2), shard_optimizer=True)
+    with pytest.raises(WorkerFailedError, match=r"has set a trainable weight within a step .*shard_optimizer=False"):
+        trainer.fit(*data(60), **HOW)
+
+
+def test_what_cannot_be_divided_is_refused_before_a_worker_starts(net, data):
+    if BACKEND == "tensorflow":
+        with pytest.raises(InvalidInputError, match=r"shard_optimizer=True.*on TensorFlow it would save neither"):
+            choros.Trainer(net("adam"), workers=2, shard_optimizer=True).fit(*data(60), **HOW)
+        return
+
+    class Custom(keras.optimizers.Adam):
+        pass
+
+    class Stepping(keras.Model):
+        def train_step(self, *arguments):
+            return super().train_step(*arguments)
+
+    inputs = keras.Input((8,))
+    stepping = Stepping(inputs, keras.layers.Dense(3, "softmax")(inputs))
+    stepping.compile("adam", "sparse_categorical_crossentropy")
+    refused = {
+        "global_clipnorm": net(keras.optimizers.Adam(global_clipnorm=1.0)),
+        "whether Custom updates": net(Custom()),
+        "its own train_step|own train_step": stepping,
+    }
+    for words, model in refused.items():
+        with pytest.raises(InvalidInputError, match=f"shard_optimizer=True.*({words})"):
+            choros.Trainer(model, workers=2, shard_optimizer=True).fit(*data(60), **HOW)
+    for algorithm, workers in (("localsgd", 2), ("allreduce", 1)):
+        with pytest.raises(InvalidInputError, match="shard_optimizer=True divides one update"):
+            choros.Trainer(net("adam"), algorithm, workers=workers, shard_optimizer=True)
+    with pytest.raises(InvalidInputError, match="shard_optimizer='yes'"):
+        choros.Trainer(net("adam"), workers=2, shard_optimizer="yes")
+
+
+@pytest.mark.parametrize("kind", ["Adam", "Lamb", "SGD"])
+def test_pieces_cover_each_value_once(kind, net):
+    model = net(optimizer(kind))
+    model.optimizer.build(model.trainable_variables)
+    assert not obstacle(model)
+    ends = np.cumsum([0, *(int(np.prod(v.shape)) for v in model.trainable_variables)])
+    slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+    for size, block in itertools.product((1, 2, 3, 7, 50), (None, 64, 100)):
+        layout = SharedLayout.of(model, model.trainable_variables, size, block)
+        counts = np.zeros(ends[-1], int)
+        for rank in range(size):
+            for piece in layout.pieces(slices, rank, size):
+                for where, place in piece.inputs:
+                    assert where.stop - where.start == place.stop - place.start
+                    counts[where] += 1
+        assert (counts == 1).all()
+
+
+def test_ranks_of_a_job_divide_too(tmp_path):
+    script = """
+        import keras, numpy as np, choros
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(40, "relu"), keras.layers.Dense(3, "softmax")])
+        model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(60, 8)).astype("float32"), rng.integers(0, 3, 60)
+        history = choros.Trainer(model, shard_optimizer=True).fit(x, y, epochs=2, batch_size=7, verbose=0)
+        print(history.run.group, float(np.sum(model.get_weights()[0], dtype="float64")), len(model.optimizer.variables))
+    """
+    path = pathlib.Path(tmp_path, "script.py")
+    path.write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = [line.split("shared memory, ")[1] for line in ended.stdout.splitlines() if "shared memory" in line]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("optimizer divided")
