@@ -197,7 +197,8 @@ def test_what_cannot_work_is_said_in_one_line(arguments, says, untouched, capsys
     assert printed.out == ""
     assert says in printed.err
     assert printed.err.startswith("choros demo: error: ")
-    assert printed.err.count("\n") == 1
+    assert printed.err.splitlines()[1:] == ["See 'choros demo --help'"]
+    assert not (untouched / "choros-demo").exists()
 
 
 @pytest.mark.parametrize(

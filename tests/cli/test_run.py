@@ -177,7 +177,7 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
         (["run", "-n", "2", "no-such-program"], "neither a file nor a program"),
         (["run", "-n", "2", "README.md"], "is not executable"),
         (["run", "-n", "2", "--grace", "-1", "true"], "must be a number of seconds"),
-        (["xyz"], "choros: error: there is no command 'xyz': see choros --help"),
+        (["xyz"], "choros: error: there is no command 'xyz' (choose from run, submit, "),
         (["rnu"], "choros: error: there is no command 'rnu' (did you mean run?)"),
         (["run", "--np", "2", "true"], "choros run: error: unrecognized arguments: --np (did you mean -np?)"),
         (["where", "--jsno"], "choros where: error: unrecognized arguments: --jsno (did you mean --json?)"),
@@ -189,7 +189,9 @@ def test_bad_usage_is_said_in_one_line(arguments, words, capsys, tmp_path, monke
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert words in err.splitlines()[-1]
+    line, see = err.splitlines()
+    assert words in line
+    assert see == f"See '{line.partition(':')[0]} --help'"
 
 
 def test_horovods_options(script, tmp_path):

@@ -110,7 +110,10 @@ def test_a_script_without_a_fit_is_tried_once(tmp_path):
     assert done.returncode == 1
     (row,) = done.stdout.splitlines()[1:]
     assert row.startswith("    1       1   yes         0  failed: the script ended, and no fit was seen: tune measures")
-    assert "The first trial failed, and no other was made. It printed last:\n[0] no fit here\n" in done.stderr
+    assert (
+        "choros tune: error: the first trial failed, and no other was made. It printed last:\n[0] no fit here\n"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize(("step", "similar"), [(1.04, True), (1.2, False)])

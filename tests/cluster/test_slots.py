@@ -18,10 +18,15 @@ def test_a_host_that_is_there_twice_has_the_slots_of_both(tmp_path):
     assert Ssh("n1:1,n1:1").size() == 2
 
 
-@pytest.mark.parametrize("text", ["", "n1", "n1:", ":2", "n1:0", "n1:-1", "n1:2,", "n1:2 n2:2", "n1:two", "n1:2:3"])
+@pytest.mark.parametrize(
+    "text", ["", "n1", "n1:", ":2", "n1:0", "n1:-1", "n1:2,", "n1:2 n2:2", "n1:two", "n1:2:3", ["n1:2"]]
+)
 def test_hosts_of_another_form(text):
     with pytest.raises(InvalidInputError, match="host:slots"):
         parse_slots(text)
+    if text:
+        with pytest.raises(InvalidInputError, match="host:slots"):
+            Ssh(text)
 
 
 def test_host_files(tmp_path):

@@ -15,11 +15,11 @@ def test_calls_and_answers(calls):
     with Pool(2) as pool:
         assert pool.size == len(pool.pids) == 2
         for rank in range(2):
-            pool.send(rank, calls("echo", n=rank), [b"blob", b""])
+            pool.call(rank, *calls("echo", n=rank), [b"blob", b""])
         answers = sorted((pool.receive(30) for _ in range(2)), key=lambda answer: answer[0])
         for rank, (sender, event, blobs) in enumerate(answers):
             assert sender == rank
-            assert event == {"event": "echo", "rank": rank, "size": 2, "got": calls("echo", n=rank)}
+            assert event == {"event": "echo", "rank": rank, "size": 2, "got": {"n": rank}}
             assert blobs == [b"blob", b""]
         assert pool.alive(0)
         with pytest.raises(CommTimeoutError, match=r"no worker said anything for 0\.1 s") as caught:
@@ -37,7 +37,7 @@ def test_a_watched_descriptor_is_an_event_until_it_is_read(calls):
         os.write(writing, b"x")
         assert pool.receive(30) == pool.receive(30) == (0, {"event": "readable"}, [])
         os.read(reading, 1)
-        pool.send(0, calls("echo", n=1))
+        pool.call(0, *calls("echo", n=1))
         assert pool.receive(30)[1]["event"] == "echo"
         os.write(writing, b"x")
         pool.unwatch(reading)
@@ -55,7 +55,7 @@ def test_what_a_worker_finds(calls, tmp_path, monkeypatch):
     cores = [[usable[0]], [usable[-1]]]
     with Pool(2, environment=[{"MINE": "a"}, {"MINE": "b"}], cores=cores) as pool:
         for rank in range(2):
-            pool.send(rank, calls("look"))
+            pool.call(rank, *calls("look"))
         for rank, event, _ in (pool.receive(30), pool.receive(30)):
             assert event["cores"] == cores[rank]
             assert event["env"]["MINE"] == "ab"[rank]
@@ -72,7 +72,7 @@ def test_what_a_worker_finds(calls, tmp_path, monkeypatch):
 def test_a_framework_in_a_worker_obeys(calls):
     pytest.importorskip("torch", reason="torch is not installed")
     with Pool(1, environment=[{"OMP_NUM_THREADS": "1"}]) as pool:
-        pool.send(0, calls("torch_threads"))
+        pool.call(0, *calls("torch_threads"))
         assert pool.receive(100)[1] == {"event": "threads", "count": 1}
 
 
@@ -80,7 +80,7 @@ def test_a_descriptor_reaches_a_running_worker(calls):
     fd = os.memfd_create("test")
     os.truncate(fd, 16)
     with Pool(2) as pool:
-        pool.send(1, calls("write"), fds=[fd])
+        pool.call(1, *calls("write"), fds=[fd])
         assert pool.receive(30)[:2] == (1, {"event": "written"})
         assert os.pread(fd, 5, 0) == b"rank1"
     os.close(fd)
@@ -88,19 +88,19 @@ def test_a_descriptor_reaches_a_running_worker(calls):
 
 def test_a_conversation_within_a_call(calls):
     with Pool(1) as pool:
-        pool.send(0, calls("talk"))
+        pool.call(0, *calls("talk"))
         assert pool.receive(30)[1] == {"event": "ready"}
         for number in range(3):
             pool.send(0, {"n": number})
             assert pool.receive(30)[1] == {"event": "answer", "twice": 2 * number}
         pool.send(0, {"stop": True})
-        pool.send(0, calls("echo"))
+        pool.call(0, *calls("echo"))
         assert pool.receive(30)[1]["event"] == "echo"
 
 
 def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
     with Pool(2) as pool:
-        pool.send(1, calls("fail"))
+        pool.call(1, *calls("fail"))
         rank, event, _ = pool.receive(30)
         assert (rank, event.type, event.message) == (1, "ValueError", "wrong number 7")
         assert 'raise ValueError("wrong number 7")' in event.traceback
@@ -113,7 +113,7 @@ def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
         assert "raised ValueError: wrong number 7" in str(error)
         assert "a line before" in str(error)
         assert (error.rank, error.weights, error.signal) == (1, [1], "")
-        pool.send(1, calls("echo"))
+        pool.call(1, *calls("echo"))
         assert pool.receive(30)[1]["event"] == "echo"
 
 
@@ -128,7 +128,7 @@ def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
 )
 def test_other_failures_of_a_call(calls, name, kind, words):
     with Pool(1) as pool:
-        pool.send(0, calls(name))
+        pool.call(0, *calls(name))
         rank, event, _ = pool.receive(30)
         assert event.type == kind
         assert words in str(pool.failure(rank, event))
@@ -138,7 +138,7 @@ def test_other_failures_of_a_call(calls, name, kind, words):
 
 def test_a_module_that_is_not_there(calls):
     with Pool(1) as pool:
-        pool.send(0, {"call": "no_such_module:f"})
+        pool.call(0, "no_such_module:f", {})
         rank, event, _ = pool.receive(30)
         assert event.type == "ModuleNotFoundError"
         assert "sys.path" in str(pool.failure(rank, event))
@@ -146,7 +146,7 @@ def test_a_module_that_is_not_there(calls):
 
 def test_a_killed_worker_is_noticed_at_once(calls):
     with Pool(2) as pool:
-        pool.send(1, calls("grow", size=150_000_000))
+        pool.call(1, *calls("grow", size=150_000_000))
         assert pool.receive(30)[1] == {"event": "grown"}
         time.sleep(0.6)  # its memory is looked at every half second
         began = time.monotonic()
@@ -161,14 +161,14 @@ def test_a_killed_worker_is_noticed_at_once(calls):
         assert error.signal == "SIGKILL"
         assert not pool.alive(1)
         with pytest.raises(PeerLostError, match="worker 1 of 2 has ended"):
-            pool.send(1, calls("echo"))
-        pool.send(0, calls("echo"))
+            pool.call(1, *calls("echo"))
+        pool.call(0, *calls("echo"))
         assert pool.receive(30)[0] == 0
 
 
 def test_a_worker_that_dies_of_sigill_is_told_so_with_the_remedy(calls):
     with Pool(1) as pool:
-        pool.send(0, calls("sleep"))
+        pool.call(0, *calls("sleep"))
         assert pool.receive(30)[1] == {"event": "asleep"}
         os.kill(pool.pids[0], signal.SIGILL)
         rank, event, _ = pool.receive(10)
@@ -183,11 +183,11 @@ def test_a_send_to_a_worker_whose_death_is_not_noticed_yet(calls):
     with Pool(1) as pool:
         os.kill(pool.pids[0], signal.SIGKILL)
         for _ in range(20):
-            pool.send(0, calls("echo"))
+            pool.call(0, *calls("echo"))
             time.sleep(0.01)
         assert pool.receive(10)[1].signal == "SIGKILL"
     with pytest.raises(PeerLostError, match="has ended"):
-        pool.send(0, calls("echo"))
+        pool.call(0, *calls("echo"))
 
 
 @pytest.mark.parametrize("names", [["pidfd_open"], ["pidfd_open", "waitid"]], ids=["old kernel", "as on macOS"])
@@ -195,7 +195,7 @@ def test_without_the_newer_calls_of_the_kernel(calls, monkeypatch, names):
     for name in names:
         monkeypatch.delattr(os, name)
     with Pool(2) as pool:
-        pool.send(0, calls("echo"))
+        pool.call(0, *calls("echo"))
         assert pool.receive(30)[1]["event"] == "echo"
         began = time.monotonic()
         os.kill(pool.pids[1], signal.SIGKILL)
@@ -218,7 +218,7 @@ def test_windows_is_refused():
 
 def test_a_worker_that_exits(calls):
     with Pool(1) as pool:
-        pool.send(0, calls("die", code=9))
+        pool.call(0, *calls("die", code=9))
         rank, event, _ = pool.receive(30)
         assert (event.died, event.signal, event.exit) == (True, "", 9)
         assert "last words" in event.output
@@ -229,15 +229,15 @@ def test_a_worker_that_exits(calls):
 
 def test_a_worker_that_hangs_up_is_ended(calls):
     with Pool(1) as pool:
-        pool.send(0, calls("hang_up"))
+        pool.call(0, *calls("hang_up"))
         assert pool.receive(30)[1].died
 
 
 def test_the_first_cause_is_found_behind_its_echo(calls):
     with Pool(2) as pool:
-        pool.send(0, calls("peer_gone"))
+        pool.call(0, *calls("peer_gone"))
         rank, event, _ = pool.receive(30)
-        pool.send(1, calls("die", code=4))
+        pool.call(1, *calls("die", code=4))
         cause, found = pool.cause(rank, event, grace=10)
         assert (cause, found.died, found.exit) == (1, True, 4)
         assert pool.cause(cause, found) == (cause, found)
@@ -247,16 +247,16 @@ def test_the_first_cause_is_found_behind_its_echo(calls):
 def test_ctrl_c_does_not_reach_the_workers(calls):
     with Pool(1) as pool:
         os.kill(pool.pids[0], signal.SIGINT)
-        pool.send(0, calls("echo"))
+        pool.call(0, *calls("echo"))
         assert pool.receive(30)[1]["event"] == "echo"
 
 
 def test_lines_are_handed_on_and_the_last_are_kept(calls):
     lines = []
     with Pool(1, echo=lambda rank, line: lines.append((rank, line))) as pool:
-        pool.send(0, calls("flood", count=500))
+        pool.call(0, *calls("flood", count=500))
         assert pool.receive(30)[1] == {"event": "flooded"}
-        pool.send(0, calls("die", code=1))
+        pool.call(0, *calls("die", code=1))
         output = pool.receive(30)[1].output.splitlines()
     assert lines == [*((0, f"line {number}") for number in range(500)), (0, "last words")]
     assert output == [f"line {number}" for number in range(461, 500)] + ["last words"]

@@ -14,7 +14,7 @@ from choros.launch.process.worker_pool import Pool
 
 def test_kill_ends_what_workers_started(calls, gone):
     pool = Pool(2)
-    pool.send(0, calls("spawn"))
+    pool.call(0, *calls("spawn"))
     spawned = pool.receive(30)[1]["pid"]
     pids = pool.pids
     began = time.monotonic()
@@ -29,7 +29,7 @@ def test_kill_ends_what_workers_started(calls, gone):
 def test_close_kills_what_does_not_end_by_itself(calls, monkeypatch, gone):
     monkeypatch.setattr("choros.launch.process.worker_pool._EXIT", 0.3)
     pool = Pool(1)
-    pool.send(0, calls("sleep"))
+    pool.call(0, *calls("sleep"))
     assert pool.receive(30)[1] == {"event": "asleep"}
     pool.close()
     assert gone(pool.pids[0], 0.1)
@@ -38,7 +38,7 @@ def test_close_kills_what_does_not_end_by_itself(calls, monkeypatch, gone):
 def test_a_forgotten_pool_is_ended(calls, gone):
     pool = Pool(1)
     pids = pool.pids
-    pool.send(0, calls("sleep"))
+    pool.call(0, *calls("sleep"))
     del pool
     gc.collect()
     assert gone(pids[0])
@@ -50,7 +50,7 @@ def test_an_exception_in_the_caller_ends_the_pool(calls, gone):
     def use():
         with Pool(1) as pool:
             pids.extend(pool.pids)
-            pool.send(0, calls("sleep"))
+            pool.call(0, *calls("sleep"))
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -65,7 +65,7 @@ def test_a_pool_outlives_the_thread_that_made_it(calls):
     thread.join(60)
     time.sleep(0.2)
     with made[0] as pool:
-        pool.send(0, calls("echo"))
+        pool.call(0, *calls("echo"))
         assert pool.receive(30)[1]["event"] == "echo"
 
 
@@ -74,7 +74,7 @@ import os, sys, time
 sys.path.insert(0, {path!r})
 from choros.launch.process.worker_pool import Pool
 pool = Pool(2)
-pool.send(0, {{"call": "pool_calls:sleep"}})
+pool.call(0, "pool_calls:sleep", {{}})
 pool.receive(30)
 print(*pool.pids, flush=True)
 {then}

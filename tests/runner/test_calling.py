@@ -17,15 +17,7 @@ import choros
 from choros.cluster.hardware import plan, usable_cores
 from choros.errors import InvalidInputError, NotSerializableError, WorkerFailedError
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left(children):
-    def look():
-        return len(os.listdir("/proc/self/fd")), children(), {thread.name for thread in threading.enumerate()}
-
-    before = look()
-    yield
-    assert look() == before
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Box:
@@ -161,7 +153,7 @@ def test_what_is_refused_before_anything_starts(monkeypatch):
         "argument 1, a _thread.lock, cannot be sent to the ranks": lambda: choros.run(print, (1, lock)),
         "argument sep, a _thread.lock, cannot": lambda: choros.run(print, kwargs={"sep": lock}),
         "the function .*<lambda> cannot be sent": lambda: choros.run(lambda: lock),
-        "was given a int to call": lambda: choros.run(3),
+        "was given 3 to call: give a function": lambda: choros.run(3),
         "args is of type str": lambda: choros.run(print, "ab"),
         "args is of type int": lambda: choros.run(print, 3),
         "kwargs=": lambda: choros.run(print, kwargs={3: 4}),
@@ -171,7 +163,7 @@ def test_what_is_refused_before_anything_starts(monkeypatch):
         "start_timeout=0": lambda: choros.run(print, start_timeout=0),
         "n2 is not this machine": lambda: choros.run(print, hosts="n2:2"),
         "min_num_proc is an option of horovodrun": lambda: choros.run(print, min_num_proc=1),
-        "threads must be 1 or more": lambda: choros.run(print, threads=0),
+        "threads=0: give a whole number, 1 or more": lambda: choros.run(print, threads=0),
         "cannot be kept in": lambda: choros.run(print, output_filename="/dev/null"),
     }.items():
         with pytest.raises(InvalidInputError, match=words):

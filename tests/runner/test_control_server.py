@@ -9,21 +9,23 @@ from choros.comm.messages import header_of
 from choros.comm.tcp.auth_socket import AuthListener, dial
 from choros.comm.tcp.rpc import RpcConnection
 from choros.launch.elastic.control_server import ControlServer
-from choros.launch.elastic.messages import Connected, GenerationBroken, Ping
+from choros.launch.elastic.messages import Connected, GenerationBroken, Ping, ProcessGreeting
 
 SECRET = b"of this test"
 
 
 @pytest.fixture
 def control_server():
-    made = ControlServer(AuthListener("127.0.0.1", SECRET))
+    made = ControlServer(AuthListener("127.0.0.1", SECRET, ProcessGreeting))
     yield made
     made.close()
 
 
 def come(control_server, number):
     """A process of the job, once the control server has let it in."""
-    channel = RpcConnection(dial(control_server.address, SECRET, {"member": number}, 5.0), "the control server", 10.0)
+    channel = RpcConnection(
+        dial(control_server.address, SECRET, ProcessGreeting(number), 5.0), "the control server", 10.0
+    )
     assert control_server.received.get(timeout=10.0) == (number, Connected())
     return channel
 

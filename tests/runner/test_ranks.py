@@ -4,6 +4,7 @@ import platform
 
 import pytest
 
+import choros
 from choros.errors import InvalidInputError
 from choros.launch.horovod_options import OPTIONS, answers
 from choros.launch.local_job import horovod_variables, size_of
@@ -74,3 +75,7 @@ def test_keywords_of_horovods_run():
             answers({name: 1})
     with pytest.raises(TypeError, match="no keyword 'num_procs'"):
         answers({"num_procs": None})
+    with pytest.raises(TypeError, match=r"no keyword 'zzz'$"):
+        answers({"zzz": None}, ["num_proc"])
+    with pytest.raises(TypeError, match="no keyword 'nproc': did you mean 'num_proc'"):
+        choros.run(len, nproc=2)

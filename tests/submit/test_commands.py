@@ -9,7 +9,8 @@ import pytest
 
 import choros
 from choros.cli import main
-from choros.launch.schedulers import SCHEDULERS, find_mpi, find_scheduler
+from choros.cluster.hardware import find_mpi
+from choros.launch.schedulers import SCHEDULERS, find_scheduler
 
 
 @pytest.fixture
@@ -44,6 +45,8 @@ REFUSED = {
     "--time 60s": "the limit of 60 s ends before the ranks could receive a signal 90 s ahead of it",
     "--account a;b": "--account must be one word, got 'a;b'",
     "--queue $(id)": "--queue must be one word",
+    "--setup --dry-run": "--setup needs a value, and --dry-run is an option: if it is the value, write --setup=--",
+    "-o --account": "-o needs a value, and --account is an option",
     "--name 1": "the job's name '1' must begin with a letter",
     "--env A": "--env A: give a name and a value, as in --env A=1",
     "--env a-b=1": "--env a-b=1: a variable's name has letters, digits and _",
@@ -56,6 +59,7 @@ REFUSED = {
     "--site frontier --account a --ranks-per-node 9": "would need 63 cores, and a node of Frontier has 56",
     "--site lumi --account a --cores 1 --ranks-per-node 9": "would need 9 GPUs, and a node of LUMI has 8",
     "--on pbs --mpi cray": "--mpi cray is none of mpich, intel, mvapich, openmpi, pals, whose mpiexec is known",
+    "--on pbs --mpi pal": "whose mpiexec is known: did you mean pals?",
     "--on spark --time 1h": "--time is for --on slurm, pbs, flux, lsf, sge, k8s: Spark does not know it",
     "--on spark -m": "Spark runs Python scripts",
     "--on k8s": "Kubernetes runs containers: give --image",
@@ -72,6 +76,8 @@ REFUSED = {
     "--on spark --threads-per-core 2": "--threads-per-core is for --on",
     "--on spark --master sc://head --nodes 2": "--nodes is for the cluster's own server",
     "--on lsf --signal 60": "--signal counts back from the time limit, and the script for lsf has none: give --time",
+    "--on spark --archive absent.tar.gz": "--archive absent.tar.gz is no file (the directory is ",
+    "--on slurm --mpi list": "--mpi list: give a value",
     "--threads-per-core 9": "no processor has more than 8 hardware threads in a core",
 }
 
@@ -85,6 +91,33 @@ def test_what_cannot_work_is_refused_before_anything_is_written(room, capsys, op
     assert said.startswith("choros submit: error: ")
     assert REFUSED[options] in said
     assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]
+
+
+def test_the_help_page_lists_the_values_of_mpi(capsys):
+    assert main(["submit", "--help"]) == 0
+    words = capsys.readouterr().out.partition("  --mpi NAME")[2].partition("  --python")[0]
+    assert "mpich, intel, mvapich, openmpi, pals (HPE Cray)" in " ".join(words.split())
+
+
+@pytest.mark.parametrize(("mpi", "warning"), [("zz", "known are "), ("pmi3", "did you mean pmi"), ("pmix_v5", "")])
+def test_a_value_that_srun_may_not_know_has_a_warning(room, capsys, mpi, warning):
+    assert main(["submit", "--on", "slurm", "--dry-run", "--mpi", mpi, "train.py"]) == 0
+    out, err = capsys.readouterr()
+    assert f"--mpi={mpi} " in out
+    assert (f"choros submit: warning: --mpi {mpi} is no value that SLURM has" in err) is bool(warning)
+    assert warning in err
+
+
+def test_an_archive_elsewhere_is_not_looked_for(room, capsys):
+    words = ["--on", "spark", "--archive", "hdfs:///environment.tar.gz", "--dry-run", "train.py"]
+    assert main(["submit", *words]) == 0
+    assert "hdfs:///environment.tar.gz#environment" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--queue", "--partition"])
+def test_a_partition_is_a_queue(room, capsys, option):
+    assert main(["submit", "--on", "slurm", "--dry-run", option, "debug", "train.py"]) == 0
+    assert "#SBATCH --partition=debug" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -119,7 +152,7 @@ def test_no_scheduler_is_here(room, capsys, monkeypatch):
     assert "there is no sbatch on PATH, so this machine cannot submit to slurm: go to a login node" in said
     assert "--dry-run" in said
     monkeypatch.setattr(sys, "executable", "/nowhere/python")  # beside which spark-submit may be
-    assert main(["submit", "--on", "spark", "--master", "yarn", "train.py"]) == 2
+    assert main(["submit", "--on", "spark", "--master", "yarn", "train.py"]) == 1
     assert "there is no spark-submit on PATH" in capsys.readouterr().err
     assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]  # no script is left
     assert main(["status", "--on", "pbs", "7"]) == 2

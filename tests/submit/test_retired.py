@@ -112,7 +112,8 @@ def test_what_aprun_s_options_lose_is_said(refused, options, note):
     ],
 )
 def test_options_of_aprun_that_cannot_be_meant(refused, options, words):
-    [line] = refused(f"run {options} train.py")
+    line, see = refused(f"run {options} train.py")
+    assert see == "See 'choros run --help'"
     assert line.startswith(words)
 
 
@@ -197,7 +198,8 @@ def test_options_of_cobalt_are_checked_as_those_of_another_scheduler(script_fold
     (script_folder / "qsub.sc").write_text(f"#COBALT {options}\naprun -n 2 -N 2 python train.py\n")
     line = f"submit --on cobalt {options} train.py" if where == "typed" else "submit --on cobalt qsub.sc"
     assert main(shlex.split(line)) == 2
-    *_, last = capsys.readouterr().err.splitlines()
+    *_, last, see = capsys.readouterr().err.splitlines()
+    assert see == "See 'choros submit --help'"
     assert last.startswith(f"choros submit: error: {words}")
 
 

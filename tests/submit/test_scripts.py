@@ -58,11 +58,12 @@ def printed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CHOROS_SUBMIT_CPU", "avx avx2")
     monkeypatch.setenv("CHOROS_SECRET", "ab" * 32)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
+    for name in ("env.tar.gz", "train.py"):
+        (tmp_path / name).touch()
 
     def dry_run(options, target="train.py --epochs 3"):
         assert main(["submit", *shlex.split(options), "--dry-run", *shlex.split(target)]) == 0
-        assert [path.name for path in tmp_path.iterdir()] == ["train.py"]  # nothing was written
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["env.tar.gz", "train.py"]  # nothing was written
         return capsys.readouterr().out
 
     return dry_run

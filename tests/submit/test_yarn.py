@@ -124,7 +124,9 @@ def submit(room, capsys):
         printed = capsys.readouterr()
         if code:
             assert printed.out == ""
-            return printed.err
+            see = "See 'choros submit --help'\n"
+            assert printed.err.endswith(see)
+            return printed.err.removesuffix(see)
         [count] = [line.split("=")[1] for line in printed.out.splitlines() if "spark.executor.instances" in line]
         return int(count.rstrip(" \\")), printed.err
 

@@ -5,10 +5,26 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from choros.launch.schedulers import Scheduler
+
+
+@dataclass(frozen=True)
+class Known:
+    """The known values of an option that takes others too; a shell completes them.
+
+    Attributes:
+        words: tuple of str. The values.
+        is_list: bool. Whether the option takes several values with commas between them.
+        has_sites: bool. Whether the names of the user's sites are values too.
+    """
+
+    words: tuple[str, ...]
+    is_list: bool = False
+    has_sites: bool = False
 
 
 class SubParsers(Protocol):
@@ -60,6 +76,19 @@ def integer(text: str, more: str = "") -> int:
         -4
     """
     return _whole_number(text, None, None, more)
+
+
+def level(text: str) -> int:
+    """Return text as a level of compression, 0 to 9.
+
+    Raises:
+        ArgumentTypeError: the text is something else.
+
+    Example:
+        >>> level("9")
+        9
+    """
+    return _whole_number(text, 0, 9, " from 0 to 9")
 
 
 def seed(text: str) -> int:
@@ -160,11 +189,11 @@ def job_parser(subparsers: SubParsers, name: str, description: str, options: str
     return parser
 
 
-def choose_scheduler(command: str, name: str | None) -> Scheduler:
+def choose_scheduler(prog: str, name: str | None) -> Scheduler:
     """Return the scheduler of the given name, else the one of this machine; then a line on stderr says which and why.
 
     Args:
-        command: the command of ``choros``, for the line.
+        prog: the command as the user typed it, such as "choros logs", for the line.
         name: the name; None or "" if none was given.
 
     Raises:
@@ -177,7 +206,7 @@ def choose_scheduler(command: str, name: str | None) -> Scheduler:
         reason = " and ".join(filter(None, (scheduler.program, scheduler.beside)))
         verb = "are" if scheduler.beside else "is"
         print(
-            f"choros {command}: using {scheduler.name} ({reason} {verb} on PATH); --on chooses another scheduler",
+            f"{prog}: using {scheduler.name} ({reason} {verb} on PATH); --on chooses another scheduler",
             file=sys.stderr,
         )
     return scheduler

@@ -33,6 +33,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         SchedulerError: the scheduler does not know the job, or refuses.
     """
-    if not cancel_job(choose_scheduler("cancel", args.on), args.job):
+    if not cancel_job(choose_scheduler(args.parser.prog, args.on), args.job):
         print(f"job {args.job} is over already: there is nothing to cancel")
     return 0

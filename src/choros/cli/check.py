@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import traceback
 from typing import TYPE_CHECKING
 
-from choros.cli.arguments import count
+from choros.algorithms import ALL
+from choros.cli.arguments import Known, count
+from choros.cli.parser import print_error
 from choros.cli.terminal import write_report
-from choros.errors import InvalidInputError
+from choros.errors import ChorosError, InvalidInputError, brief
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -24,9 +27,11 @@ examples:
   choros check model.py
   choros check model.py --algorithm aeasgd --workers 1,2 --variables
 
-Exit codes: 0 if all agree; 1 if something differs or failed; 2 if the command or the file is wrong; 3 if the model is
-refused; 130 interrupted (Ctrl-C).
+Exit codes: 0 if all agree; 1 if something differs or failed, also the file; 2 if the command or the file is wrong; 3 if
+the model is refused; 130 interrupted (Ctrl-C).
 """
+
+KNOWN = {"--algorithm": Known(tuple(kind.__name__.lower() for kind in ALL))}
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -38,8 +43,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "check", help="compare a model's training by workers with plain Keras", description=_HELP, epilog=_EPILOG
     )
-    add = parser.add_argument
-    add("file", metavar="FILE", help="Python file that defines the model, such as model.py")
+    parser.add_argument("file", metavar="FILE", help="Python file that defines the model, such as model.py")
+    add = parser.add_argument_group("trainings").add_argument
     add(
         "--algorithm",
         default="allreduce",
@@ -51,6 +56,7 @@ def add_parser(subparsers: SubParsers) -> None:
     add("--epochs", type=count, default=2, metavar="N", help="number of epochs (default: 2)")
     add("--rows", type=count, metavar="N", help="number of rows used (default: four batches and two rows)")
     add("--no-resume", action="store_true", help="leave out the run that resumes from a checkpoint")
+    add = parser.add_argument_group("report").add_argument
     add("--variables", action="store_true", help="list each variable and metric, not only those that differ")
     add("--json", action="store_true", help="print the report as JSON")
 
@@ -72,7 +78,13 @@ def main(args: argparse.Namespace) -> int:
         raise InvalidInputError(f"--workers {args.workers}: give numbers of workers, such as 1,2,3.")
     from choros.tools.check import check, load_model
 
-    model, data = load_model(args.file)
+    try:
+        model, data = load_model(args.file)
+    except ChorosError:
+        raise
+    except Exception as error:  # of the user's file
+        traceback.print_exception(_without_callers(error, args.file))
+        return print_error(args.parser.prog, f"{args.file} failed: {brief(error)}", 1)
     report = check(
         model,
         *data,
@@ -88,3 +100,11 @@ def main(args: argparse.Namespace) -> int:
     else:
         write_report(report.table(args.variables))
     return report.exit_code
+
+
+def _without_callers(error: Exception, file: str) -> Exception:
+    """Return an exception whose traceback begins in the file; it has none if the file could not be compiled."""
+    begin = error.__traceback__
+    while begin is not None and begin.tb_frame.f_code.co_filename != file:
+        begin = begin.tb_next
+    return error.with_traceback(begin)

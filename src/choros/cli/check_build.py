@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import util
-
+from choros.backend_choice import is_installed
 from choros.cluster.hardware import version
 
-_BACKENDS = {
-    "jax": ("jax", "jaxlib"),
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow",),
-}
+_BACKENDS = {"jax": ("jax", "jaxlib"), "torch": ("torch",), "tensorflow": ("tensorflow",)}
 
 
 def report() -> str:
@@ -22,12 +17,12 @@ def report() -> str:
     """
     rows = [f"Choros {version('choros')}, Keras {version('keras') or 'not installed'}", "", "Backends of Keras:"]
     for name, modules in _BACKENDS.items():
-        is_available = all(_installed(module) for module in modules)
+        is_available = all(is_installed(module) for module in modules)
         rows.append(_row(is_available, _named(name, is_available)))
     problem = _no_shared_memory()
     rows += ["", "Means of exchange between ranks:"]
     rows.append(_row(not problem, "shared memory, on one machine" + (f" ({problem})" if problem else "")))
-    is_available = _installed("mpi4py")
+    is_available = is_installed("mpi4py")
     rows.append(_row(is_available, f"{_named('mpi4py', is_available)}, between hosts"))
     return "\n".join(rows)
 
@@ -38,14 +33,6 @@ def _row(there: bool, text: str) -> str:
 
 def _named(name: str, there: bool) -> str:
     return f"{name} {version(name)}".rstrip() if there else name
-
-
-def _installed(module: str) -> bool:
-    """Return whether a module can be found, without importing it."""
-    try:
-        return util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _no_shared_memory() -> str:

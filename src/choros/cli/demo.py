@@ -10,11 +10,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from choros.cli.arguments import count, seed
+from choros.algorithms import ALL
+from choros.backend_choice import BACKENDS
+from choros.cli.arguments import Known, count, seed
+from choros.cli.terminal import terminal
 from choros.errors import InvalidInputError
 from choros.tools.demo.datasets.common import Dataset
 from choros.tools.demo.plan import (
-    BACKENDS,
     BATCHES,
     DEFAULT,
     EPOCHS,
@@ -35,15 +37,20 @@ Trains one network by plain model.fit on all cores, without Choros, and then by 
 optimizer, data and initial weights. Compares the seconds to a target accuracy, with intervals over the seeds. Data: a
 CNN on scikit-learn's handwritten digits, enlarged to 28 x 28 pixels, or on MNIST (--data mnist.npz); or dist-keras' own
 network on the ATLAS Higgs CSV of CERN Open Data record 328 (--data FILE.csv, plain or gzip).
+
+It needs pip install 'choros[demo]' (scikit-learn, matplotlib). The default takes one to two minutes on 2 cores;
+fewer --seeds or --epochs shorten it.
 """
 _EPILOG = """\
 examples:
   choros demo
   choros demo -n 2 --algorithms single,allreduce,aeasgd --epochs 5
 
-Exit codes: 0 success; 1 an algorithm failed; 2 wrong usage, and nothing was trained; 130 interrupted (Ctrl-C). The
-report is written unless the code is 2.
+Exit codes: 0 success; 1 an algorithm failed, or a package is missing; 2 wrong usage, and nothing was trained; 130
+interrupted (Ctrl-C). The report is written if something was trained.
 """
+
+KNOWN = {"--algorithms": Known(("all", *(kind.__name__.lower() for kind in ALL)), is_list=True)}
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -55,20 +62,18 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "demo", help="compare plain fit and several algorithms, and write a report", description=_HELP, epilog=_EPILOG
     )
-    parser.add_argument("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: digits)")
-    parser.add_argument("-n", "--workers", type=count, default=2, metavar="N", help="number of workers (default: 2)")
-    parser.add_argument("--algorithms", metavar="LIST", help=f"all, or names (default: {DEFAULT})")
-    parser.add_argument("--epochs", type=count, metavar="N", help="number of epochs (default: 10; digits: 6)")
-    parser.add_argument(
-        "--batch-size", type=count, metavar="B", help="rows of a global batch (default: 64; Higgs: 128)"
-    )
-    parser.add_argument("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
-    parser.add_argument(
-        "--target", type=_target, metavar="A", help="accuracy to reach (default: 0.9; MNIST: 0.97; Higgs: 0.8)"
-    )
-    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="trainings of each algorithm (default: 3)")
-    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="first seed (default: 0)")
-    parser.add_argument(
+    add = parser.add_argument_group("data and training").add_argument
+    add("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: digits)")
+    add("--epochs", type=count, metavar="N", help="number of epochs (default: 10; digits: 6)")
+    add("--batch-size", type=count, metavar="B", help="rows of a global batch (default: 64; Higgs: 128)")
+    add("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
+    add = parser.add_argument_group("comparison").add_argument
+    add("--algorithms", metavar="LIST", help=f"all, or names (default: {DEFAULT})")
+    add("-n", "--workers", type=count, default=2, metavar="N", help="number of workers (default: 2)")
+    add("--target", type=_target, metavar="A", help="accuracy to reach (default: 0.9; MNIST: 0.97; Higgs: 0.8)")
+    add("--seeds", type=count, default=3, metavar="N", help="trainings of each algorithm (default: 3)")
+    add("--seed", type=seed, default=0, metavar="S", help="first seed (default: 0)")
+    parser.add_argument_group("report").add_argument(
         "--out",
         type=Path,
         default=Path("choros-demo"),
@@ -87,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
         0; 1 if an algorithm failed, 130 if the user interrupted. The report is written in each case.
 
     Raises:
-        InvalidInputError: an argument is not valid; nothing was trained.
+        InvalidInputError: an argument is not valid, or a package is missing; nothing was trained.
     """
     algorithms = choose(args.algorithms)
     backend = choose_backend(args.backend)
@@ -96,10 +101,10 @@ def main(args: argparse.Namespace) -> int:
     batch_size = args.batch_size or BATCHES[images]
     if batch_size < args.workers:
         raise InvalidInputError(f"--batch-size {batch_size} for {args.workers} workers: give one row a worker or more.")
-    _make_folder(args.out)
     environment = dict(os.environ)  # without the limits of this process
     threads = prepare(backend, args.workers)
     data, name, classes = _load(args.data)
+    _make_folder(args.out)
     seeds = tuple(range(args.seed, args.seed + args.seeds))
     target, epochs = args.target or TARGETS[data.name], args.epochs or EPOCHS[data.name]
     plan = Plan(algorithms, backend, args.workers, epochs, batch_size, seeds, threads, target)
@@ -114,7 +119,7 @@ def main(args: argparse.Namespace) -> int:
     setting = comparison.setting(plan, data, name, classes)
     print(comparison.describe(setting), end="\n\n", flush=True)
     names = [PLAIN, *(type(algorithm).__name__ for algorithm in algorithms)]
-    display = Display(names, len(seeds), plan.epochs)
+    display = Display(names, len(seeds), plan.epochs, terminal())
     environment |= {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
     interrupts: list[int] = []
 
@@ -136,6 +141,7 @@ def main(args: argparse.Namespace) -> int:
                 comparison.plain_trainer(plan, data, environment),
             )
     finally:
+        display.stop()
         signal.signal(signal.SIGINT, previous_handler)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
     try:  # a second Ctrl-C must not end the writing of the report

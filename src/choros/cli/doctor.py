@@ -10,7 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from choros.cli.arguments import add_workers_option, some_seconds
+from choros.backend_choice import BACKENDS
+from choros.cli.arguments import Known, add_workers_option, some_seconds
 from choros.cli.terminal import write_report
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ examples:
 
 Exit codes: 0 without errors (warnings are possible); 1 with errors; 2 wrong usage; 130 interrupted (Ctrl-C).
 """
-_BACKENDS = ("jax", "torch", "tensorflow")
+
+KNOWN = {"--backends": Known(BACKENDS, is_list=True)}
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -40,12 +42,10 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser("doctor", help="diagnose a job's ranks and hosts", description=_HELP, epilog=_EPILOG)
-    add = parser.add_argument
+    add = parser.add_argument_group("checks").add_argument
     add_workers_option(
         add, "number of ranks to start on this machine (default: none; this process is the only rank, or one of a job)"
     )
-    add("--json", action="store_true", help="print the report as JSON")
-    add("--quiet", action="store_true", help="print nothing if there is nothing to change")
     add("--no-smoke", action="store_true", help="leave out the trainings, which take most of the time")
     add(
         "--backends",
@@ -54,6 +54,10 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="A,B",
         help="backends to train on, such as jax,torch (default: all that are installed)",
     )
+    add = parser.add_argument_group("report").add_argument
+    add("--json", action="store_true", help="print the report as JSON")
+    add("--quiet", action="store_true", help="print nothing if there is nothing to change")
+    add = parser.add_argument_group("limits of time").add_argument
     add(
         "--timeout",
         type=some_seconds,
@@ -135,7 +139,7 @@ def _options(args: argparse.Namespace) -> list[str]:
 
 def _backends(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in _BACKENDS]
+    unknown = [name for name in names if name not in BACKENDS]
     if unknown or not names:
-        raise argparse.ArgumentTypeError(f"{unknown[0] if unknown else 'nothing'} is none of {', '.join(_BACKENDS)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0] if unknown else 'nothing'} is none of {', '.join(BACKENDS)}")
     return names

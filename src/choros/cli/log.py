@@ -34,5 +34,5 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         SchedulerError: there is no log.
     """
-    follow_log(choose_scheduler("log", args.on), args.job, args.follow)
+    follow_log(choose_scheduler(args.parser.prog, args.on), args.job, args.follow)
     return 0

@@ -1,13 +1,99 @@
-"""The argument parser of all commands: its help pages, and its messages about unknown commands and options."""
+"""The argument parser of all commands: its help pages, and the style of all errors."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
-EXIT_CODES = "Exit codes: 0 success; 1 a failure; 2 wrong usage, and nothing was started; 130 interrupted (Ctrl-C)."
+from choros.errors import nearest, suggestion
+
+EXIT_CODES = (
+    "Exit codes: 0 success; 1 a failure, or an optional package is missing; 2 wrong usage, and nothing was started; "
+    "75 the ranks saved their state before the time limit: start them again with resume=True; 130 interrupted "
+    "(Ctrl-C). choros run ends with its ranks' code, choros check with 3 if it refuses the model."
+)
+
+
+# First words of messages that are no names. An error of the API begins with a capital, one of a command does not.
+_COMMON = (
+    "A",
+    "An",
+    "All",
+    "Another",
+    "Batch",
+    "Build",
+    "Descriptor",
+    "Each",
+    "Generation",
+    "How",
+    "In",
+    "It",
+    "Layer",
+    "Loss",
+    "Message",
+    "Model",
+    "No",
+    "Not",
+    "Of",
+    "On",
+    "Only",
+    "Process",
+    "Rank",
+    "Ranks",
+    "Root",
+    "Rows",
+    "Sparse",
+    "Task",
+    "The",
+    "There",
+    "These",
+    "This",
+    "To",
+    "Transfer",
+    "Two",
+    "Unknown",
+    "Values",
+    "Variable",
+    "What",
+    "Worker",
+    "Workers",
+)
+_MOST = 12  # words that a message lists
+
+
+def print_error(prog: str, message: str, code: int) -> int:
+    """Print an error in the one style of all commands; for wrong usage (code 2) a line names the help page.
+
+    A message of several lines is a text with its own last line, and is printed as it is.
+
+    Args:
+        prog: the command as the user typed it, such as "choros site init".
+        message: the error. Its first letter becomes lower case if it is no name, and a final full stop is left out.
+        code: the exit code.
+
+    Returns:
+        The code.
+    """
+    lines = [f"{prog}: error: {plain(message)}"]
+    if code == 2 and "\n" not in message:
+        lines.append(f"See '{prog} --help'")
+    print(*lines, sep="\n", file=sys.stderr)
+    return code
+
+
+def plain(message: str) -> str:
+    """Return a message as a command prints it.
+
+    Example:
+        >>> plain("There is no file a.py."), plain("Spark needs Java"), plain("nothing in .")
+        ('there is no file a.py', 'Spark needs Java', 'nothing in .')
+    """
+    if message.partition(" ")[0] in _COMMON:
+        message = message[0].lower() + message[1:]
+    return message if "\n" in message else re.sub(r"(?<=[^\s.])\.$", "", message.rstrip())
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -23,7 +109,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose namespace has it as ``parser``, so that an error can show the usage of the right command.
+    """A parser whose namespace has it as ``parser``, so that an error names the right command.
 
     It takes no option with a single dash for an abbreviation of another one. argparse always does, also for arguments
     of the user's program: ``-c`` of ``sh -c`` would be ambiguous in ``choros run``, which has ``-cb`` and ``-cc``.
@@ -38,9 +124,32 @@ class Parser(argparse.ArgumentParser):
         matches: list[Any] = super()._get_option_tuples(option_string)  # type: ignore[misc]
         return [match for match in matches if option_string.startswith(("--", match[1]))]
 
+    def error(self, message: str) -> NoReturn:
+        """Print an error of usage, and end with code 2."""
+        raise SystemExit(print_error(self.prog, message, 2))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:  # its list of choices differs between versions of Python
+            hint = did_you_mean(str(value), map(str, action.choices or ()))
+            error.message = f"invalid choice: {str(value)!r}{hint}"
+            raise
+
     def visible_options(self) -> list[argparse.Action]:
         """Return the options that the help page lists."""
         return [action for action in self._actions if action.option_strings and action.help is not argparse.SUPPRESS]
+
+    def completed_options(self) -> list[argparse.Action]:
+        """Return the options that a shell completes: those of the help page, and those of the actions' pages."""
+        parsers = (self, *self.actions().values())
+        options = [option for parser in parsers for option in parser.visible_options()]
+        return list({tuple(option.option_strings): option for option in options}.values())
+
+    def actions(self) -> dict[str, Parser]:
+        """Return the parsers of the actions below this command, by name."""
+        choices = [action.choices for action in self._actions if not action.option_strings]
+        return {name: parser for each in choices if isinstance(each, dict) for name, parser in each.items()}
 
     def values(self) -> list[str]:
         """Return the values that the first positional argument may have; an empty list if it may have any."""
@@ -48,18 +157,24 @@ class Parser(argparse.ArgumentParser):
         return [] if positional is None else [str(value) for value in positional.choices or ()]
 
     def refuse(self, arguments: Sequence[str]) -> None:
-        """Print the usage and an error for arguments that the parser does not know; end with code 2."""
-        names = [name for action in self.visible_options() for name in action.option_strings]
+        """Print an error for arguments that the parser does not know; end with code 2."""
+        options = [action.option_strings for action in self.visible_options()]
         option = next((argument.partition("=")[0] for argument in arguments if argument.startswith("-")), "")
-        self.error(f"unrecognized arguments: {' '.join(arguments)}{did_you_mean(option, names)}")
+        near = nearest(option, [name for names in options for name in names])
+        hint = f" (did you mean {near}?)" if near else _listed([max(names, key=len) for names in options])
+        self.error(f"unrecognized arguments: {' '.join(arguments)}{hint if option else ''}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint with the most similar known word, or "".
+    """Return a hint with the most similar known word; if none is similar, with all words.
 
     Example:
-        >>> did_you_mean("rnu", ["run", "where"])
-        ' (did you mean run?)'
+        >>> did_you_mean("rnu", ["run", "where"]), did_you_mean("xyz", ["run", "where"])
+        (' (did you mean run?)', ' (choose from run, where)')
     """
-    near = get_close_matches(word, list(known), 1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    return f" ({suggestion(word, known, 'choose from')})"
+
+
+def _listed(options: Sequence[str]) -> str:
+    """Return the options as a hint; "" if they are so many that the help page is easier to read."""
+    return f" (choose from {', '.join(options)})" if len(options) <= _MOST else ""

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from choros.cli.arguments import add_workers_option, count, seconds, some_seconds, whole
+from choros.cli.arguments import Known, add_workers_option, count, seconds, some_seconds, whole
 from choros.cli.command_target import command_of
 from choros.cluster import is_this_machine
 from choros.cluster.hardware import raise_descriptors
@@ -25,7 +25,7 @@ from choros.launch.elastic.driver import start_elastic
 from choros.launch.elastic.settings import terms_of
 from choros.launch.horovod_options import OPTIONS, Option
 from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, slots_of, start
-from choros.launch.mpi.launcher import start_under
+from choros.launch.mpi.launcher import LAUNCHERS, start_under
 from choros.launch.process.rank_supervisor import GRACE, JobResult
 from choros.launch.restart import run_with_restarts
 from choros.launch.retired import aprun
@@ -56,6 +56,8 @@ ranks could not be started; 130 interrupted (Ctrl-C).
 """
 _ON: dict[str, Any] = {"action": "store_const", "const": True}
 _OFF: dict[str, Any] = {"action": "store_const", "const": False}
+
+KNOWN = {"--launcher": Known(("ssh", *LAUNCHERS))}
 
 
 def add_parser(subparsers: SubParsers) -> None:

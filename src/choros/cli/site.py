@@ -7,11 +7,12 @@ import platform
 import re
 from typing import TYPE_CHECKING
 
+from choros.cli.parser import print_error
 from choros.cli.terminal import write_rows
-from choros.cluster.hardware import physical_cores
+from choros.cluster.hardware import find_mpi, physical_cores
 from choros.console import write_line
 from choros.errors import InvalidInputError
-from choros.launch.schedulers import config_folder, find_mpi, find_scheduler, load_site, site_names
+from choros.launch.schedulers import config_folder, find_scheduler, load_site, site_names
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -19,10 +20,24 @@ if TYPE_CHECKING:
 _EPILOG = """\
 examples:
   choros site list
-  choros site init mine                writes ~/.config/choros/sites/mine.toml (or XDG_CONFIG_HOME)
-  choros submit --site mine train.py
+  choros site init mine
 
-Exit codes: 0 success; 2 wrong usage, or the file exists.
+choros site ACTION --help describes an action.
+
+Exit codes: 0 success; 1 a failure; 2 wrong usage.
+"""
+_LIST = """\
+examples:
+  choros site list
+
+Exit codes: 0 success; 2 wrong usage, or the file of a site is not valid.
+"""
+_INIT = """\
+examples:
+  choros site init mine                writes ~/.config/choros/sites/mine.toml (or XDG_CONFIG_HOME)
+  choros submit --site mine train.py   uses it
+
+Exit codes: 0 success; 1 the file cannot be written; 2 wrong usage, or the file exists.
 """
 _FILE = """\
 # Facts about a cluster for choros submit --site {name}. Found on {host}; check them, and complete them.
@@ -51,8 +66,19 @@ def add_parser(subparsers: SubParsers) -> None:
     text = "list clusters, or write the file of this one for choros submit --site"
     parser = subparsers.add_parser("site", help=text, description=f"{text.capitalize()}.", epilog=_EPILOG)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    actions.add_parser("list", help="print the name and the scheduler of each cluster", epilog=_EPILOG)
-    init = actions.add_parser("init", help="write the file of this cluster, from what is found here", epilog=_EPILOG)
+    actions.add_parser(
+        "list",
+        help="print the name and the scheduler of each cluster",
+        description="Prints the name and the scheduler of each cluster: of the presets, and of your own files.",
+        epilog=_LIST,
+    )
+    init = actions.add_parser(
+        "init",
+        help="write the file of this cluster, from what is found here",
+        description="Writes a file with the scheduler, the MPI and the cores that are found on this machine. Check it, "
+        "and complete it.",
+        epilog=_INIT,
+    )
     init.add_argument("name", help="name of the cluster, for --site")
 
 
@@ -63,10 +89,10 @@ def main(args: argparse.Namespace) -> int:
         args: the parsed arguments.
 
     Returns:
-        0.
+        0; 1 if the file cannot be written.
 
     Raises:
-        InvalidInputError: the name cannot be that of a file, or the file exists or cannot be written.
+        InvalidInputError: the name cannot be that of a file, or the file exists.
     """
     if args.action == "list":
         write_rows({name: load_site(name).scheduler or "any scheduler" for name in site_names()})
@@ -84,7 +110,7 @@ def main(args: argparse.Namespace) -> int:
     except FileExistsError:
         raise InvalidInputError(f"{file} exists: edit it, or give another name") from None
     except OSError as error:
-        raise InvalidInputError(f"{file} cannot be written: {error.strerror}") from None
+        return print_error(args.parser.prog, f"{file} cannot be written: {error.strerror}", 1)
     write_line(f"{file}\nCheck it, then: choros submit --site {args.name} --dry-run train.py")
     return 0
 

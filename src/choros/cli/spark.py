@@ -6,8 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from choros.cli.arguments import integer
+from choros.cli.arguments import level
+from choros.cli.parser import print_error
 from choros.console import write_line
+from choros.errors import ChorosError, MissingPackageError, brief
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -17,7 +19,27 @@ examples:
   choros spark doctor spark://head:7077
   choros spark pack environment.tar.gz
 
-Exit codes: 0 success; 1 a problem was found, or no task could start; 2 wrong usage; 130 interrupted (Ctrl-C).
+choros spark ACTION --help describes an action.
+
+Exit codes: 0 success; 1 a failure, or a package is missing; 2 wrong usage; 130 interrupted (Ctrl-C).
+"""
+_DOCTOR = """\
+examples:
+  choros spark doctor                      the cluster of Spark's own settings
+  choros spark doctor spark://head:7077
+  choros spark doctor 'local[2]'           two slots on this machine
+
+Exit codes: 0 nothing is wrong; 1 a problem was found, no task could start, or pyspark or Java is missing; 2 wrong
+usage; 130 interrupted (Ctrl-C).
+"""
+_PACK = """\
+examples:
+  choros spark pack
+  choros spark pack --prefix ~/venv --python-prefix /usr environment.tar.gz
+  choros submit --on spark --master yarn --archive environment.tar.gz train.py
+
+Exit codes: 0 success; 1 venv-pack2 or conda-pack is missing, or the file cannot be written; 2 wrong usage, or the
+environment cannot be packed; 130 interrupted (Ctrl-C).
 """
 
 
@@ -38,7 +60,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "doctor",
         help="compare the packages and settings of the executors with the driver's",
         description="Starts a task in each slot of the cluster, and prints what the executors lack.",
-        epilog=_EPILOG,
+        epilog=_DOCTOR,
     )
     doctor.add_argument("master", nargs="?", default="", help="URL of the cluster (default: Spark's own settings)")
     pack = actions.add_parser(
@@ -46,13 +68,13 @@ def add_parser(subparsers: SubParsers) -> None:
         help="pack this environment into one file for the executors",
         description="Packs a venv by venv-pack2, or an environment of conda by conda-pack. The executors need the "
         "Python of a venv at the same place, or --python-prefix; conda's environments contain Python.",
-        epilog=_EPILOG,
+        epilog=_PACK,
     )
     add = pack.add_argument
     add("output", nargs="?", default="environment.tar.gz", help="file to write (default: environment.tar.gz)")
     add("--prefix", default=sys.prefix, metavar="DIR", help="directory of the environment (default: this Python's)")
     add("--python-prefix", default="", metavar="DIR", help="where executors have the venv's Python, such as /usr")
-    add("--level", type=integer, default=1, metavar="N", help="level of compression, 0 to 9 (default: 1)")
+    add("--level", type=level, default=1, metavar="N", help="level of compression, 0 to 9 (default: 1)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -65,7 +87,8 @@ def main(args: argparse.Namespace) -> int:
         0; 1 if the doctor found a problem.
 
     Raises:
-        InvalidInputError: a package is missing, or the environment cannot be packed.
+        InvalidInputError: there is no such environment.
+        MissingPackageError: a package is missing.
     """
     if args.action == "pack":
         from choros.spark.pack_environment import pack, usage
@@ -77,4 +100,9 @@ def main(args: argparse.Namespace) -> int:
     require_pyspark()
     from choros.spark.doctor import check
 
-    return check(args.master)
+    try:
+        return check(args.master)
+    except (MissingPackageError, OSError):
+        raise
+    except Exception as error:  # of Spark, whose traceback names no line of the user
+        return print_error(args.parser.prog, str(error) if isinstance(error, ChorosError) else brief(error), 1)

@@ -33,5 +33,5 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         SchedulerError: the scheduler does not know the job.
     """
-    print(job_status(choose_scheduler("status", args.on), args.job))
+    print(job_status(choose_scheduler(args.parser.prog, args.on), args.job))
     return 0

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import secrets
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from choros import backend_choice
-from choros.cli.arguments import choose_scheduler, count, integer
+from choros.cli.arguments import Known, choose_scheduler, count, integer
 from choros.cli.command_target import command_of
 from choros.cli.parser import Parser
-from choros.cluster.hardware import cpu_features
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, MissingPackageError
 from choros.launch.retired import cobalt
 from choros.launch.schedulers import (
-    BY_MPI,
     SCHEDULERS,
     Job,
+    JobOptions,
     Scheduler,
-    Site,
-    accepts,
-    check_options,
+    complete,
     config_file,
-    find_mpi,
-    load_site,
-    parse_time,
+    job_of,
+    name_of,
+    presets,
     require_program,
     site_names,
-    submit_defaults,
     submit_job,
+    write_script,
 )
+from choros.launch.schedulers.mpiexec import KNOWN as MPIS
+from choros.launch.schedulers.slurm import SRUN_MPI, srun_mpi_warning
 from choros.launch.schedulers.spark import names_spark
 from choros.launch.schedulers.yarn import active_nodes
 from choros.spark.java import ensure_java
@@ -66,10 +64,17 @@ examples:
 
 Exit codes: 0 submitted; 1 the scheduler refused the script or did not answer, and the script is kept in its file;
 2 wrong usage, or no command of the scheduler on PATH, and nothing was written; with --on spark the code of the job,
-whose script is kept too. The script of a job ends with the code of its ranks, or with 75 if they saved their state
-before the time limit and the scheduler does not requeue the job.
+whose script is kept too, or 1 if pyspark or Java is missing. The script of a job ends with the code of its ranks, or
+with 75 if they saved their state before the time limit and the scheduler does not requeue the job.
 """
 _DASHED = ("-o", "--directive", "--setup", "--env", "--wrap")  # options whose values may begin with a dash
+
+KNOWN = {
+    "--site": Known(presets(), has_sites=True),
+    "--mpi": Known((*MPIS, "jsrun", *SRUN_MPI)),
+    "--nodes": Known(("auto",)),
+    "--master": Known(("yarn",)),
+}
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -112,7 +117,13 @@ def _add_cluster(add: Callable[..., Any]) -> None:
         "~/.config/choros/config.toml, else generic, which assumes nothing)",
     )
     add("--account", default="", metavar="NAME", help="project or bank that is charged (default: the scheduler's)")
-    add("--queue", default="", metavar="NAME", help="queue or partition, such as debug (default: the scheduler's)")
+    add(
+        "--queue",
+        "--partition",
+        default="",
+        metavar="NAME",
+        help="queue or partition, such as debug (default: the scheduler's)",
+    )
     add(
         "-o",
         "--directive",
@@ -175,8 +186,8 @@ def _add_ranks(add: Callable[..., Any]) -> None:
         "--mpi",
         default="",
         metavar="NAME",
-        help="MPI of the ranks: mpich, openmpi, intel, pals, jsrun, or a value of srun --mpi= (default: the site's, or "
-        "the one that mpi4py loads)",
+        help=f"MPI whose mpiexec starts the ranks: {', '.join(MPIS)} (HPE Cray); with --on lsf also jsrun; with --on "
+        "slurm also a value of srun --mpi= (default: the site's, else the one that mpi4py loads here)",
     )
     add(
         "--python",
@@ -235,12 +246,25 @@ def before_parsing(arguments: Sequence[str]) -> list[str]:
     while remaining and remaining[0].startswith("-") and remaining[0] not in ("-m", "--"):
         option = remaining.pop(0)
         if option in _DASHED and remaining:
+            if remaining[0] in _options():
+                raise InvalidInputError(
+                    f"{option} needs a value, and {remaining[0]} is an option: if it is the value, write "
+                    f"{option}{'=' if option.startswith('--') else ''}{remaining[0]}"
+                )
             made.append(f"{option}{'=' if option.startswith('--') else ''}{remaining.pop(0)}")
             continue
         made.append(option)
         if option.startswith("--") and "=" not in option and option not in ("--dry-run", "--help") and remaining:
             made.append(remaining.pop(0))
     return made + remaining
+
+
+def _options() -> set[str]:
+    """Return the long options of the command."""
+    commands = Parser(prog="choros").add_subparsers()
+    add_parser(commands)
+    parser: Parser = commands.choices["submit"]
+    return {text for action in parser.visible_options() for text in action.option_strings if text.startswith("--")}
 
 
 def _refuse_invalid(options: Sequence[str]) -> None:
@@ -270,6 +294,8 @@ def main(args: argparse.Namespace) -> int:
     """
     scheduler, job = _scheduler_and_job(args)
     text = scheduler.script(job)
+    if scheduler.name == "slurm" and (warning := srun_mpi_warning(job.mpi)):
+        print(f"choros submit: warning: {warning}", file=sys.stderr)
     if scheduler.attached:
         _warn_of_local_workers(job)
     if args.dry_run:
@@ -277,98 +303,33 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if scheduler.attached:
         _prepare_spark(scheduler, job)
-        _write(job.script, text)
+        write_script(job.script, text)
         return subprocess.call(scheduler.submit(job.script))
     require_program(scheduler)
-    _write(job.script, text)
+    write_script(job.script, text)
     print(submit_job(scheduler, job.script))
     return 0
 
 
 def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
     """Return the scheduler and the job for the options, after a check of both."""
-    defaults = submit_defaults()
-    if not args.site:
-        args.site = "generic" if args.on else str(defaults.get("site", "generic"))
-    site = load_site(args.site)
-    if not args.on and not site.scheduler and "on" in defaults:
-        args.on = str(defaults["on"])
-    if args.on and site.scheduler and args.on != site.scheduler:
-        raise InvalidInputError(f"{site.name} has {site.scheduler}: leave --on {args.on} out, or --site {args.site}")
-    scheduler = choose_scheduler("submit", args.on or site.scheduler)
-    _use_defaults(args, defaults, scheduler.name)
-    check_options(
-        scheduler.name,
-        {"-o" if name == "directive" else f"--{name.replace('_', '-')}": value for name, value in vars(args).items()},
-    )
-    _ask_for_nodes(args)
-    return scheduler, job_of(args, site, scheduler.name)
-
-
-def _use_defaults(args: argparse.Namespace, defaults: Mapping[str, str | list[str]], on: str) -> None:
-    """Set the options that were not given to the user's defaults, if the script for this scheduler uses them.
-
-    A line on stderr and the script's line "Written by" show them.
-    """
-    words: list[str] = []
-    for name, value in defaults.items():
-        option = "-o" if name == "directive" else f"--{name}"
-        if name in ("site", "on"):
-            if getattr(args, name) == value:
-                words += [option, str(value)]
-        elif not getattr(args, name) and accepts(on, option):
-            setattr(args, name, value)
-            words += [word for item in ([value] if isinstance(value, str) else value) for word in (option, item)]
-    if words:
-        added = shlex.join(words)
-        print(f"choros submit: from {config_file()}: {added}", file=sys.stderr)
-        args.written_by = args.written_by.replace("choros submit", f"choros submit {added}", 1)
-
-
-def job_of(args: argparse.Namespace, site: Site, on: str) -> Job:
-    """Return the job for the options.
-
-    Args:
-        args: the parsed arguments.
-        site: the preset of the cluster.
-        on: the scheduler's name.
-
-    Raises:
-        InvalidInputError: an option is not valid.
-    """
-    python = args.python or ("python" if args.setup or on == "k8s" else sys.executable)
-    command = command_of(args.target, args.module, name="submit", python=python, here=on != "k8s" and not args.setup)
+    options = JobOptions(**{field.name: getattr(args, field.name) for field in fields(JobOptions)})
+    scheduler, site, defaults = complete(options, partial(choose_scheduler, "choros submit"))
+    on, written_by = scheduler.name, args.written_by
+    if defaults:
+        print(f"choros submit: from {config_file()}: {defaults}", file=sys.stderr)
+        written_by = written_by.replace("choros submit", f"choros submit {defaults}", 1)
+    _ask_for_nodes(options)
+    target, python = args.target[1:] if args.target[:1] == ["--"] else args.target, options.interpreter(on)
+    command = command_of(target, args.module, name="submit", python=python, here=on != "k8s" and not options.setup)
     if on != "k8s" and not args.module and command[0] == python and not os.path.exists(command[1]):
         raise InvalidInputError(f"the script {command[1]} does not exist (the directory is {os.getcwd()})")
-    name = args.name or _name_of(args.target[1:] if args.target[:1] == ["--"] else args.target)
-    return Job(
-        command=tuple(command),
-        name=name,
-        nodes=1 if args.nodes is None else args.nodes,
-        ranks_per_node=site.ranks_per_node if args.ranks_per_node is None else args.ranks_per_node,
-        cores=site.cores if args.cores is None else args.cores,
-        threads_per_core=args.threads_per_core,
-        gpus=site.gpus if args.gpus is None else args.gpus,
-        time=parse_time(args.time) if args.time is not None else 0,
-        account=args.account,
-        queue=args.queue,
-        setup=tuple(args.setup),
-        env=(*_chosen_backend(bool(args.python or args.setup) or on == "k8s"), *(_pair(text) for text in args.env)),
-        directives=tuple(args.directive),
-        wrap=_words(args.wrap),
-        mpi=args.mpi or site.mpi or (_own_mpi(on) if on in BY_MPI else ""),
-        signal=90 if args.signal is None else args.signal,
-        features="" if on == "k8s" else os.environ.get("CHOROS_SUBMIT_CPU", " ".join(cpu_features())),
-        site=site,
-        script=args.script or f"{name}{SCHEDULERS[on].ending}",
-        written_by=args.written_by,
-        image=args.image,
-        kind=args.kind or "job",
-        runtime=args.runtime or "torch-distributed",
-        master=args.master,
-        archive=args.archive,
-        secret=(os.environ.get("CHOROS_SECRET") or secrets.token_hex(32)) if on == "k8s" else "",
-    )
+    if options.archive and "://" not in options.archive and not os.path.isfile(options.archive):
+        raise InvalidInputError(
+            f"--archive {options.archive} is no file (the directory is {os.getcwd()}): choros spark pack makes one"
+        )
+    options.name = options.name or name_of(target[0])
+    return scheduler, job_of(options, site, on, command, written_by)
 
 
 def _nodes(text: str) -> int | str:
@@ -376,20 +337,20 @@ def _nodes(text: str) -> int | str:
     return text if text == "auto" else integer(text, ", or auto")
 
 
-def _ask_for_nodes(args: argparse.Namespace) -> None:
+def _ask_for_nodes(options: JobOptions) -> None:
     """Replace ``--nodes auto`` by the number of YARN's active nodes, at most ``--max-nodes``."""
-    if args.nodes != "auto":
-        for name, value in {"--max-nodes": args.max_nodes, "--resource-manager": args.resource_manager}.items():
+    if options.nodes != "auto":
+        for name, value in {"--max-nodes": options.max_nodes, "--resource-manager": options.resource_manager}.items():
             if value:
                 raise InvalidInputError(f"{name} is for --nodes auto: give that too, or leave {name} out")
         return
-    if args.on != "spark" or args.master != "yarn":
+    if options.on != "spark" or options.master != "yarn":
         raise InvalidInputError(
             "--nodes auto is for --on spark --master yarn: elsewhere give a number, as in --nodes 4"
         )
-    active, url = active_nodes(args.resource_manager)
-    args.nodes = min(active, args.max_nodes or active)
-    print(f"choros submit: YARN has {active} active nodes ({url}): --nodes {args.nodes}", file=sys.stderr)
+    active, url = active_nodes(options.resource_manager)
+    options.nodes = min(active, options.max_nodes or active)
+    print(f"choros submit: YARN has {active} active nodes ({url}): --nodes {options.nodes}", file=sys.stderr)
 
 
 def _warn_of_local_workers(job: Job) -> None:
@@ -410,56 +371,7 @@ def _prepare_spark(scheduler: Scheduler, job: Job) -> None:
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
     if not job.master.startswith("sc://"):
         if shutil.which(scheduler.program) is None:
-            raise InvalidInputError(f"there is no {scheduler.program} on PATH: pip install 'choros[spark]' brings one")
-        ensure_java()
-
-
-def _chosen_backend(other_python: bool) -> list[tuple[str, str]]:
-    """Return the variable that ``choros.backend_choice`` set here, for a job that uses the same Python.
-
-    Another Python may have other backends installed, so the job must choose again.
-    """
-    if not backend_choice.chosen:
-        return []
-    if other_python:
-        os.environ.pop("KERAS_BACKEND", None)  # most schedulers would pass it to the job
-        return []
-    return [("KERAS_BACKEND", backend_choice.chosen)]
-
-
-def _own_mpi(on: str) -> str:
-    return "jsrun" if on == "lsf" and shutil.which("jsrun") else find_mpi()
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equal, value = text.partition("=")
-    if not equal:
-        raise InvalidInputError(f"--env {text}: give a name and a value, as in --env {text or 'NAME'}=1")
-    return name, value
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise InvalidInputError(f"--wrap {text!r} is no command ({error}): close its quotes") from None
-
-
-def _name_of(target: Sequence[str]) -> str:
-    """Return a job's name from its target, with only characters that schedulers accept."""
-    stem = Path(target[0]).name.partition(".")[0] if target else ""
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:60]
-    return name if name[:1].isalpha() and name.isascii() else f"job-{name}"
-
-
-def _write(path: str, text: str) -> None:
-    """Write the script; replace a file of that name only if ``choros submit`` wrote it."""
-    file = Path(path)
-    try:
-        if file.exists() and "choros submit" not in file.read_text(encoding="utf-8", errors="replace")[:4000]:
-            raise InvalidInputError(
-                f"{path} is there and was not written by choros submit: give another --script, or --name"
+            raise MissingPackageError(
+                f"there is no {scheduler.program} on PATH: pip install 'choros[spark]' brings one"
             )
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"the script {path} cannot be written: {error.strerror}") from None
+        ensure_java()

@@ -41,7 +41,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "tune", help="find the ranks and threads with which a script trains fastest", description=_HELP, epilog=_EPILOG
     )
-    add = parser.add_argument
+    add = parser.add_argument_group("settings to try").add_argument
     add(
         "-n",
         "--workers",
@@ -68,6 +68,7 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="LIST",
         help="KMP_BLOCKTIME in ms; 0 also sets OMP_WAIT_POLICY=PASSIVE, others ACTIVE (default: 0,200)",
     )
+    add = parser.add_argument_group("measurement").add_argument
     add("--warmup", type=count, default=5, metavar="N", help="number of steps before the measurement (default: 5)")
     add("--steps", type=count, default=20, metavar="N", help="number of measured steps (default: 20)")
     add(
@@ -77,6 +78,7 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="S",
         help="seconds after which a trial is ended (default: 300)",
     )
+    add = parser.add_argument
     add("-m", dest="module", action="store_true", help="the target is a module")
     add("target", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGUMENTS]", help="the script and its arguments")
 

@@ -12,6 +12,7 @@ from choros.backend_choice import keras_backend, problem
 from choros.cli.terminal import write_rows
 from choros.cluster import Place, why
 from choros.cluster.hardware import physical_cores, usable_cores, variables, version
+from choros.cluster.hostlist import number_ranges
 from choros.comm.bootstrap.discover_rank import uses_mpi_rank
 from choros.comm.bootstrap.select import choose
 from choros.errors import InvalidInputError
@@ -63,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         "hosts": ", ".join(place["hosts"]) or "not reported by the launcher",
         "coordinator": place["coordinator"] or "none",
         "this host": report["host"],
-        "cores": f"{len(cores['usable'])} usable ({_ranges(cores['usable'])}), {len(cores['physical'])} physical",
+        "cores": f"{len(cores['usable'])} usable ({number_ranges(cores['usable'])}), {len(cores['physical'])} physical",
         "threads": ", ".join(f"{name}={value}" for name, value in report["threads"].items()) or "no variable is set",
         "backend": report["backend"],
         "libraries": ", ".join(f"{name} {version or 'not installed'}" for name, version in report["libraries"].items()),
@@ -118,14 +119,3 @@ def _group(place: Place) -> str:
     except InvalidInputError as error:
         return f"none: {error}"
     return choice.description + (wheel() if "MPI" in choice.description else "")
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return sorted numbers as ranges: ``[0, 1, 2, 5]`` as ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

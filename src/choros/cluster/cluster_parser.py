@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from choros.argument_checks import check_number, check_text, check_whole
 from choros.cluster.host_slots import Slots
 from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.rank_info import Place, meets_by_mpi
 from choros.errors import InvalidInputError
+from choros.object_text import call_text
 
 
 class ClusterParser:
@@ -46,9 +48,17 @@ class ClusterParser:
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        if environ is not None and not isinstance(environ, Mapping):
+            raise InvalidInputError(f"environ is of type {type(environ).__name__}: give a dict of variables.")
         self._environ = os.environ if environ is None else environ
         self.place = self._read_place()
-        self._servers, self.starting_port, self.network = num_param_servers, starting_port, network
+        self._servers = check_whole("num_param_servers", num_param_servers, -1)
+        self.starting_port = check_whole("starting_port", starting_port, 0)
+        self.network = network if network in (None, "") else check_text("network", network, "a domain such as 'ib'")
+
+    def __repr__(self) -> str:
+        # Without the environment, which may hold secrets.
+        return call_text(self, num_param_servers=self._servers, starting_port=self.starting_port, network=self.network)
 
     @property
     def hostnames(self) -> list[str]:
@@ -270,7 +280,7 @@ class MpiClusterParser(ClusterParser):
         environ: Mapping[str, str] | None = None,
         timeout: float = 300.0,
     ) -> None:
-        self._timeout = timeout
+        self._timeout = check_number("timeout", timeout, "a number of seconds")
         super().__init__(num_param_servers, starting_port, network, environ=environ)
 
     @property

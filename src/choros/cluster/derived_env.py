@@ -14,12 +14,10 @@ NODEFILE = "hosts of PBS_NODEFILE"
 NODEFILE_SIZE = "PALS_LOCAL_SIZE x hosts of PBS_NODEFILE"
 FLUX_LOCAL_SIZE = "FLUX_JOB_SIZE / FLUX_JOB_NNODES"
 POD_RANK, POD_RANKS = "ranks of a pod before this one", "ranks of a pod"
-TF_RANK, TF_SIZE, TF_LOCAL_RANK, TF_LOCAL_SIZE = (
-    "TF_CONFIG rank",
-    "TF_CONFIG size",
-    "TF_CONFIG local",
-    "TF_CONFIG locals",
-)
+TF_RANK = "TF_CONFIG rank"
+TF_SIZE = "TF_CONFIG size"
+TF_LOCAL_RANK = "TF_CONFIG local"
+TF_LOCAL_SIZE = "TF_CONFIG locals"
 TORCH_LOCAL_RANK, TORCH_LOCAL_SIZE = "one rank a host", "WORLD_SIZE / nodes"
 TORCH_NODE, TORCH_NODES = "RANK as the node", "WORLD_SIZE as the nodes"
 TF_NODE, TF_HOSTS, TF_ADDRESS = "TF_CONFIG node", "TF_CONFIG hosts", "TF_CONFIG first"

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterable
 
+from choros.argument_checks import check_path
 from choros.errors import InvalidInputError
 
 Slots = tuple[tuple[str, int], ...]
@@ -33,6 +34,10 @@ def parse_slots(text: str) -> Slots:
         >>> parse_slots("n1:1,n1:1")
         (('n1', 2),)
     """
+    if not isinstance(text, str):
+        raise InvalidInputError(
+            f"hosts={text!r}: give one text of the form host:slots[,host:slots], such as 'n1:4,n2:4'"
+        )
     pairs = [_PAIR.fullmatch(part.strip()) for part in text.split(",")]
     if not all(pairs):
         raise InvalidInputError(
@@ -53,6 +58,7 @@ def read_hostfile(path: str) -> Slots:
     Raises:
         InvalidInputError: the file cannot be read, has a line of another form, or has no host.
     """
+    path = check_path("hostfile", path)
     try:
         with open(path, encoding="utf-8") as file:
             lines = [line.partition("#")[0].strip() for line in file]

@@ -1,8 +1,9 @@
-"""Host lists and task counts in SLURM's compressed form."""
+"""Host lists, task counts and numbers in SLURM's compressed form."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from choros.errors import InvalidInputError
 
@@ -32,6 +33,8 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     hosts: list[str] = []
     names: list[str] = []
     position = 0
+    if not isinstance(text, str):
+        raise InvalidInputError(f"the host list {text!r} is no text: give one such as 'n[1-3]'")
     while position < len(text):
         match = _PIECE.match(text, position)
         if match is None:
@@ -77,6 +80,8 @@ def expand_tasks(text: str) -> tuple[int, ...]:
         >>> expand_tasks("2(x3),1")
         (2, 2, 2, 1)
     """
+    if not isinstance(text, str):
+        raise InvalidInputError(f"the tasks per node {text!r} are no text: give one such as '2(x3),1'")
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.match(part.strip())
@@ -86,3 +91,19 @@ def expand_tasks(text: str) -> tuple[int, ...]:
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as ranges in the form of SLURM.
+
+    Example:
+        >>> number_ranges([5, 0, 1, 2]), number_ranges([])
+        ('0-2,5', '')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,7 +1,8 @@
-"""The transport of a call to the ranks and of their results: cloudpickle in anonymous memory.
+"""The transport of a call to the ranks and of their results: cloudpickle in anonymous memory, or in private files.
 
 The memory is an anonymous file (memfd_create(2)), which exists as long as a descriptor of it is open. Processes of
-other users cannot open it, and nothing is left when the last process has ended. A rank's reply is a line of JSON:
+other users cannot open it, and nothing is left when the last process has ended. The files are those of
+``launch/private_file.py``, for ranks on other hosts. A rank's reply is a line of JSON:
 the rank returned, or raised. If it returned, the value follows.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from choros.comm.messages import Messages, header_of
-from choros.errors import NotSerializableError, brief
+from choros.errors import InvalidInputError, NotSerializableError, brief
 from choros.launch.process.failure_report import RankFailure
 
 
@@ -28,6 +29,28 @@ class Returned:
 
 
 _ANSWERS = Messages(Returned, RankFailure)
+
+
+def check_call(caller: str, func: object, args: object, kwargs: object) -> None:
+    """Check the types of a function and its arguments.
+
+    Args:
+        caller: the public function that was given them, for messages.
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments, or None.
+
+    Raises:
+        InvalidInputError: one of them has another type.
+    """
+    if not callable(func):
+        raise InvalidInputError(f"{caller} was given {func!r} to call: give a function")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise InvalidInputError(
+            f"args is of type {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)"
+        )
+    if not (kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs))):
+        raise InvalidInputError(f"kwargs={kwargs!r:.40}: give a dict of keyword arguments by name")
 
 
 def create(name: str) -> int:

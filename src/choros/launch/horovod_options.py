@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from choros.errors import InvalidInputError
@@ -114,11 +115,12 @@ _KEYWORDS = {
 }
 
 
-def answers(keywords: Mapping[str, Any]) -> list[str]:
+def answers(keywords: Mapping[str, Any], own: Collection[str] = ()) -> list[str]:
     """Return the lines to print for keywords of ``horovod.run`` that ``choros.run`` does not have.
 
     Args:
         keywords: the keywords and their values; None and False count as not given.
+        own: the keywords of ``choros.run``, one of which an unknown keyword may mean. Defaults to none.
 
     Returns:
         One line for each keyword that is ignored.
@@ -136,7 +138,8 @@ def answers(keywords: Mapping[str, Any]) -> list[str]:
     for keyword, value in keywords.items():
         option = known.get(_KEYWORDS.get(keyword, f"--{keyword.replace('_', '-')}"))
         if option is None:
-            raise TypeError(f"choros.run() has no keyword {keyword!r}")
+            near = get_close_matches(keyword, [*own, *(name.lstrip("-").replace("-", "_") for name in known)], 1)
+            raise TypeError(f"choros.run() has no keyword {keyword!r}{f': did you mean {near[0]!r}?' if near else ''}")
         if value is not None and value is not False:
             ignored.append(option.answer(keyword))
     return ignored

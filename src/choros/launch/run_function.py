@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import platform
@@ -11,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from choros.argument_checks import check_flag, check_path, check_whole
 from choros.cluster.hardware import physical_cores
 from choros.console import LAUNCHER
 from choros.errors import InvalidInputError, WorkerFailedError
-from choros.launch.call_io import Returned, create, read_answer, read_value, write_call
+from choros.launch.call_io import Returned, check_call, create, read_answer, read_value, write_call
 from choros.launch.horovod_options import answers
 from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, start
 from choros.launch.process.child_process import python_variables
-from choros.launch.process.failure_report import RankFailure, failure
+from choros.launch.process.failure_report import RankFailure, failure, first_cause
 from choros.launch.process.rank_supervisor import JobResult
 
 logger = logging.getLogger(LAUNCHER)
@@ -80,22 +82,20 @@ def run(
         [42, 42]
     """
     check_outside("call the function itself there")
+    bind = check_flag("bind", bind)
+    if threads is not None:
+        threads = check_whole("threads", threads, 1)
+    if output_filename is not None:
+        output_filename = check_path("output_filename", output_filename)
     size = _size(_asked(num_proc, np), hosts, hostfile)
-    if not callable(func):
-        raise InvalidInputError(f"choros.run was given a {type(func).__name__} to call: give a function")
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise InvalidInputError(
-            f"args is of type {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)"
-        )
-    if not (kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs))):
-        raise InvalidInputError(f"kwargs={kwargs!r:.40}: give a dict of keyword arguments by name")
+    check_call("choros.run", func, args, kwargs)
     if start_timeout is not None and not 0 < start_timeout < 1e6:
         raise InvalidInputError(f"start_timeout={start_timeout!r}: give a number of seconds above 0")
     if not sys.executable:
         raise InvalidInputError(
             "this interpreter does not know its own executable (sys.executable), so it starts no rank"
         )
-    for line in answers(horovod):
+    for line in answers(horovod, inspect.signature(run).parameters):
         logger.info(f"{line}")
     wish = LaunchOptions(
         size,
@@ -167,5 +167,5 @@ def _failure(outcome: JobResult, answers: Sequence[Returned | RankFailure | None
         silent = next(rank for rank, answer in enumerate(answers) if not isinstance(answer, Returned))
         reports = {silent: RankFailure(exit=0, host=platform.node())}
     # The supervisor's list comes first. Ranks that it ended afterwards may also have reported an error.
-    rank = next((rank for rank, report in reports.items() if not report.is_echo), next(iter(reports)))
+    rank = first_cause(reports)
     return failure(rank, len(answers), reports[rank], what="rank")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from choros.argument_checks import check_text
 from choros.cluster import parse_slots
 from choros.cluster.host_slots import is_this_machine
 from choros.errors import InvalidInputError
@@ -38,7 +39,7 @@ class LaunchedJob:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", exec_stub.__file__, *command],
+            exec_stub.with_stub(command),
             env={**environ, PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -124,7 +125,7 @@ class _Run:
     hosts: str
 
     def __post_init__(self) -> None:
-        if self.hosts:
+        if self.hosts not in ("", None):
             parse_slots(self.hosts)
 
     def size(self) -> int | None:
@@ -169,6 +170,11 @@ class Ssh(_Run):
 
     hosts: str
     command: str = SSH
+
+    def __post_init__(self) -> None:
+        check_text("hosts", self.hosts, "one text of the form host:slots, such as choros.Ssh('n1:2,n2:2')")
+        check_text("command", self.command, "the ssh program and its options, such as 'ssh -p 2222'")
+        super().__post_init__()
 
     def options(self) -> list[str]:
         """Return ``-H`` and ``--ssh`` with their values."""
@@ -224,6 +230,10 @@ class Mpiexec(_Run):
 
     hosts: str = ""
     program: str = "mpiexec"
+
+    def __post_init__(self) -> None:
+        check_text("program", self.program, "a name or path, such as 'mpiexec'")
+        super().__post_init__()
 
     def options(self) -> list[str]:
         """Return ``--launcher`` with the program, and ``-H`` if hosts are given."""

@@ -15,7 +15,7 @@ from choros.comm.messages import header_of
 from choros.comm.tcp.auth_socket import AuthListener
 from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError
-from choros.launch.elastic.messages import OF_PROCESSES, Connected
+from choros.launch.elastic.messages import OF_PROCESSES, Connected, ProcessGreeting
 
 _NEVER = 1e9  # seconds: a socket without a timeout, as long as the process at the other end lives
 _MOST = 1 << 23  # bytes that are queued for a process that does not read
@@ -34,9 +34,9 @@ class ControlServer:
 
     Example:
         >>> from choros.comm.tcp.auth_socket import dial
-        >>> from choros.launch.elastic.messages import Ping
-        >>> control_server = ControlServer(AuthListener("127.0.0.1", b"a secret"))
-        >>> socket = dial(control_server.address, b"a secret", {"member": 3}, 5.0)
+        >>> from choros.launch.elastic.messages import Ping, ProcessGreeting
+        >>> control_server = ControlServer(AuthListener("127.0.0.1", b"a secret", ProcessGreeting))
+        >>> socket = dial(control_server.address, b"a secret", ProcessGreeting(3), 5.0)
         >>> far = RpcConnection(socket, "the control server", 5.0)
         >>> control_server.received.get(timeout=5.0), control_server.send(3, Ping()), far.receive()[0]
         ((3, Connected()), True, {'op': 'Ping'})
@@ -44,7 +44,7 @@ class ControlServer:
         (None, None)
     """
 
-    def __init__(self, listener: AuthListener, called: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, listener: AuthListener[ProcessGreeting], called: Callable[[], object] = lambda: None) -> None:
         self.address, self._listener, self._called = listener.address, listener, called
         self.received: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
         self._lines: dict[int, _Line] = {}
@@ -69,12 +69,12 @@ class ControlServer:
     def _welcome(self) -> None:
         while not self._over:
             try:
-                hello, end = self._listener.next_peer(1.0)
+                greeting, end = self._listener.next_peer(1.0)
             except CommTimeoutError:
                 continue
-            number = hello.get("member")
+            number = greeting.member
             # Each process connects once. A second connection with its number cannot be its own.
-            if not isinstance(number, int) or number in self._lines:
+            if number in self._lines:
                 end.close()
                 continue
             line = self._lines[number] = _Line(end, f"process {number} of the job")

@@ -34,6 +34,7 @@ from choros.launch.elastic.messages import (
     GenerationBroken,
     Leave,
     Ping,
+    ProcessGreeting,
     RanksChange,
     RequestRank,
     SharedTexts,
@@ -99,6 +100,7 @@ class Driver(RankSupervisor):
             if (self._asked or self._broken) and not self._forwarded:
                 self._forwarded = True
                 self._stop(128 + (self._asked[0] if self._asked else signal.SIGPIPE), "")
+            # After all ends and messages: a decision by half of them would start processes that are not needed.
             if self._code is None:
                 self._decide()
             self._kill_late()
@@ -186,7 +188,7 @@ class Driver(RankSupervisor):
     # -- actions
     def _break(self, reason: str) -> None:
         """End this generation: send its ranks a message that aborts their waits for each other."""
-        if self.running:
+        if self.running:  # several ranks report the same loss; only the first report ends the generation
             self.running, self._reset = False, time.monotonic()
             self._send_all(GenerationBroken(self.generation, reason))
 
@@ -425,7 +427,13 @@ def start_elastic(
     output = Output(0, wish.folder, wish.timestamps, total=terms.most or terms.first)
     report = output.say if verbose else (lambda _: None)
     starter = ProcessStarter(command, wish, secret, ssh, network, report)
-    driver = Driver(starter, terms, wish, output, lambda called: ControlServer(AuthListener(address, secret), called))
+    driver = Driver(
+        starter,
+        terms,
+        wish,
+        output,
+        lambda called: ControlServer(AuthListener(address, secret, ProcessGreeting), called),
+    )
     with driver.signals():
         try:
             return driver.watch()

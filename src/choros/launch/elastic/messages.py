@@ -10,7 +10,29 @@ from dataclasses import dataclass
 from choros.comm.messages import Messages
 
 
+@dataclass(frozen=True)
+class DriverAddress:
+    """The address of the driver for a process, as a message in its environment.
+
+    Attributes:
+        place: str. ``address:port`` of the ``ControlServer``.
+        member: int. The number of the process, for its ``ProcessGreeting``.
+        secret: str. The job's secret in hex.
+    """
+
+    place: str
+    member: int
+    secret: str
+
+
 # -- from a process to the driver
+@dataclass(frozen=True)
+class ProcessGreeting:
+    """A process connects. ``member``: its number among all processes that the driver has started."""
+
+    member: int
+
+
 @dataclass(frozen=True)
 class Connected:
     """The process has connected. Only the driver makes this message."""

@@ -14,11 +14,12 @@ from choros.cluster import Slots, is_this_machine
 from choros.cluster.hardware import kept_variables, plan, usable_cores, variables
 from choros.comm.messages import header_of
 from choros.launch.elastic.members import Member
+from choros.launch.elastic.messages import DriverAddress
 from choros.launch.local_job import HostShare, LaunchOptions, horovod_place
 from choros.launch.ssh.agent_job import agent_job
 from choros.launch.ssh.launcher import memory
 
-ELASTIC = "CHOROS_ELASTIC"  # JSON for a process: the driver's address, the process's number, the job's secret
+ELASTIC = "CHOROS_ELASTIC"  # a ``DriverAddress``, as JSON
 Prepared = tuple[list[str], dict[str, str], tuple[int, ...], tuple[int, ...]]
 
 
@@ -73,7 +74,7 @@ class ProcessStarter:
             after the start.
         """
         size = max(first, member.number + 1)
-        assignment = {"place": place, "member": member.number, "secret": self._secret.hex()}
+        assignment = header_of(DriverAddress(place, member.number, self._secret.hex()))
         job_variables = {ELASTIC: json.dumps(assignment), "CHOROS_NETWORK": self._network, "CHOROS_RUN": self._run}
         shares = max(self._shares[member.machine], member.slot + 1)
         if member.machine:

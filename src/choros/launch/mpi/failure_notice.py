@@ -1,6 +1,6 @@
 """The report of a rank's failure to the ``choros run`` process, over an authenticated socket.
 
-Ranks that ``mpiexec`` or ``srun`` starts use it. ``CHOROS_HEAD`` holds the address and the secret.
+Ranks that ``mpiexec`` or ``srun`` starts use it. ``CHOROS_HEAD`` holds a ``RunAddress``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,45 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 
 from choros.cluster import Place
+from choros.comm.messages import decode
 from choros.errors import ChorosError
 
 HEAD = "CHOROS_HEAD"
 _NOTICE = 5.0  # seconds for the report
+
+
+@dataclass(frozen=True)
+class RunAddress:
+    """The address of the ``choros run`` process and the settings of a rank, as a message in ``CHOROS_HEAD``.
+
+    Attributes:
+        place: str. ``address:port`` of its listener for ``RankExit``.
+        secret: str. The secret of the listener in hex.
+        bind: bool. Whether to bind the rank to separate cores.
+        threads: int or None. The number of threads of the rank.
+    """
+
+    place: str
+    secret: str
+    bind: bool
+    threads: int | None
+
+    @classmethod
+    def read(cls) -> RunAddress:
+        """Return the message in this process's environment."""
+        return decode(cls, json.loads(os.environ[HEAD]))
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """A rank has ended. ``code``: its exit code, or 128 plus the number of a signal. ``host``: the name of its host."""
+
+    rank: int
+    code: int
+    host: str
 
 
 def report_exit(code: int) -> None:
@@ -26,7 +59,7 @@ def report_exit(code: int) -> None:
     """
     from choros.comm.tcp.auth_socket import dial
 
-    head = json.loads(os.environ[HEAD])
-    fact = {"rank": Place.here().rank, "code": code, "host": os.uname().nodename}
+    head = RunAddress.read()
+    report = RankExit(Place.here().rank, code, os.uname().nodename)
     with suppress(ChorosError, OSError):
-        dial(head["place"], bytes.fromhex(head["secret"]), fact, _NOTICE).close()
+        dial(head.place, bytes.fromhex(head.secret), report, _NOTICE).close()

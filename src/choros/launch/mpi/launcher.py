@@ -15,18 +15,22 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from choros.cluster import Slots
 from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI, find_mpi
+from choros.comm.messages import header_of
 from choros.console import LAUNCHER
-from choros.errors import AGAIN, CommTimeoutError, InvalidInputError
+from choros.errors import AGAIN, CommTimeoutError, InvalidInputError, nearest
 from choros.launch.local_job import LaunchOptions
-from choros.launch.mpi.failure_notice import HEAD
+from choros.launch.mpi.failure_notice import HEAD, RankExit, RunAddress
 from choros.launch.process import exec_stub
 from choros.launch.process.exec_stub import PARENT
 from choros.launch.process.failure_report import signalled
 from choros.launch.process.rank_supervisor import WARNINGS, JobResult
+
+if TYPE_CHECKING:
+    from choros.comm.tcp.auth_socket import AuthListener
 
 logger = logging.getLogger(LAUNCHER)
 
@@ -95,8 +99,8 @@ def start_under(
     program, version = find_launcher(launcher)
     mpi_name = find_mpi() if Path(program).name == "srun" else ""
     secret = secrets.token_bytes(32)
-    with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret) as listener:
-        head = {"place": listener.address, "secret": secret.hex(), "bind": wish.bind, "threads": wish.threads}
+    with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret, RankExit) as listener:
+        head = header_of(RunAddress(listener.address, secret.hex(), wish.bind, wish.threads))
         environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
         names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
         launcher_command = launch_command(program, wish.size, slots, names, version, mpi_name)
@@ -115,24 +119,22 @@ class _Job:
     """The launcher process, and the failure that was reported first."""
 
     def __init__(self, command: list[str], environ: dict[str, str], grace: float) -> None:
-        self.first: dict[str, Any] = {}
+        self.first: RankExit | None = None
         self._asked: list[int] = []  # INT, TERM and HUP that this process received
         self._grace = grace
         environ = {**environ, PARENT: str(os.getpid())}
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", exec_stub.__file__, *command], env=environ, stdin=subprocess.DEVNULL
-        )
+        self._process = subprocess.Popen(exec_stub.with_stub(command), env=environ, stdin=subprocess.DEVNULL)
 
-    def listen_at(self, listener: Any) -> None:
+    def listen_at(self, listener: AuthListener[RankExit]) -> None:
         """Wait for the first report of a failure; if the launcher does not end the job then, end the launcher."""
         try:
             self.first, end = listener.next_peer(threading.TIMEOUT_MAX)
         except CommTimeoutError:
             return
         end.close()
-        where = f"rank {self.first['rank']} (host {self.first['host']})"
+        where = f"rank {self.first.rank} (host {self.first.host})"
         if not self._asked:  # else the rank ended because of the signal
-            logger.warning(f"{where} {_how(int(self.first['code']))}")
+            logger.warning(f"{where} {_how(self.first.code)}")
         # Each signal follows a wait: launchers usually end the other ranks by themselves.
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
@@ -150,7 +152,7 @@ class _Job:
                 self._process.wait(1.0)
             except subprocess.TimeoutExpired:
                 continue
-        code = int(self.first["code"]) if self.first else code if code >= 0 else 128 - code
+        code = self.first.code if self.first else code if code >= 0 else 128 - code
         if self._asked:
             return JobResult(AGAIN if code == AGAIN else 128 + self._asked[0], self._asked[0])
         return JobResult(code)
@@ -171,10 +173,10 @@ def find_launcher(launcher: str) -> tuple[str, str]:
         InvalidInputError: ``launcher`` is another program, does not exist, or is srun without SLURM.
 
     Example:
-        >>> find_launcher("aprun")
+        >>> find_launcher("qsub")
         Traceback (most recent call last):
         ...
-        choros.errors.InvalidInputError: --launcher aprun is none of ssh, srun, mpiexec, or a path of one of them
+        choros.errors.InvalidInputError: --launcher qsub is none of ssh, srun, mpiexec, or a path of one of them
     """
     program = _find(launcher)
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
@@ -189,8 +191,10 @@ def find_launcher(launcher: str) -> tuple[str, str]:
 
 def _find(launcher: str) -> str:
     if Path(launcher).name not in (*LAUNCHERS, "mpirun", "mpiexec.hydra"):
+        near = nearest(Path(launcher).name, ("ssh", *LAUNCHERS))
         raise InvalidInputError(
             f"--launcher {launcher} is none of ssh, {', '.join(LAUNCHERS)}, or a path of one of them"
+            + (f": did you mean {near}?" if near else "")
         )
     sibling = Path(sys.executable).parent / launcher
     if launcher != "srun" and sibling.exists():

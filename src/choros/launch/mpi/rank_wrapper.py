@@ -7,7 +7,6 @@ before the launcher sees the exit, because launchers change exit codes.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import sys
 from choros.cluster import Place
 from choros.cluster.hardware import plan, usable_cores, variables
 from choros.cluster.rank_threads import shares_cores
-from choros.launch.mpi.failure_notice import HEAD, report_exit
+from choros.launch.mpi.failure_notice import RunAddress, report_exit
 
 
 def settle(place: Place, bind: bool = True, threads: int | None = None) -> None:
@@ -43,8 +42,8 @@ def main() -> int:
     Returns:
         The rank's exit code, or 128 plus the number of the signal that ended it.
     """
-    head = json.loads(os.environ[HEAD])
-    settle(Place.here(), head["bind"], head["threads"])
+    head = RunAddress.read()
+    settle(Place.here(), head.bind, head.threads)
     program, *rest = sys.argv[1:]
     python = program == sys.executable and rest and (rest[0] == "-m" or not rest[0].startswith("-"))
     command = [sys.executable, "-m", "choros.launch.mpi.script_wrapper", *rest] if python else sys.argv[1:]

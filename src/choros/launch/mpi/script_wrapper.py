@@ -9,8 +9,6 @@ code is lost.
 
 from __future__ import annotations
 
-import os
-import runpy
 import sys
 import time
 from io import TextIOWrapper
@@ -19,6 +17,7 @@ from types import TracebackType
 from choros.comm.bootstrap.exit_hooks import ROOT_CAUSE_SECONDS, exit_code_of
 from choros.errors import PeerLostError
 from choros.launch.mpi.failure_notice import report_exit
+from choros.launch.process.python_target import FILES, run_target
 
 
 def main() -> None:
@@ -27,15 +26,8 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
     sys.excepthook = _before_it_is_ended
-    sys.argv = sys.argv[1:]
     try:
-        if sys.argv[0] == "-m":
-            sys.argv = sys.argv[1:]
-            sys.path[0] = os.getcwd()
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-            runpy.run_path(sys.argv[0], run_name="__main__")
+        run_target(sys.argv[1:])
     except SystemExit as ending:
         if code := exit_code_of(ending):
             report_exit(code)
@@ -45,7 +37,7 @@ def main() -> None:
             time.sleep(ROOT_CAUSE_SECONDS)
         report_exit(exit_code_of(error))
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, *FILES):
             trace = trace.tb_next
         raise error.with_traceback(trace)  # noqa: B904 - without the frames of this wrapper
 

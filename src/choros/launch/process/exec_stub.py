@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 CORES = "CHOROS_CORES"
 PARENT = "CHOROS_PARENT"
@@ -43,6 +43,16 @@ def settle(environ: MutableMapping[str, str] | None = None) -> None:
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != int(parent):  # the parent ended before prctl, so no signal will come
             raise SystemExit("choros: the process that started this one has ended")
+
+
+def with_stub(command: Sequence[str]) -> list[str]:
+    """Return a command that starts with this script, for ``CHOROS_CORES`` and ``CHOROS_PARENT``.
+
+    Example:
+        >>> with_stub(["python", "train.py"])[-2:]
+        ['python', 'train.py']
+    """
+    return [sys.executable, "-I", "-S", __file__, *command]
 
 
 def main(argv: list[str]) -> int:

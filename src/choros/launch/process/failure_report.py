@@ -6,6 +6,7 @@ import contextlib
 import platform
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,8 +153,23 @@ def raised(error: BaseException) -> RankFailure:
     return RankFailure(name, text, lines, platform.node(), peak, missing=list(missing or ()) if known else [])
 
 
+def first_cause(reports: Mapping[int, RankFailure]) -> int:
+    """Return the first rank that did not fail only because of another rank; if there is none, the first rank.
+
+    Example:
+        >>> first_cause({0: RankFailure("choros.errors.PeerLostError"), 3: RankFailure("ValueError")})
+        3
+    """
+    return next((rank for rank, report in reports.items() if not report.is_echo), next(iter(reports)))
+
+
 def failure(
-    rank: int, size: int, report: RankFailure, weights: list[Any] | None = None, what: str = "worker"
+    rank: int,
+    size: int,
+    report: RankFailure,
+    weights: list[Any] | None = None,
+    what: str = "worker",
+    alone: str = "",
 ) -> WorkerFailedError:
     """Return the exception for the report of a rank.
 
@@ -163,6 +179,7 @@ def failure(
         report: RankFailure.
         weights: the last center variable, kept as ``error.weights``. Defaults to None.
         what: ``"worker"`` (default), or ``"rank"`` for ranks of ``choros.run``.
+        alone: the call that runs the same code in one process, for the advice. Defaults to that of ``what``.
 
     Returns:
         The exception, which the caller raises.
@@ -190,7 +207,7 @@ def failure(
         message += f"\n\nIts traceback:\n{report.traceback.rstrip()}"
     if report.output.strip():
         message += f"\n\nThe last lines that it printed:\n{report.output.rstrip()}"
-    message += f"\n\n{remedy.format(alone=_ALONE[what])}"
+    message += f"\n\n{remedy.format(alone=alone or _ALONE[what])}"
     return WorkerFailedError(
         message,
         rank=rank,

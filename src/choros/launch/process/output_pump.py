@@ -6,7 +6,6 @@ end before the process does, so this thread starts the processes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import threading
@@ -18,11 +17,13 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from choros.launch.process.child_process import Child
+from choros.launch.process.wake_pipe import WakePipe
 
 Result = TypeVar("Result")
 
 _LONGEST = 1 << 16  # a line longer than this is cut into several
 _SHOWN = 2000  # characters of a line in a tail
+_TAIL_LINES = 40  # last lines that are kept of each rank
 _SAMPLING = 0.5
 
 
@@ -83,23 +84,18 @@ class OutputPump:
 
     Args:
         on_line: function of ``(rank, kind, line)``; its exceptions do not end the thread.
-        tail_length: the number of last lines to keep for each rank. Defaults to 40.
     """
 
-    def __init__(self, on_line: Callable[[int, str, str], None] | None = None, tail_length: int = 40) -> None:
+    def __init__(self, on_line: Callable[[int, str, str], None] | None = None) -> None:
         self.children: list[Child] = []
         self._on_line = on_line
         self._tails: dict[int, deque[str]] = {}
-        self._tail_length = tail_length
         self._streams: list[Stream] = []
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()  # its append and popleft need no lock
         self._stopping = False
-        self._waking = threading.RLock()
-        self._wake_out, self._wake_in = os.pipe()
-        os.set_blocking(self._wake_in, False)
-        os.set_blocking(self._wake_out, False)
+        self._pipe = WakePipe()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._selector.register(self._pipe, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._loop, name="choros-output", daemon=True)
         self._thread.start()
 
@@ -119,7 +115,7 @@ class OutputPump:
                 done.set_exception(error)
 
         self._calls.append(run)
-        self._wake()
+        self._pipe.wake()
         return done.result(timeout)
 
     def start(self, rank: int, make: Callable[[int, int], Child], split: bool = False) -> Child:
@@ -153,7 +149,7 @@ class OutputPump:
 
     def pull(self, rank: int) -> None:
         """Read all available output of a rank, in the thread of the caller."""
-        for stream in list(self._streams):
+        for stream in list(self._streams):  # a copy, because the thread may start a process meanwhile
             if stream.rank == rank:
                 stream.pull()
 
@@ -164,19 +160,14 @@ class OutputPump:
     def stop(self) -> None:
         """Read the remaining output, close the pipes and end the thread; a second call does nothing."""
         self._stopping = True
-        self._wake()
+        self._pipe.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(10)
-
-    def _wake(self) -> None:
-        with self._waking, contextlib.suppress(BlockingIOError):
-            if self._wake_in >= 0:
-                os.write(self._wake_in, b".")
 
     def _line(self, rank: int, kind: str, line: str) -> None:
         tail = self._tails.get(rank)
         if tail is None:
-            tail = self._tails.setdefault(rank, deque(maxlen=self._tail_length))
+            tail = self._tails.setdefault(rank, deque(maxlen=_TAIL_LINES))
         tail.append(line[:_SHOWN])
         if self._on_line is not None:
             try:
@@ -193,7 +184,7 @@ class OutputPump:
             while not self._stopping:
                 for key, _ in self._selector.select(_SAMPLING):
                     if key.data is None:
-                        os.read(self._wake_out, 1 << 12)
+                        self._pipe.clear()
                     elif not key.data.pull():
                         self._selector.unregister(key.fileobj)
                         key.data.close()
@@ -209,7 +200,4 @@ class OutputPump:
                 stream.pull()
                 stream.close()
             self._selector.close()
-            with self._waking:
-                os.close(self._wake_in)
-                os.close(self._wake_out)
-                self._wake_in = self._wake_out = -1
+            self._pipe.close()

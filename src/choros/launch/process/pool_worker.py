@@ -1,9 +1,9 @@
 """A worker process: ``python -m choros.launch.process.pool_worker FD RANK SIZE``.
 
-``choros.launch.process.worker_pool.Pool`` starts it. It sends a hello event, then serves the messages ``{"call":
-"package.module:function", ...}``: it imports the function and calls ``function(link, message, blobs, fds)``. The
-function sends events through ``link``. If it raises, the worker sends a ``RankFailure`` and continues. The
-worker ends at ``{"call": "exit"}``, or when the caller closes the connection.
+``choros.launch.process.worker_pool.Pool`` starts it. It sends ``WorkerStarted``, then serves each ``Call``: it imports
+the function and calls ``function(link, arguments, blobs, fds)``. The function sends events through ``link``. If it
+raises, the worker sends a ``RankFailure`` and continues. The worker ends at an ``ExitRequest``, or when the caller
+closes the connection.
 """
 
 from choros.launch.process.exec_stub import settle
@@ -21,13 +21,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from choros.comm.messages import Messages, decode, header_of
 from choros.errors import ChorosError, InvalidInputError, PeerLostError
 from choros.launch.process.child_process import set_module_path
 from choros.launch.process.failure_report import raised
 from choros.launch.process.frame import Frame, Message
 from choros.launch.process.hidden_packages import lean_keras_import
 from choros.launch.process.unix_socket import UnixConnection
-from choros.launch.process.worker_connection import ShutdownRequested, WorkerConnection
+from choros.launch.process.worker_connection import Call, ShutdownRequested, WorkerConnection, WorkerStarted
+
+_CALLS = Messages(Call)
 
 
 def serve(link: WorkerConnection) -> None:
@@ -41,7 +44,7 @@ def serve(link: WorkerConnection) -> None:
             frame = link.receive(None)
         except PeerLostError:
             return
-        if "call" not in frame[0]:  # a message for a call that has failed since
+        if not _CALLS.has(frame[0]):  # a message for a call that has failed since
             continue
         event = _call(link, frame)
         # The blobs may be large, and would stay in memory until the next call.
@@ -81,18 +84,16 @@ def find(name: str) -> Callable[..., Any]:
 
 def _call(link: WorkerConnection, frame: Frame) -> Message | None:
     """Run one call; return the report of the exception if it raised, else None."""
-    message, blobs, fds = frame
-    set_module_path(message.pop("module_path"))
+    header, blobs, fds = frame
+    call = decode(Call, header)
+    set_module_path(call.module_path)
     try:
-        find(str(message.get("call")))(link, message, blobs, fds)
+        find(call.function)(link, call.arguments, blobs, fds)
     except ShutdownRequested:
         raise
     # Also a ``SystemExit`` of the user's code: the worker must report it and serve further calls.
     except BaseException as error:
-        report = raised(error)
-        from choros.comm.messages import header_of  # late: it imports numpy, and a worker imports nothing before a call
-
-        return header_of(report)
+        return header_of(raised(error))
     return None
 
 
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> int:
     wire = UnixConnection(socket.socket(fileno=fd), "the caller")
     link = WorkerConnection(wire, rank, size)
     try:
-        link.send({"event": "hello", "rank": rank, "pid": os.getpid()})
+        link.send(header_of(WorkerStarted(rank, os.getpid())))
         serve(link)
     except (PeerLostError, ShutdownRequested):
         return 0

@@ -12,7 +12,6 @@ import platform
 import secrets
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from choros.launch.process.child_process import Child, ExitStatus
 from choros.launch.process.failure_report import signalled
 from choros.launch.process.output_pump import OutputPump
 from choros.launch.process.rank_output import Output
+from choros.launch.process.wake_pipe import WakePipe
 
 GRACE = 5.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -160,11 +160,8 @@ class RankSupervisor:
         self._warned: list[int] = []  # USR1 and USR2 that are not forwarded yet
         self._deadline = float("inf")  # the time at which remaining ranks are killed
         self._began = time.monotonic()
-        self._waking = threading.RLock()  # reentrant, because a signal handler calls ``wake`` too
-        self._wake_out, self._wake_in = os.pipe()
-        # A full pipe must not block a signal handler. One byte in it is enough to wake ``watch``.
-        os.set_blocking(self._wake_in, False)
-        os.set_blocking(self._wake_out, False)
+        self._pipe = WakePipe()
+        self.wake = self._pipe.wake  # wakes ``watch``
         self._forwarded = False
         self._broken = False
         output.on_broken = self._nobody_reads
@@ -198,7 +195,7 @@ class RankSupervisor:
         fds: Sequence[int],
     ) -> None:
         """Start one rank, in the thread of the OutputPump."""
-        argv = [sys.executable, "-I", "-S", exec_stub.__file__, *command]
+        argv = exec_stub.with_stub(command)
 
         def make(out: int, err: int) -> Child:
             return Child(argv, environment, cores=cores, pass_fds=fds, stdout=out, stderr=err)
@@ -219,6 +216,7 @@ class RankSupervisor:
                 self.ended[rank] = ended
                 # Read its last lines now: the message about the failure shows them.
                 self.pump.pull(rank)
+                # Before ``_judge``, which ends the others: ``on_end`` lets those that wait for this rank name it.
                 if self.on_end is not None:
                     self.on_end(rank)
             self._judge(failures)
@@ -230,6 +228,7 @@ class RankSupervisor:
             if len(self._asked) > 1 or time.monotonic() > self._deadline:
                 self._signal(signal.SIGKILL)
         if self._asked:
+            # Ranks that saved their state end with AGAIN. Ranks that had finished before the signal end with 0.
             codes = {ended.code for ended in self.ended.values()}
             return JobResult(AGAIN if codes in ({AGAIN}, {0, AGAIN}) else 128 + self._asked[0], self._asked[0])
         if self.failed:
@@ -246,10 +245,7 @@ class RankSupervisor:
             self.pump.stop()
         self.output.close()
         self._broken = True  # a later line must not write to the closed pipe
-        with self._waking:
-            os.close(self._wake_out)
-            os.close(self._wake_in)
-            self._wake_in = self._wake_out = -1
+        self._pipe.close()
 
     def _judge(self, failures: list[tuple[int, ExitStatus]]) -> None:
         """Record the first failure and end the other ranks; ignore failures after it, or after a signal to us."""
@@ -289,15 +285,9 @@ class RankSupervisor:
         (self._warned if number in WARNINGS else self._asked).append(number)
         self.wake()
 
-    def wake(self) -> None:
-        """Wake ``watch``; thread-safe."""
-        with self._waking, contextlib.suppress(BlockingIOError):
-            if self._wake_in >= 0:
-                os.write(self._wake_in, b".")
-
     def _wait(self) -> None:
         poll = select.poll()
-        poll.register(self._wake_out, select.POLLIN)
+        poll.register(self._pipe, select.POLLIN)
         longest = max(0.0, min(1.0, self._deadline - time.monotonic()))
         for rank, child in enumerate(self.pump.children):
             if rank not in self.ended:
@@ -306,8 +296,7 @@ class RankSupervisor:
                 else:  # without a pidfd, the end is seen only by a check at short intervals
                     longest = min(longest, 0.04)
         poll.poll(longest * 1000)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_out, 1 << 12)
+        self._pipe.clear()
         while self._warned:
             number = self._warned.pop(0)
             for child in self.pump.children:

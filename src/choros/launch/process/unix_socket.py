@@ -86,6 +86,8 @@ class UnixConnection:
         with self._sending:
             if self._cut:
                 raise PeerLostError(f"an earlier message to {self.peer} was broken off, so no other can follow it")
+            # Set until the whole frame is sent: after an error in the middle, the other end would take the next frame
+            # for the rest of this one.
             self._cut = True
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             view = memoryview(head)

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from choros.comm.messages import Messages
 from choros.launch.process.frame import Frame, Message
 from choros.launch.process.unix_socket import UnixConnection
 
 
+@dataclass(frozen=True)
+class WorkerStarted:
+    """First event of a worker: its process has started and serves calls."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """Request to call a function, which continues until it returns or raises.
+
+    Attributes:
+        function: str. The module and the name, as in ``"package.module:function"``.
+        arguments: dict. Passed to the function as they are.
+        module_path: list of str. The caller's ``sys.path``.
+    """
+
+    function: str
+    arguments: dict[str, Any]
+    module_path: list[str]
+
+
+@dataclass(frozen=True)
+class ExitRequest:
+    """Request that the worker end, also within a call."""
+
+
 class ShutdownRequested(SystemExit):
     """Request of the caller that this worker end; ``WorkerConnection.receive`` raises it, also within a call."""
+
+
+_EXIT = Messages(ExitRequest)
 
 
 class WorkerConnection:
@@ -36,7 +69,7 @@ class WorkerConnection:
             ShutdownRequested: the caller asks this worker to end; do not catch it.
         """
         frame = self._wire.receive(timeout)
-        if frame[0].get("call") == "exit":
+        if _EXIT.has(frame[0]):
             raise ShutdownRequested(0)
         return frame
 

@@ -17,16 +17,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from choros.comm.messages import Messages
+from choros.comm.messages import Messages, header_of
 from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
 from choros.launch.process.child_process import Child, ExitStatus, module_path, python_variables
 from choros.launch.process.failure_report import RankFailure, failure
 from choros.launch.process.frame import Message
 from choros.launch.process.output_pump import OutputPump
 from choros.launch.process.unix_socket import UnixConnection
+from choros.launch.process.worker_connection import Call, ExitRequest, WorkerStarted
 
-Event = tuple[int, Message | RankFailure, list[bytearray]]
-_FAILURES = Messages(RankFailure)
+Event = tuple[int, Message | RankFailure | WorkerStarted, list[bytearray]]
+_POOL_EVENTS = Messages(RankFailure, WorkerStarted)
 
 _LINGER = 2.0  # seconds that a worker may live after it has closed its connection
 _EXIT = 5.0
@@ -53,17 +54,20 @@ class Pool:
         environment: for each worker, variables in addition to the caller's environment.
         cores: for each worker, the logical cores to which it is bound before it imports anything.
         echo: function of ``(rank, line)``, called for each line that a worker prints, in a thread of the pool.
-        start_timeout: seconds within which all workers must have sent their hello event. Defaults to 120.
+        start_timeout: seconds within which all workers must have started. Defaults to 120.
+
+    Attributes:
+        called: set of int. The ranks whose present process was sent a call.
 
     Raises:
         InvalidInputError: ``size`` is below 1, a list does not have one entry for each worker, or a worker cannot be
             started.
-        WorkerFailedError: a worker ended before its hello event; the message includes its output.
-        CommTimeoutError: a worker sent no hello event in time.
+        WorkerFailedError: a worker ended before it had started; the message includes its output.
+        CommTimeoutError: a worker did not start in time.
 
     Example:
         >>> with Pool(1) as pool:
-        ...     pool.send(0, {"call": "builtins:nothing"})
+        ...     pool.call(0, "builtins:nothing", {})
         ...     rank, event, blobs = pool.receive(timeout=30)
         >>> rank, event.type, event.message
         (0, 'choros.errors.InvalidInputError', 'the module builtins has no function nothing')
@@ -88,6 +92,7 @@ class Pool:
                 "this interpreter does not know its own executable (sys.executable), so it starts no worker"
             )
         self.size = size
+        self.called: set[int] = set()
         self._events: deque[Event] = deque()
         self._ended: dict[int, ExitStatus] = {}
         self._hung_up: dict[int, float] = {}
@@ -99,7 +104,7 @@ class Pool:
             for rank in range(size):
                 own = {**os.environ, **(environment[rank] if environment else {})}
                 self._workers.start(rank, size, own, tuple(cores[rank]) if cores else ())
-            self._greet(start_timeout)
+            self._await_start(start_timeout)
         except BaseException:
             self.kill()
             raise
@@ -113,19 +118,47 @@ class Pool:
         """Return whether a worker is running."""
         return rank not in self._ended and bool(self._workers.children) and self._workers.children[rank].check() is None
 
+    def stopped(self, rank: int) -> bool:
+        """Return whether a worker is running, and a signal has stopped it."""
+        return self.alive(rank) and self._workers.children[rank].stopped
+
     def responds(self, rank: int) -> bool:
         """Return whether a worker is running, and no signal has stopped it."""
-        return self.alive(rank) and not self._workers.children[rank].stopped
+        return self.alive(rank) and not self.stopped(rank)
+
+    def call(
+        self,
+        rank: int,
+        function: str,
+        arguments: Mapping[str, Any],
+        blobs: Sequence[Any] = (),
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Make a worker call ``function(link, arguments, blobs, fds)``; do not wait.
+
+        The worker searches modules where this process does: a kept worker may have started with a shorter ``sys.path``.
+
+        Args:
+            rank: the worker.
+            function: the module and the name, as in ``"package.module:function"``.
+            arguments: dict of JSON types.
+            blobs: contiguous buffers; not copied.
+            fds: file descriptors; the worker gets duplicates.
+
+        Raises:
+            ChorosError: as in ``send``.
+        """
+        self.send(rank, header_of(Call(function, dict(arguments), module_path())), blobs, fds)
+        self.called.add(rank)
 
     def send(self, rank: int, message: Message, blobs: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
-        """Send a worker a call, or a message that its running function receives through its link.
+        """Send a worker a message that its running function receives through its link.
 
         If the worker has ended but the event of its end is still to come, this sends nothing and raises nothing.
 
         Args:
             rank: the worker.
-            message: dict of JSON types; ``{"call": "package.module:function", ...}`` is a call. The worker then
-                searches modules where this process does: a kept worker may have started with a shorter ``sys.path``.
+            message: dict of JSON types.
             blobs: contiguous buffers; not copied.
             fds: file descriptors; the worker gets duplicates.
 
@@ -136,8 +169,6 @@ class Pool:
         """
         if rank in self._ended or not self._finalizer.alive:
             raise PeerLostError(f"worker {rank} of {self.size} has ended, so nothing can be sent to it")
-        if "call" in message:
-            message = {**message, "module_path": module_path()}
         with contextlib.suppress(PeerLostError):
             self._workers.wires[rank].send(message, blobs, fds)
 
@@ -272,7 +303,7 @@ class Pool:
             for wire in self._workers.wires:
                 with contextlib.suppress(ChorosError):
                     # A hung worker whose socket is full must not delay the end of the others.
-                    wire.send({"call": "exit"}, stalled=0.5)
+                    wire.send(header_of(ExitRequest()), stalled=0.5)
             limit = time.monotonic() + _EXIT
             while len(self._ended) < self.size and time.monotonic() < limit:
                 self._gather(limit - time.monotonic())
@@ -292,19 +323,21 @@ class Pool:
             self.kill()
 
     def replace(self, rank: int) -> None:
-        """Kill a worker and start another one of the same rank, without waiting for its hello event.
+        """Kill a worker and start another one of the same rank, without waiting for its start.
 
         Args:
             rank: the worker; its unread events are dropped.
         """
+        # The descriptors of the old process are closed, and the kernel may give their numbers to the new one.
         self._poll = None
         self._workers.replace(rank, self.size)
+        self.called.discard(rank)
         self._ended.pop(rank, None)
         self._hung_up.pop(rank, None)
         self._events = deque(event for event in self._events if event[0] != rank)
 
-    def _greet(self, timeout: float) -> None:
-        """Wait for the hello events of all workers."""
+    def _await_start(self, timeout: float) -> None:
+        """Wait until all workers have started."""
         limit = time.monotonic() + timeout
         waiting = set(range(self.size))
         while waiting:
@@ -374,9 +407,9 @@ class Pool:
                 return
             for fd in fds:
                 os.close(fd)
-            self._note(rank, _FAILURES.decode(message) if _FAILURES.has(message) else message, blobs)
+            self._note(rank, _POOL_EVENTS.decode(message) if _POOL_EVENTS.has(message) else message, blobs)
 
-    def _note(self, rank: int, event: Message | RankFailure, blobs: list[bytearray]) -> None:
+    def _note(self, rank: int, event: Message | RankFailure | WorkerStarted, blobs: list[bytearray]) -> None:
         if isinstance(event, RankFailure):
             self._workers.pump.pull(rank)
             event = replace(event, output=self._workers.pump.tail(rank))

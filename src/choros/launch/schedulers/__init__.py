@@ -4,41 +4,43 @@ A ``Job`` is a checked request. ``SCHEDULERS`` maps names to ``Scheduler`` objec
 cluster.
 """
 
-from choros.cluster.hardware import find_mpi
 from choros.launch.schedulers.commands import (
     cancel_job,
     find_scheduler,
     follow_log,
+    has_ended,
     job_status,
     require_program,
     submit_job,
 )
-from choros.launch.schedulers.job import Job, parse_time
-from choros.launch.schedulers.option_support import BY_MPI, accepts, check_options
+from choros.launch.schedulers.job import Job, check_name
 from choros.launch.schedulers.registry import SCHEDULERS
+from choros.launch.schedulers.request import JobOptions, complete, job_of, name_of, write_script
 from choros.launch.schedulers.scheduler import Scheduler
-from choros.launch.schedulers.site import Site, load_site, site_names
-from choros.launch.schedulers.user_config import config_file, config_folder, submit_defaults
+from choros.launch.schedulers.site import Site, load_site, presets, site_names
+from choros.launch.schedulers.user_config import config_file, config_folder
 
 __all__ = [
-    "BY_MPI",
     "SCHEDULERS",
     "Job",
+    "JobOptions",
     "Scheduler",
     "Site",
-    "accepts",
     "cancel_job",
-    "check_options",
+    "check_name",
+    "complete",
     "config_file",
     "config_folder",
-    "find_mpi",
     "find_scheduler",
     "follow_log",
+    "has_ended",
+    "job_of",
     "job_status",
     "load_site",
-    "parse_time",
+    "name_of",
+    "presets",
     "require_program",
     "site_names",
-    "submit_defaults",
     "submit_job",
+    "write_script",
 ]

@@ -78,12 +78,16 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
     require_program(scheduler)
     command = scheduler.submit(file)
     try:
-        return scheduler.job_id(_call(scheduler, command, f"{scheduler.program} refused {file}"))
+        output = _call(scheduler, command, f"{scheduler.program} refused {file}")
     except SchedulerError as error:
         raise SchedulerError(
             f"{error}\nNo job was submitted, and the script is kept: {file}. Run choros submit again, or submit the "
             f"script itself: {shlex.join(command)}"
         ) from error
+    job = scheduler.job_id(output)
+    if not _ID.fullmatch(job):
+        raise SchedulerError(f"{scheduler.program} may have submitted {file}, and printed no job's id: {output}")
+    return job
 
 
 def job_status(scheduler: Scheduler, job: str) -> str:
@@ -112,7 +116,23 @@ def cancel_job(scheduler: Scheduler, job: str) -> bool:
     return True
 
 
-def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | None = None) -> None:
+def has_ended(scheduler: Scheduler, job: str) -> bool:
+    """Return whether a job has ended; True if the scheduler does not know it any more.
+
+    Raises:
+        InvalidInputError: the scheduler's command is not on PATH.
+        SchedulerError: the scheduler does not answer, or its command failed for another reason.
+    """
+    try:
+        return scheduler.ended(_call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} does not answer"))
+    except SchedulerError as error:
+        # Not every failure is the end: on a busy cluster a question may run into a timeout while the job runs.
+        if any(phrase in str(error).lower() for phrase in scheduler.unknown):
+            return True
+        raise SchedulerError(str(error)) from None
+
+
+def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | None = None, folder: str = "") -> None:
     """Print a job's log.
 
     Args:
@@ -120,6 +140,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         job: the job's id.
         on: whether to continue until the job ends. Defaults to False.
         out: the stream to write to. Defaults to ``sys.stdout``.
+        folder: the folder from which the job was submitted. Defaults to the current one.
 
     Raises:
         SchedulerError: there is no log; with ``on``, none until the job has ended.
@@ -133,7 +154,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     while True:
         output, silent = _ask(scheduler, job)
         over = scheduler.ended(output)  # query before reading, so that the last read includes all output
-        path = _log_file(scheduler, job, output)
+        path = _log_file(scheduler, job, output, folder)
         if path:
             with open(path, encoding="utf-8", errors="replace") as file:
                 file.seek(position)
@@ -147,14 +168,17 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         if silent is not None:
             raise silent
         where = " or ".join(scheduler.logs(job))
-        raise SchedulerError(f"job {job} has no log yet: {where} is not in {os.getcwd()}, where a job leaves it")
+        raise SchedulerError(
+            f"job {job} has no log yet: {where} is not in {folder or os.getcwd()}, where a job leaves it"
+        )
 
 
-def _log_file(scheduler: Scheduler, job: str, output: str) -> str:
+def _log_file(scheduler: Scheduler, job: str, output: str, folder: str) -> str:
     named = scheduler.log_of(output)
     if named and os.path.exists(named):
         return named
-    return next((path for pattern in scheduler.logs(job) for path in sorted(glob.glob(pattern))), "")
+    patterns = [os.path.join(glob.escape(folder), pattern) for pattern in scheduler.logs(job)]
+    return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), "")
 
 
 def _checked(job: str) -> str:

@@ -6,7 +6,7 @@ import shlex
 
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.scheduler import Scheduler
-from choros.launch.schedulers.shell_script import body, head, rank_command
+from choros.launch.schedulers.shell_script import body, head, last_line, rank_command
 
 
 def script(job: Job) -> str:
@@ -47,11 +47,12 @@ FLUX = Scheduler(
     program="flux",
     script=script,
     submit=lambda file: ["flux", "batch", file],
-    job_id=str.strip,
+    job_id=last_line,
     status=lambda job: ["flux", "jobs", job],
     cancel=lambda job: ["flux", "cancel", job],
     logs=lambda job: [f"*-{job}.log"],
     ended=lambda output: any(f" {state} " in output for state in ("CD", "CA", "F", "TO")) or not output.strip(),
+    unknown=("unknown", "not found"),
     silent=("nable to connect to Flux",),
     ending=".flux.sh",
 )

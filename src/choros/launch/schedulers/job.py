@@ -87,10 +87,7 @@ class Job:
     def __post_init__(self) -> None:
         if not self.command:
             raise InvalidInputError("nothing to run: give a script, -m and a module, or a program")
-        if not _NAME.fullmatch(self.name):
-            raise InvalidInputError(
-                f"the job's name {self.name!r} must begin with a letter and have only letters, digits, _, . and -"
-            )
+        check_name(self.name)
         self._check_numbers()
         for option, text in {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}.items():
             if text and not _WORD.fullmatch(text):
@@ -173,6 +170,18 @@ class Job:
         environment = dict(self.env)
         features = {"CHOROS_SUBMIT_CPU": self.features} if self.features else {}
         return {**variables(self.threads, keep=environment), **dict(self.site.environment), **features, **environment}
+
+
+def check_name(name: str) -> None:
+    """Check a job's name.
+
+    Raises:
+        InvalidInputError: a scheduler would refuse the name.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"the job's name {name!r} must begin with a letter and have only letters, digits, _, . and -"
+        )
 
 
 def parse_time(text: str) -> int:

@@ -76,6 +76,7 @@ LSF = Scheduler(
     cancel=lambda job: ["bkill", job],
     logs=lambda job: [f"*-{job}.log"],
     ended=lambda output: any(f" {state} " in output for state in ("DONE", "EXIT")) or not output.strip(),
+    unknown=("is not found",),
     silent=("LSF is down",),
     ending=".lsf.sh",
 )

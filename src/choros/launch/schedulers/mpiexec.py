@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, nearest
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.shell_script import rank_command
 
@@ -27,7 +27,9 @@ def launch_line(job: Job, hosts: str = "") -> str:
     """
     mpi = job.mpi or "mpich"
     if mpi not in KNOWN:
-        raise InvalidInputError(f"--mpi {mpi} is none of {', '.join(KNOWN)}, whose mpiexec is known")
+        near = nearest(mpi, KNOWN)
+        hint = f": did you mean {near}?" if near else ""
+        raise InvalidInputError(f"--mpi {mpi} is none of {', '.join(KNOWN)}, whose mpiexec is known{hint}")
     bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
     if mpi == "pals":
         options = [

@@ -7,7 +7,7 @@ import shlex
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.mpiexec import launch_line
 from choros.launch.schedulers.scheduler import Scheduler
-from choros.launch.schedulers.shell_script import body, clock, head
+from choros.launch.schedulers.shell_script import body, clock, head, last_line
 
 
 def script(job: Job) -> str:
@@ -51,10 +51,11 @@ PBS = Scheduler(
     beside="pbsnodes",
     script=script,
     submit=lambda file: ["qsub", file],
-    job_id=str.strip,
+    job_id=last_line,
     status=lambda job: ["qstat", job],
     cancel=lambda job: ["qdel", job],
     logs=lambda job: [f"*.o{job.partition('.')[0]}"],
+    unknown=("unknown job", "job has finished"),
     silent=("annot connect to server", "onnection refused"),
     ending=".pbs.sh",
 )

@@ -27,6 +27,7 @@ class Scheduler:
         log_of: function from the output of ``status`` to the path of the log, or "".
         ended: function from the output of ``status`` to whether the job has ended.
         silent: parts of error messages by which its commands report that no such scheduler can be reached.
+        unknown: parts of error messages, in lower case, by which ``status`` reports that it does not know a job.
         attached: whether the submitting command runs, and shows the output, until the job ends.
         named_only: whether it is used only if ``--on`` names it: its command on PATH does not mean that it is meant.
     """
@@ -44,6 +45,7 @@ class Scheduler:
     log_of: Callable[[str], str] = lambda _: ""
     ended: Callable[[str], bool] = lambda output: not output.strip()
     silent: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     beside: str = ""
     ending: str = ".sh"
     attached: bool = False

@@ -76,6 +76,7 @@ SGE = Scheduler(
     status=lambda job: ["qstat", "-j", job],
     cancel=lambda job: ["qdel", job],
     logs=lambda job: [f"*-{job}.log"],
+    unknown=("do not exist",),
     silent=("unable to contact qmaster", "unable to send message to qmaster"),
     ending=".sge.sh",
 )

@@ -29,6 +29,16 @@ LOCAL_RANK = {
 _SHOW = ("srun", "flux", "jsrun", "pod")  # these launchers limit each rank to its GPUs themselves
 
 
+def last_line(output: str) -> str:
+    r"""Return the last line of a command's output: a site may print others before it.
+
+    Example:
+        >>> last_line("Welcome\n17\n"), last_line("")
+        ('17', '')
+    """
+    return output.strip().rpartition("\n")[2].strip()
+
+
 def clock(seconds: int) -> str:
     """Return seconds as HH:MM:SS.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, suggestion
 from choros.launch.schedulers.user_config import read_toml, refuse_unknown, user_sites
 
 
@@ -74,12 +73,18 @@ def site_names() -> tuple[str, ...]:
         >>> "generic" in site_names()
         True
     """
-    return tuple(sorted({*_presets(), *user_sites()}))
+    return tuple(sorted({*presets(), *user_sites()}))
 
 
-def _presets() -> list[str]:
-    presets = resources.files("choros.launch.schedulers").joinpath("presets").iterdir()
-    return [file.name.removesuffix(".toml") for file in presets if file.name.endswith(".toml")]
+def presets() -> tuple[str, ...]:
+    """Return the names of all presets.
+
+    Example:
+        >>> "polaris" in presets()
+        True
+    """
+    files = resources.files("choros.launch.schedulers").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
 def load_site(name: str = "generic") -> Site:
@@ -99,10 +104,10 @@ def load_site(name: str = "generic") -> Site:
     file = Path(name).expanduser() if name.endswith(".toml") else user_sites().get(name)
     if file is not None:
         return _read(str(file), {"name": file.stem, **read_toml(file)})
-    if name not in _presets():
-        similar = get_close_matches(name.lower(), site_names(), 1)
-        hint = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(site_names())}."
-        raise InvalidInputError(f"there is no site {name!r}: {hint} Without --site no preset is used.")
+    if name not in presets():
+        hint = suggestion(name, site_names())
+        end = "" if hint.endswith("?") else "."
+        raise InvalidInputError(f"there is no site {name!r}: {hint}{end} Without --site no preset is used.")
     text = resources.files("choros.launch.schedulers").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return _read(f"the preset {name}.toml", tomllib.loads(text))
 

@@ -6,10 +6,13 @@ import re
 import shlex
 
 from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI
+from choros.errors import InvalidInputError, suggestion
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.scheduler import Scheduler
-from choros.launch.schedulers.shell_script import body, clock, head, rank_command
+from choros.launch.schedulers.shell_script import body, clock, head, last_line, rank_command
 
+# Values of srun --mpi= that SLURM has; a cluster has those for which its SLURM was built, by `srun --mpi=list`.
+SRUN_MPI = ("none", "pmi2", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "cray_shasta")
 _OVER = (
     "COMPLETED",
     "FAILED",
@@ -75,6 +78,32 @@ def _srun(job: Job) -> str:
     return f"{shlex.join(command)} {rank_command(job, 'srun')}"
 
 
+def srun_mpi_warning(mpi: str) -> str:
+    """Return a warning if SLURM has no value of ``srun --mpi=`` for an MPI, else "".
+
+    Args:
+        mpi: ``Job.mpi``.
+
+    Raises:
+        InvalidInputError: srun would print its list and start nothing.
+
+    Example:
+        >>> srun_mpi_warning("mpich"), srun_mpi_warning("pmix_v5")
+        ('', '')
+        >>> srun_mpi_warning("pmi3").partition(": ")[2]
+        'did you mean pmix? srun refuses a value that `srun --mpi=list` does not print on the cluster'
+    """
+    if mpi == "list":
+        raise InvalidInputError("--mpi list: give a value, of those that `srun --mpi=list` prints on the cluster")
+    if not mpi or mpi in PMI or mpi in SRUN_MPI:
+        return ""
+    hint = suggestion(mpi, (*PMI, *SRUN_MPI))
+    return (
+        f"--mpi {mpi} is no value that SLURM has: {hint}{'' if hint.endswith('?') else ';'} srun refuses a value that "
+        "`srun --mpi=list` does not print on the cluster"
+    )
+
+
 def describe(output: str) -> str:
     """Return the output of ``scontrol show job --oneliner`` as one readable line.
 
@@ -113,13 +142,14 @@ SLURM = Scheduler(
     program="sbatch",
     script=script,
     submit=lambda file: ["sbatch", "--parsable", file],
-    job_id=lambda output: output.strip().partition(";")[0],
+    job_id=lambda output: last_line(output).partition(";")[0],
     status=lambda job: ["scontrol", "show", "job", "--oneliner", job],
     cancel=lambda job: ["scancel", job],
     logs=lambda job: [f"*-{job}.log"],
     describe=describe,
     log_of=lambda output: _fields(output).get("StdOut", ""),
     ended=ended,
+    unknown=("invalid job id",),
     silent=("a configuration source", "ontact slurm controller"),
     ending=".slurm.sh",
 )

@@ -13,11 +13,10 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, suggestion
 
 _TEXTS = ("site", "on", "account", "queue", "time", "mpi", "python")
 _LISTS = ("setup", "env", "directive")
@@ -55,9 +54,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 def refuse_unknown(file: str, names: Collection[str], known: Collection[str], table: str = "") -> None:
     """Raise InvalidInputError, with file and key, for the first key that is not known."""
     for name in sorted(set(names) - set(known)):
-        similar = get_close_matches(name, known, 1)
-        hint = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(sorted(known))}."
-        raise InvalidInputError(f"{file}: {table}{name} is unknown: {hint}")
+        raise InvalidInputError(f"{file}: {table}{name} is unknown: {suggestion(name, sorted(known))}")
 
 
 def submit_defaults() -> Mapping[str, str | list[str]]:

@@ -74,14 +74,14 @@ def start_on_hosts(
         InvalidInputError: the options cannot be satisfied; nothing was started.
     """
     from choros.cluster.hardware.network_address import head_address
-    from choros.comm.bootstrap.rendezvous import Rendezvous
+    from choros.comm.bootstrap.rendezvous import Rendezvous, RendezvousGreeting
     from choros.comm.tcp.auth_socket import AuthListener
 
     hosts = divide(wish.size, slots)
     secret = secrets.token_bytes(32)
     memories: list[int] = []
     has_local = any(is_this_machine(host) for host, _ in hosts)
-    with AuthListener(head_address(network, has_local), secret) as listener:
+    with AuthListener(head_address(network, has_local), secret, RendezvousGreeting) as listener:
         Rendezvous(listener, wish.size)
         common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": listener.address, "CHOROS_NODES": str(len(hosts))}
         common |= {"CHOROS_HOSTS": ",".join(host for host, _ in hosts), "CHOROS_NETWORK": network}

@@ -1,0 +1,314 @@
+"""``choros.submit``: functions in a scheduler's job, with commands of SLURM that are simulated by shell scripts.
+
+``tests/real/test_submit_function.py`` has a real SLURM.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import choros
+from choros.errors import CommTimeoutError, NotSerializableError, SchedulerError
+
+SBATCH = """\
+#!/bin/sh
+for script in "$@"; do :; done
+echo RUNNING >state
+( bash "$script" >job-17.log 2>&1; echo COMPLETED >state ) </dev/null >/dev/null 2>&1 &
+echo $! >pid
+echo 17
+"""
+SRUN = """\
+#!/bin/bash
+n=1
+while [ "${1#-}" != "$1" ]; do case $1 in --ntasks-per-node=*) n=${1#*=};; esac; shift; done
+export SLURM_STEP_NODELIST=n1 SLURM_STEP_NUM_TASKS=$n SLURM_NODEID=0 SLURM_STEP_NUM_NODES=1
+export SLURM_STEP_TASKS_PER_NODE=$n
+code=0 pids=
+for rank in $(seq 0 $((n - 1))); do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & pids="$pids $!"; done
+for pid in $pids; do wait $pid || code=$?; done
+exit $code
+"""
+SCONTROL = """\
+#!/bin/sh
+echo "JobId=17 JobName=job JobState=$(cat state) RunTime=00:00:01 TimeLimit=01:00:00 NodeList=n1 StdOut=$PWD/job-17.log"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Return the current directory, where commands of SLURM run one job of one node at a time."""
+    monkeypatch.chdir(tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    yield tmp_path
+    state = tmp_path / "state"
+    end = time.monotonic() + 60
+    while state.exists() and state.read_text() != "COMPLETED\n" and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def submit(*args, **options):
+    return choros.submit(*args, **{"on": "slurm", "ranks_per_node": 2, "mpi": "none", "name": "job", **options})
+
+
+def folders(directory):
+    return [path for path in directory.iterdir() if path.name.startswith(".choros-job-")]
+
+
+def test_the_results_of_all_ranks_are_returned_in_rank_order(slurm, capfd):
+    factor = 3
+
+    def scaled(value, plus=0):
+        import os
+
+        print("threads", os.environ["OMP_NUM_THREADS"], flush=True)
+        place = choros.Place.here()
+        return place.rank, place.size, factor * value + plus
+
+    job = submit(scaled, (7,), {"plus": 1}, cores=2)
+    assert (job.id, job.on, job.size, job.directory) == ("17", "slurm", 2, str(slurm))
+    assert repr(job).startswith("SubmittedJob(id='17', on='slurm', size=2, folder=")
+    assert os.stat(job.folder).st_mode & 0o077 == 0
+    assert job.results(60) == [(0, 2, 22), (1, 2, 22)]
+    assert job.result() == (0, 2, 22)
+    assert job.done()
+    assert "job 17 (job): " in job.status()
+    capfd.readouterr()
+    job.log(follow=True)
+    assert capfd.readouterr().out.count("threads 2") == 2
+
+
+def test_another_process_reads_the_results(slurm):
+    job = submit(lambda: "a result")
+    code = "import choros, sys; print(choros.SubmittedJob.load(sys.argv[1]).results(60))"
+    printed = subprocess.run([sys.executable, "-c", code, job.folder], cwd="/", capture_output=True, text=True)
+    assert printed.stdout == "['a result', 'a result']\n", printed.stderr
+    job.delete()
+    assert not os.path.exists(job.folder)
+    job.delete()
+    with pytest.raises(choros.InvalidInputError, match="the folder of job 17 is gone"):
+        job.results()
+    with pytest.raises(choros.InvalidInputError, match="is not the folder of a job"):
+        choros.SubmittedJob.load(job.folder)
+
+
+def test_functions_of_modules_are_imported_by_the_ranks(slurm, monkeypatch):
+    (slurm / "library").mkdir()
+    (slurm / "library" / "mine.py").write_text("def here():\n    return __name__\n")
+    monkeypatch.syspath_prepend(slurm / "library")
+    import mine
+
+    assert submit(mine.here).results(60) == ["mine", "mine"]
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback(slurm):
+    def fail():
+        if choros.Place.here().rank == 1:
+            raise RuntimeError("no more memory")
+        return 0
+
+    job = submit(fail)
+    with pytest.raises(choros.WorkerFailedError, match="rank 1 of 2 .* raised RuntimeError: no more memory") as caught:
+        job.results(60)
+    assert caught.value.rank == 1
+    assert 'raise RuntimeError("no more memory")' in caught.value.traceback
+    assert "job_entry" not in caught.value.traceback
+
+
+def test_a_job_that_ends_without_results_names_the_ranks_and_the_log(slurm, monkeypatch):
+    monkeypatch.setattr("choros.launch.submit_function._LATE", 0.5)
+
+    def end():
+        if choros.Place.here().rank == 1:
+            os._exit(9)
+
+    job = submit(end)
+    with pytest.raises(SchedulerError, match=r"job 17 ended without a result of rank 1 of 2 \(job 17 \(job\): COMPLE"):
+        job.results(60)
+
+
+def test_an_end_before_the_time_limit_is_no_result(slurm, monkeypatch):
+    """The job's next turn answers; so the code that requeues the job is that of the ranks."""
+    monkeypatch.setattr("choros.launch.submit_function._LATE", 0.1)
+    job = submit(lambda: sys.exit(75), ranks_per_node=1)
+    with pytest.raises(SchedulerError, match="without a result of rank 0 of 1"):
+        job.results(60)
+    assert "the ranks ended with code 75" in (slurm / "job-17.log").read_text()
+    assert sorted(os.listdir(job.folder)) == ["call", "job.json", "job.slurm.sh"]
+
+
+def test_the_wait_has_a_limit_and_the_job_goes_on(slurm):
+    job = submit(lambda: time.sleep(3))
+    assert not job.done()
+    with pytest.raises(CommTimeoutError, match=r"job 17 has not ended after 0.5 s \(job 17 \(job\): RUNNING"):
+        job.results(0.5)
+    with pytest.raises(choros.InvalidInputError, match="job 17 has not ended: cancel it first"):
+        job.delete()
+    assert job.results() == [None, None]
+
+
+def test_a_scheduler_that_does_not_answer_for_a_while_does_not_end_the_wait(slurm, caplog):
+    scontrol = (slurm / "bin" / "scontrol").read_text()
+    job = submit(lambda: time.sleep(4))
+    (slurm / "bin" / "scontrol").write_text("#!/bin/sh\necho Unable to contact slurm controller >&2\nexit 1\n")
+    with pytest.raises(SchedulerError, match="slurm does not answer"):
+        job.done()
+    with pytest.raises(CommTimeoutError, match="job 17 has not ended after 1.5 s"):
+        job.results(1.5)
+    assert "waiting for job 17: slurm does not answer" in caplog.text
+    (slurm / "bin" / "scontrol").write_text(scontrol)
+    assert job.results(60) == [None, None]
+
+
+@pytest.mark.parametrize("failure", ["slurm_load_jobs error: Socket timed out on send/recv operation", None])
+def test_a_question_that_fails_is_not_the_end_of_the_job(slurm, failure):
+    """``delete`` would remove the folder of a running job."""
+    scontrol = slurm / "bin" / "scontrol"
+    text = scontrol.read_text()
+    job = submit(lambda: time.sleep(3))
+    if failure is None:
+        scontrol.unlink()
+    else:
+        scontrol.write_text(f"#!/bin/sh\necho {failure} >&2\nexit 1\n")
+    for call in (job.done, job.delete, job.cancel):
+        with pytest.raises(choros.ChorosError, match="Socket timed out" if failure else "not answer|no scontrol"):
+            call()
+    assert os.path.isdir(job.folder)
+    scontrol.write_text(text)
+    scontrol.chmod(0o755)
+    assert job.results(60) == [None, None]
+
+
+def test_a_job_that_the_scheduler_has_forgotten_has_ended(slurm):
+    job = submit(lambda: 1)
+    assert job.results(60) == [1, 1]
+    scontrol = slurm / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho slurm_load_jobs error: Invalid job id specified >&2\nexit 1\n")
+    assert job.done()
+    assert not job.cancel()
+
+
+def test_lines_that_a_site_adds_are_no_id(slurm):
+    sbatch = (slurm / "bin" / "sbatch").read_text()
+    (slurm / "bin" / "sbatch").write_text(sbatch.replace("echo RUNNING", "echo Welcome to the cluster\necho RUNNING"))
+    assert submit(lambda: 1).id == "17"
+
+
+def test_the_result_of_rank_0_needs_no_other_value(slurm):
+    class Own:
+        def __reduce__(self):
+            return int, ("no number",)
+
+    job = submit(lambda: 5 if choros.Place.here().rank == 0 else Own())
+    assert job.result(60) == 5
+    with pytest.raises(NotSerializableError, match="what rank 1 returned"):
+        job.results()
+
+
+def test_a_value_that_cannot_be_sent_is_named(slurm):
+    job = submit(threading.Lock)
+    with pytest.raises(choros.WorkerFailedError, match="what rank 0 returned, a _thread.lock, cannot be sent"):
+        job.results(60)
+
+
+def test_other_users_files_are_not_read(slurm):
+    job = submit(lambda: 1)
+    assert job.results(60) == [1, 1]
+    os.chmod(os.path.join(job.folder, "answer.1"), 0o644)
+    with pytest.raises(choros.InvalidInputError, match="belongs to another user, or other users may write it"):
+        job.results(60)
+
+
+def test_a_call_that_changed_is_not_run(slurm, tmp_path):
+    """The digest is in the script, which the scheduler copies when the job is submitted."""
+    wait = tmp_path / "go"
+    job = submit(lambda: 1, setup=[f"while [ ! -e {wait} ]; do sleep 0.1; done"], python=sys.executable)
+    with open(os.path.join(job.folder, "call"), "ab") as file:
+        file.write(b"!")
+    wait.touch()
+    with pytest.raises(SchedulerError, match="without a result of ranks 0, 1 of 2"):
+        job.results(60)
+    assert "is not what choros.submit wrote there: it is not used." in (slurm / "job-17.log").read_text()
+
+
+REFUSED = {
+    "choros.submit was given 3 to call": lambda: submit(3),
+    "args is of type str": lambda: submit(print, "ab"),
+    "nodes must be a whole number of 1 or more, got 0": lambda: submit(print, nodes=0),
+    "there is no site 'polariss': did you mean polaris": lambda: submit(print, on="", site="polariss"),
+    "--on slurmm is none of": lambda: submit(print, on="slurmm"),
+    "for batch schedulers, and k8s is none: use choros submit": lambda: submit(print, on="k8s", mpi=""),
+    "for batch schedulers, and spark is none: Trainer": lambda: submit(print, on="spark", mpi=""),
+    "must be as 1:30:00": lambda: submit(print, time="30"),
+    "a variable's name has": lambda: submit(print, env={"a-b": 1}),
+    "no directive, which begins with a dash": lambda: submit(print, directives=["exclusive"]),
+    "must begin with a letter": lambda: submit(print, name="1"),
+    "there is no qsub on PATH": lambda: submit(print, on="pbs", mpi="mpich"),
+    "nodes='two': give a whole number": lambda: submit(print, nodes="two"),
+    "gpus=True: give a whole number": lambda: submit(print, gpus=True),
+    "time=30: give a text": lambda: submit(print, time=30),
+    "setup='a': give a list of texts, such as setup=['a']": lambda: submit(print, setup="a"),
+    "env='A=1': give a dict": lambda: submit(print, env="A=1"),
+    "env={'A': None}: give a dict": lambda: submit(print, env={"A": None}),
+    "the job's name 'a/b' must begin with a letter": lambda: submit(print, name="a/b"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_refused_leaves_nothing(slurm, words):
+    with pytest.raises(choros.InvalidInputError) as caught:
+        REFUSED[words]()
+    assert words in str(caught.value)
+    assert not folders(slurm)
+
+
+def test_what_cannot_be_pickled_leaves_nothing(slurm):
+    with pytest.raises(NotSerializableError, match="argument 0, a _thread.lock, cannot be sent"):
+        submit(print, (threading.Lock(),))
+    assert not folders(slurm)
+
+
+def test_what_the_scheduler_refuses_leaves_nothing(slurm):
+    (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho sbatch: error: Invalid account >&2\nexit 1\n")
+    with pytest.raises(SchedulerError, match="sbatch: error: Invalid account; no job was submitted"):
+        submit(print)
+    assert not folders(slurm)
+
+
+def test_a_job_that_may_have_been_submitted_keeps_its_folder(slurm):
+    sbatch = (slurm / "bin" / "sbatch").read_text()
+    (slurm / "bin" / "sbatch").write_text(sbatch.replace("echo 17", "echo '***'"))
+    with pytest.raises(SchedulerError, match="sbatch may have submitted .*job.slurm.sh, and printed no") as caught:
+        submit(print)
+    assert "no job was submitted" not in str(caught.value)
+    assert len(folders(slurm)) == 1
+
+
+def test_a_rank_submits_nothing(slurm, monkeypatch):
+    for name, value in {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"CHOROS_{name}", value)
+    with pytest.raises(choros.InvalidInputError, match="this process is already rank 0 of 2"):
+        submit(print)
+
+
+def test_the_backend_and_the_variables_of_the_user_reach_the_ranks(slurm, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+
+    def variables():
+        return os.environ["KERAS_BACKEND"], os.environ["MINE"]
+
+    job = submit(variables, env={"MINE": "a b"}, ranks_per_node=1)
+    assert job.results(60) == [("torch", "a b")]
+    script = (slurm / job.folder / "job.slurm.sh").read_text()
+    assert "export KERAS_BACKEND=torch" in script
+    assert json.loads((slurm / job.folder / "job.json").read_text())["id"] == "17"
