@@ -207,14 +207,14 @@ say(all=[one["epoch"] for one in c.allgather_object({"epoch": rank})], big=len(c
         assert lines[1] == {"all": [0, 1], "big": 200_000}
 
 
-def test_alone():
+def test_one_rank():
     """One rank is a group like any other."""
-    alone = Collectives(SingleRankGroup())
+    calls = Collectives(SingleRankGroup())
     x = np.arange(6.0).reshape(3, 2)
     for op in (AVERAGE, SUM, MIN, MAX, PRODUCT):
-        np.testing.assert_array_equal(alone.allreduce(x, op), x)
-    np.testing.assert_array_equal(alone.allgather(x), x)
-    np.testing.assert_array_equal(alone.reducescatter(x), x)
-    np.testing.assert_array_equal(alone.alltoall(x)[0], x)
-    assert alone.join() == 0
-    assert alone.allgather_object((1, None)) == [(1, None)]
+        np.testing.assert_array_equal(calls.allreduce(x, op), x)
+    np.testing.assert_array_equal(calls.allgather(x), x)
+    np.testing.assert_array_equal(calls.reducescatter(x), x)
+    np.testing.assert_array_equal(calls.alltoall(x)[0], x)
+    assert calls.join() == 0
+    assert calls.allgather_object((1, None)) == [(1, None)]

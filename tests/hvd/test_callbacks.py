@@ -71,7 +71,7 @@ def test_rates_and_momentum(run):
         assert one["halved"] == pytest.approx([0.3, 0.1, 0.05])
         assert one["stairs"] == pytest.approx([0.1, 0.2, 0.2])
         assert one["smooth"] == pytest.approx([0.1, 0.125, 0.15, 0.175])
-        assert "initial_lr is None" in one["none"]
+        assert "initial_lr=None: give the learning rate" in one["none"]
         assert "is a schedule" in one["schedule"]
         for nesterov in (False, True):
             for corrected in (True, False):

@@ -71,5 +71,5 @@ def test_training_goes_on_without(fit, tmp_path, capsys):
 
 @pytest.mark.parametrize(("first_step", "steps"), [(-1, 1), (0, 0)])
 def test_what_is_no_window(first_step, steps):
-    with pytest.raises(InvalidInputError, match="not less"):
+    with pytest.raises(InvalidInputError, match="give a whole number, [01] or more"):
         hvd.callbacks.ProfileCallback("profile", first_step, steps)

@@ -193,3 +193,9 @@ def test_what_cannot_be_divided():
     data = choros.shard(iter([(np.ones(4),)] * 3), steps=3, place=two)
     with pytest.raises(InvalidInputError, match="Batch 2 was asked for after batch -1: give fit shuffle=False"):
         data[2]
+
+
+def test_the_text_of_a_shard_has_its_rank_and_batches():
+    shard = choros.shard(np.zeros((10, 2)), global_batch_size=4)
+    assert repr(shard) == "<rows of rank 0 of 1 for training: 3 batches, global batches of 4>"
+    assert "depth=3" in repr(choros.prefetch(np.zeros(4), depth=3))

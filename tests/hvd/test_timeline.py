@@ -230,7 +230,7 @@ def test_a_script_that_raises_leaves_its_part_and_its_error(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["t.rank-0.json", "t.rank-1.json"]
 
 
-def test_alone(tmp_path, capsys):
+def test_one_rank(tmp_path, capsys):
     """One rank without a launcher: errors, and a file that is replaced when the recording stops."""
     path = tmp_path / "t.json"
     with pytest.raises(ValueError, match="call hvd.init"):

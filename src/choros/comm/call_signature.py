@@ -7,8 +7,8 @@ from typing import Final
 
 from choros.comm.dtypes import dtype_name
 
-BARRIER, SUM_SLOTS, SUM, GATHER, BROADCAST, LEAVE, COLLECT = range(7)
-_NAMES: Final = ("barrier", "sum_slots", "sum", "gather", "broadcast", "leave", "collect")
+BARRIER, SUM_SLOTS, SUM, GATHER, BROADCAST, LEAVE, COLLECT, OPEN_SLOTS = range(8)
+_NAMES: Final = ("barrier", "sum_slots", "sum", "gather", "broadcast", "leave", "collect", "open_slots")
 Posted = tuple[int, int, int, int]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from choros.errors import InvalidInputError
-from choros.types import Array
+
+if TYPE_CHECKING:
+    from choros.types import Array  # it imports numpy, which a process that only starts others does not need
 
 KIND = "op"  # key of a message's kind in its header: the name of its class
 _T = TypeVar("_T")
@@ -125,6 +127,8 @@ def decode(kind: type[_T], header: dict[str, Any], arrays: Sequence[Array] = ())
     Raises:
         InvalidInputError: it is another message, or a field is missing, unknown or of another type.
     """
+    if not isinstance(header, dict):  # JSON of a peer may be of any type
+        raise InvalidInputError(f"{_brief(header)} in place of the message {kind.__name__}.")
     if header.get(KIND) != kind.__name__:
         raise InvalidInputError(f"Message {_brief(header.get(KIND))} in place of {kind.__name__}.")
     where = f"Message {kind.__name__}"
@@ -168,12 +172,22 @@ def _shape(kind: Any) -> _Shape:
         hints = get_type_hints(kind)
         names = [field.name for field in fields(kind)]
         _shapes[kind] = _Shape(
-            {name: hints[name] for name in names if hints[name] not in (Array, list[Array])},
-            tuple(name for name in names if hints[name] == Array),
-            next((name for name in names if hints[name] == list[Array]), None),
+            {name: hints[name] for name in names if not _is_array(hints[name]) and not _is_array_list(hints[name])},
+            tuple(name for name in names if _is_array(hints[name])),
+            next((name for name in names if _is_array_list(hints[name])), None),
             frozenset(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING),
         )
     return _shapes[kind]
+
+
+def _is_array(hint: Any) -> bool:
+    """Return whether a field's type is ``choros.types.Array``. It compares names, as numpy may not be imported."""
+    origin = get_origin(hint)
+    return origin is not None and (origin.__module__, origin.__name__) == ("numpy", "ndarray")
+
+
+def _is_array_list(hint: Any) -> bool:
+    return get_origin(hint) is list and _is_array(get_args(hint)[0])
 
 
 def _build(kind: type[_T], values: Any, where: str, arrays: dict[str, Any]) -> _T:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 
+from choros.backends.host_values import host_value
 from choros.callbacks import BeforeTimeLimit
 from choros.comm.collectives import Collectives
 from choros.errors import RankMismatchError
 from choros.hvd.collectives import take
 from choros.hvd.model_state import state_of
+from choros.types import Callbacks
 
 _WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.BackupAndRestore)
 _DECIDE = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
-def guarded(
-    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None,
-    last: object,
-    calls: Collectives,
-) -> list[Any]:
+def guarded(callbacks: Callbacks, last: object, calls: Collectives) -> list[Any]:
     """Return the callbacks of this rank's ``fit``.
 
     ``ModelCheckpoint`` and ``CSVLogger`` write on rank 0 only. ``BackupAndRestore`` also runs on rank 0 only; the state
@@ -129,11 +126,7 @@ class _AveragedLogs(keras.callbacks.Callback):  # type: ignore[misc]
 
 def mean_logs(logs: dict[str, Any], calls: Collectives, name: str) -> dict[str, float]:
     """Return the unweighted mean over the ranks of each numeric entry that all ranks have, by name."""
-    local_logs = {
-        key: float(np.asarray(keras.ops.convert_to_numpy(value)))
-        for key, value in sorted(logs.items())
-        if _number(value)
-    }
+    local_logs = {key: float(host_value(value)) for key, value in sorted(logs.items()) if _number(value)}
     all_logs = calls.allgather_object(local_logs, name=name)
     return {
         key: sum(other[key] for other in all_logs) / len(all_logs)

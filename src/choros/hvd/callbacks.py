@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
+from choros.argument_checks import check_flag, check_path, check_whole
+from choros.backends.host_values import host_value, to_host
 from choros.comm.collectives import SUM
+from choros.errors import InvalidInputError
 from choros.hvd.callback_guards import mean_logs
 from choros.hvd.collectives import broadcast_variables
 from choros.hvd.context import collectives, rank, size
@@ -18,6 +20,7 @@ from choros.hvd.model_state import state_of
 from choros.hvd.profiling import ProfileCallback
 from choros.hvd.split_step import SplitStep, built
 from choros.hvd.unused_arguments import ON_HOST, warn_of_unused
+from choros.object_text import call_text, value_text
 
 __all__ = [
     "BestModelCheckpoint",
@@ -51,8 +54,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
         super().__init__()
         warn_of_unused("callbacks.BroadcastGlobalVariablesCallback", ON_HOST, device=device)
-        self.root_rank, self._local = root_rank, list(local_variables or [])
+        self.root_rank = check_whole("root_rank", root_rank, 0)
+        if local_variables is not None and not isinstance(local_variables, list | tuple):
+            raise InvalidInputError(f"local_variables={value_text(local_variables)}: give a list of variables.")
+        self._local = list(local_variables or [])
         self._waiting = False
+
+    def __repr__(self) -> str:
+        names = [getattr(variable, "path", variable) for variable in self._local]
+        return call_text(self, self.root_rank, local_variables=names or None)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcast if the model is built; else broadcast as soon as it is."""
@@ -91,9 +101,12 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, device: str = "", weighted: bool = True) -> None:
         super().__init__()
         warn_of_unused("callbacks.MetricAverageCallback", ON_HOST, device=device)
-        self.weighted = weighted
+        self.weighted = check_flag("weighted", weighted)
         self._plain: Callable[[Any], Any] | None = None
         self._exact: set[str] = set()
+
+    def __repr__(self) -> str:
+        return call_text(self, weighted=self.weighted)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Replace the model's method that returns an epoch's results to Keras."""
@@ -118,14 +131,12 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if set(plain_logs) != set(model.get_metrics_result()):  # a custom step that logs other values than the metrics
             return plain_logs
         metric_variables = [v for metric in model.metrics for v in metric.variables]
-        before = [np.array(keras.ops.convert_to_numpy(v)) for v in metric_variables]
+        before = to_host(metric_variables)
         calls, foreign = collectives(), {id(v) for m in _single(model.metrics) if _foreign(m) for v in m.variables}
         for i, (variable, value) in enumerate(zip(metric_variables, before, strict=True)):
             if id(variable) not in foreign:
                 variable.assign(calls.allreduce(value, SUM, name=f"metric {i} {variable.path}"))
-        exact = {
-            name: np.asarray(keras.ops.convert_to_numpy(v)).tolist() for name, v in model.get_metrics_result().items()
-        }
+        exact = {name: host_value(v).tolist() for name, v in model.get_metrics_result().items()}
         for variable, value in zip(metric_variables, before, strict=True):
             variable.assign(value)
         if foreign:
@@ -171,6 +182,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         save_weights_only: bool = False,
         filepath: str | None = None,
     ) -> None:
+        if filepath is not None:
+            filepath = check_path("filepath", filepath)
         name = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
         super().__init__(
             name,
@@ -181,7 +194,17 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             mode,
             save_freq,  # pyright: ignore[reportArgumentType] - a number too; Keras annotates nothing, so str is inferred
         )
-        self._named = filepath is not None
+        self._named, self._mode = filepath is not None, mode
+
+    def __repr__(self) -> str:
+        return call_text(
+            self,
+            monitor=self.monitor,
+            mode=self._mode,
+            save_freq=self.save_freq,
+            save_weights_only=self.save_weights_only,
+            filepath=self.filepath if self._named else None,
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)

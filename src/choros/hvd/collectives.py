@@ -72,6 +72,8 @@ def operation(op: Any = None, average: Any = None) -> Op:
     if average is not None:
         return Average if average else Sum
     try:
+        if isinstance(op, bool):  # Op(True) would be Sum
+            raise ValueError
         return Average if op is None else Op(op)
     except ValueError:
         raise ValueError(f"op={op!r}: give hvd.Average, Sum, Min, Max, Product or Adasum.") from None

@@ -6,10 +6,11 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from choros.argument_checks import check_whole
 from choros.cluster import Place
 from choros.cluster.rank_threads import limit_threads
 from choros.comm.bootstrap.discover_rank import find_place
@@ -51,8 +52,10 @@ class ProcessSet:
     collectives: Collectives | None = None
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self.ranks = sorted(int(rank) for rank in ranks)
-        if len(set(self.ranks)) != len(self.ranks) or not self.ranks or self.ranks[0] < 0:
+        if isinstance(ranks, str | bytes) or not isinstance(ranks, Iterable):
+            raise InvalidInputError(f"ranks={ranks!r}: give a list of ranks from 0, each of them once.")
+        self.ranks = sorted(check_whole("ranks", rank, 0) for rank in ranks)
+        if len(set(self.ranks)) != len(self.ranks) or not self.ranks:
             raise ValueError(f"A process set of ranks {list(ranks)}: give ranks from 0, each of them once.")
 
     def size(self) -> int:
@@ -211,19 +214,19 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
 
 def give_up(reason: str) -> None:
     """Make present and later waits of this rank, in all process sets, raise ``PeerLostError``; thread-safe."""
-    for process_set in [process_set for now in _now for process_set in list(now.sets.values())]:
-        if process_set.collectives is not None:
-            abort_waits(process_set.collectives.group, reason)
+    for group in _groups():
+        abort_waits(group, reason)
 
 
 def failed() -> bool:
     """Return whether the group of any process set is broken; a broken group runs no more collectives."""
-    sets = [process_set for now in _now for process_set in now.sets.values() if process_set.collectives is not None]
-    return any(
-        getattr(process_set.collectives.group, "broken", "")
-        for process_set in sets
-        if process_set.collectives is not None
-    )
+    return any(getattr(group, "broken", "") for group in _groups())
+
+
+def _groups() -> list[Group]:
+    """Return the groups of all process sets to which this rank belongs."""
+    sets = [process_set for now in _now for process_set in list(now.sets.values())]
+    return [process_set.collectives.group for process_set in sets if process_set.collectives is not None]
 
 
 def is_initialized() -> bool:

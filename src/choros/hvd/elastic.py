@@ -14,13 +14,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.argument_checks import check_whole
 from choros.backends import seed_state
+from choros.backends.host_values import to_host
 from choros.comm.collectives import MAX
-from choros.errors import CommTimeoutError, PeerLostError
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
 from choros.hvd import context
 from choros.hvd.collectives import broadcast_object, broadcast_variables
 from choros.hvd.elastic_client import membership
 from choros.hvd.unused_arguments import warn_of_unused
+from choros.object_text import call_text, value_text
 
 
 class HorovodInternalError(RuntimeError):
@@ -91,6 +94,9 @@ class ObjectState:
         for name, value in values.items():
             setattr(self, name, value)
         self.save()
+
+    def __repr__(self) -> str:
+        return call_text(self, **{name: getattr(self, name) for name in self._names})
 
     def save(self) -> None:
         """Keep a copy of the values in memory."""
@@ -167,6 +173,9 @@ class KerasState(ObjectState):
         self._arrays: list[Any] = []
         super().__init__(**values)
 
+    def __repr__(self) -> str:
+        return call_text(self, self.model, **{name: getattr(self, name) for name in self._names})
+
     def _variables(self) -> list[Any]:
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
@@ -175,7 +184,7 @@ class KerasState(ObjectState):
     def save(self) -> None:
         """Keep a copy of weights, optimizer state and values in memory."""
         super().save()
-        self._arrays = [np.array(keras.ops.convert_to_numpy(v)) for v in self._variables()]
+        self._arrays = to_host(self._variables())
 
     def restore(self) -> None:
         """Set weights, optimizer state and values to the last copy."""
@@ -201,7 +210,11 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
-        self.state, self.batches_per_commit, self._left = state, batches_per_commit, batches_per_commit
+        self.batches_per_commit = check_whole("batches_per_commit", batches_per_commit, 1, "batches")
+        self.state, self._left = _checked(state, "commit"), self.batches_per_commit
+
+    def __repr__(self) -> str:
+        return call_text(self, self.state, batches_per_commit=self.batches_per_commit)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the batch; commit after ``batches_per_commit`` batches."""
@@ -225,7 +238,10 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state, self._first = state, 0
+        self.state, self._first = _checked(state, "batch"), 0
+
+    def __repr__(self) -> str:
+        return call_text(self, self.state)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Continue from the number of batches trained before."""
@@ -245,11 +261,28 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state = state
+        self.state = _checked(state, "epoch")
+
+    def __repr__(self) -> str:
+        return call_text(self, self.state)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the epoch, whatever ``initial_epoch`` of ``fit`` is."""
         self.state.epoch += 1
+
+
+def _checked(state: Any, attribute: str) -> Any:
+    """Return a state that has the attribute that a callback uses.
+
+    Raises:
+        InvalidInputError: it has no such attribute.
+    """
+    if not hasattr(state, attribute):
+        raise InvalidInputError(
+            f"state={value_text(state)} has no {attribute!r}: give a state such as "
+            "hvd.elastic.KerasState(model, batch=0, epoch=0)."
+        )
+    return state
 
 
 def __getattr__(name: str) -> Any:

@@ -15,13 +15,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from choros.comm.bootstrap import init
 from choros.comm.bootstrap.exit_hooks import delay_secondary_failure
 from choros.comm.bootstrap.init import ELASTIC
 from choros.comm.group import Group
-from choros.comm.messages import header_of
+from choros.comm.messages import decode, header_of
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import dial
 from choros.comm.tcp.rpc import RpcConnection
@@ -30,9 +30,11 @@ from choros.launch.elastic.messages import (
     OF_DRIVER,
     Alive,
     AssignRank,
+    DriverAddress,
     GenerationBroken,
     Leave,
     Ping,
+    ProcessGreeting,
     RanksChange,
     RequestRank,
     SharedTexts,
@@ -51,8 +53,7 @@ class ElasticClient:
     """This process's connection to the driver.
 
     Args:
-        home: dict. The driver's address (``place``), this process's number (``member``) and the job's ``secret`` in
-            hex.
+        home: DriverAddress.
 
     Attributes:
         sync: bool. Whether the ranks of this generation take rank 0's state before they continue.
@@ -60,9 +61,9 @@ class ElasticClient:
         on_broken: functions of the reason (str), called in the receiving thread when this generation is over.
     """
 
-    def __init__(self, home: dict[str, Any]) -> None:
-        self._secret, self._number = bytes.fromhex(home["secret"]), int(home["member"])
-        end = dial(home["place"], self._secret, {"member": self._number}, _COME)
+    def __init__(self, home: DriverAddress) -> None:
+        self._secret, self._number = bytes.fromhex(home.secret), home.member
+        end = dial(home.place, self._secret, ProcessGreeting(self._number), _COME)
         self._line = RpcConnection(end, "the driver of this elastic job (choros run)", 1e9)
         self._received: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._driver_lost, self._lock = threading.Event(), threading.Lock()
@@ -187,7 +188,7 @@ _now: list[ElasticClient] = []
 def membership() -> ElasticClient | None:
     """This process's connection to the driver of an elastic job, made at the first call; None if not elastic."""
     if not _now and os.environ.get(ELASTIC):
-        _now.append(ElasticClient(json.loads(os.environ[ELASTIC])))
+        _now.append(ElasticClient(decode(DriverAddress, json.loads(os.environ[ELASTIC]))))
     return _now[0] if _now else None
 
 

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from choros.backends import step_counter
+from choros.backends.host_values import host_value
 from choros.comm.group import kind_of
 from choros.consistency import replica_divergence
 from choros.consistency.model_fingerprint import alike
@@ -205,7 +206,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         problem = ""
         if updates > taken or (updates < taken and not scaled):
             problem = f"the optimizer made {updates} updates in this epoch, and {taken} gradients were reduced"
-        rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
+        rate = float(host_value(self._owner.optimizer.learning_rate))
         status = [
             bool(self._owner.stop_training),
             rate,
@@ -236,7 +237,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return self.how.taken, self._iterations()
 
     def _iterations(self) -> int:
-        return int(np.asarray(keras.ops.convert_to_numpy(step_counter(self._owner.optimizer))))
+        return int(host_value(step_counter(self._owner.optimizer)))
 
     def _present_weights(self) -> Array:
         """The weights of the present step as one vector; the model's variables may be older."""
@@ -248,13 +249,11 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         variables = self._owner.trainable_variables
         local = self.how.are_local(variables)
         shared = [v for v, is_local in zip(variables, local, strict=True) if not is_local]
-        flat = np.concatenate(
-            [np.zeros(0, "float32"), *(np.asarray(keras.ops.convert_to_numpy(v)).ravel() for v in shared)]
-        )
+        flat = np.concatenate([np.zeros(0, "float32"), *(host_value(v).ravel() for v in shared)])
         return flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
 
     def _compare(self) -> None:
-        rate = float(np.asarray(keras.ops.convert_to_numpy(self._owner.optimizer.learning_rate)))
+        rate = float(host_value(self._owner.optimizer.learning_rate))
         flat = np.insert(self._weights(), 0, rate)
         root = self._calls.broadcast(flat, name=f"weights of {alike(self._owner.name)}")
         is_close = bool(np.allclose(flat, root, rtol=1e-3, atol=1e-6, equal_nan=True))

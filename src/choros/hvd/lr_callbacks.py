@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 
+from choros.argument_checks import check_flag, check_number, check_whole
 from choros.backends import inner_optimizer
+from choros.backends.host_values import host_value
 from choros.console import write_line
 from choros.hvd.context import rank, size
+from choros.object_text import call_text
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -33,7 +35,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         steps_per_epoch: int. Batches of an epoch; needed if Keras does not know them and ``staircase`` is False.
 
     Raises:
-        ValueError: ``initial_lr`` is None; the optimizer's rate is a schedule; the steps are unknown.
+        InvalidInputError: an argument is no valid number.
+        ValueError: the optimizer's rate is a schedule; the steps are unknown.
 
     Example:
         >>> halving = LearningRateScheduleCallback(0.1, 0.5)
@@ -52,17 +55,36 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        if initial_lr is None:
-            raise ValueError("initial_lr is None: give the learning rate that is to be multiplied.")
-        self.initial_lr, self.start_epoch, self.end_epoch = float(initial_lr), start_epoch, end_epoch
-        self.staircase, self.momentum_correction, self.steps_per_epoch = staircase, momentum_correction, steps_per_epoch
+        self.initial_lr = check_number("initial_lr", initial_lr, "the learning rate that is multiplied, 0 or more")
+        check_number("start_epoch", start_epoch)
+        if end_epoch is not None:
+            check_number("end_epoch", end_epoch)
+        if steps_per_epoch is not None:
+            check_whole("steps_per_epoch", steps_per_epoch, 1, "batches")
+        self.start_epoch, self.end_epoch, self.steps_per_epoch = start_epoch, end_epoch, steps_per_epoch
+        self.staircase = check_flag("staircase", staircase)
+        self.momentum_correction = check_flag("momentum_correction", momentum_correction)
+        self._given = multiplier
         self.multiplier: Callable[[float], float]
         if callable(multiplier):
             self.multiplier = multiplier
         else:
-            self.staircase, factor = True, float(multiplier)
+            remedy = "a finite number of 0 or more, or a function of the epoch"
+            self.staircase, factor = True, check_number("multiplier", multiplier, remedy)
             self.multiplier = lambda epoch: float(factor ** (epoch - start_epoch))
         self.epoch = 0
+
+    def __repr__(self) -> str:
+        return call_text(
+            self,
+            self.initial_lr,
+            self._given,
+            start_epoch=self.start_epoch,
+            end_epoch=self.end_epoch,
+            staircase=self.staircase,
+            momentum_correction=self.momentum_correction,
+            steps_per_epoch=self.steps_per_epoch,
+        )
 
     def rate(self, epoch: float) -> float:
         """Return the learning rate at an epoch, which may be fractional."""
@@ -132,13 +154,25 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
+        check_number("warmup_epochs", warmup_epochs)
+
         def warm(epoch: float) -> float:
             steps = self.steps_per_epoch or self.params["steps"]
             ranks = size()
             return 1 / ranks * ((epoch + 1 / steps) * (ranks - 1) / warmup_epochs + 1)
 
         super().__init__(initial_lr, warm, 0, int(warmup_epochs), False, momentum_correction, steps_per_epoch)
-        self.verbose = verbose
+        self.verbose, self._warmup_epochs = verbose, warmup_epochs
+
+    def __repr__(self) -> str:
+        return call_text(
+            self,
+            self.initial_lr,
+            warmup_epochs=self._warmup_epochs,
+            momentum_correction=self.momentum_correction,
+            steps_per_epoch=self.steps_per_epoch,
+            verbose=self.verbose,
+        )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the rate to the logs; if ``verbose``, print a line at the end of the warm-up."""
@@ -149,4 +183,4 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def _rate(optimizer: keras.optimizers.Optimizer) -> float:
-    return float(np.asarray(keras.ops.convert_to_numpy(optimizer.learning_rate)))
+    return float(host_value(optimizer.learning_rate))

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
+from choros.argument_checks import check_number
 from choros.backends import inner_optimizer
 from choros.comm.collectives import AVERAGE, SUM, Op
 from choros.errors import InvalidInputError
 from choros.hvd import fit_patch
 from choros.hvd.collectives import operation
 from choros.hvd.compression import Compression, Compressor
-from choros.hvd.context import context
+from choros.hvd.context import ProcessSet, context
 from choros.hvd.custom_loop import attach
 from choros.hvd.gradient_reduction import ReductionConfig
 from choros.hvd.unused_arguments import warn_of_one_sum, warn_of_unused
-
-if TYPE_CHECKING:
-    from choros.hvd.context import ProcessSet
 
 
 def DistributedOptimizer(
@@ -88,6 +86,10 @@ def DistributedOptimizer(
         raise ValueError(
             f"op={kind.name.capitalize()}: an optimizer's gradients are reduced by hvd.Average or hvd.Sum."
         )
+    if check_number("gradient_predivide_factor", gradient_predivide_factor, "a finite number above 0") == 0:
+        raise InvalidInputError("gradient_predivide_factor=0: give a finite number above 0.")
+    if process_set is not None and not isinstance(process_set, ProcessSet):
+        raise InvalidInputError(f"process_set={process_set!r}: give a hvd.ProcessSet, or None for all ranks.")
     if gradient_predivide_factor != 1.0 and kind != AVERAGE:
         raise ValueError("gradient_predivide_factor has a meaning with op=hvd.Average only.")
     _check_groups(num_groups, groups)
@@ -95,7 +97,7 @@ def DistributedOptimizer(
     devices = (device_dense, device_sparse)
     warn_of_one_sum("DistributedOptimizer", devices, sparse_as_dense, gradient_predivide_factor, num_groups, groups)
     every = backward_passes_per_step
-    if not isinstance(every, int) or every < 1:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"backward_passes_per_step={every!r}: give a whole number of 1 or more.")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidInputError(f"{optimizer!r} is no optimizer of Keras: give keras.optimizers.SGD(...), say.")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from choros.argument_checks import check_whole
 from choros.callbacks.profile import Profile
+from choros.errors import InvalidInputError
 from choros.hvd.context import rank
+from choros.object_text import call_text
 
 
 class ProfileCallback(Profile):
@@ -32,8 +35,14 @@ class ProfileCallback(Profile):
     def __init__(
         self, directory: str | os.PathLike[str], first_step: int = 10, steps: int = 5, ranks: Sequence[int] = (0,)
     ) -> None:
-        super().__init__(directory, (first_step, first_step + steps - 1))
-        self.ranks = list(ranks)
+        first, steps = check_whole("first_step", first_step, 0), check_whole("steps", steps, 1)
+        super().__init__(directory, (first, first + steps - 1))
+        if not isinstance(ranks, Iterable):
+            raise InvalidInputError(f"ranks={ranks!r}: give a list of ranks.")
+        self.ranks = [check_whole("ranks", rank, 0) for rank in ranks]
+
+    def __repr__(self) -> str:
+        return call_text(self, self.directory, first_step=self.first_step, steps=self.steps, ranks=self.ranks)
 
     def mine(self) -> str | None:
         """Return the name of this rank's directory; None if this rank does not profile."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from choros.backends.base import parts
+from choros.backends.batch_parts import parts
 from choros.cluster import Place
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.data import StreamSource, feed, make_source, without_augment
@@ -75,7 +75,7 @@ def shard(  # noqa: D417 - x, y and sample_weight share one entry
     numbers = (("global_batch_size", global_batch_size, place.size), ("steps", steps, 1), ("seed", seed, 0))
     for name, value, least in numbers:
         if (value is not None or name != "steps") and not is_whole(value, least):
-            more = f" as there are {place.size} ranks" if name == "global_batch_size" else ""
+            more = f" as there are {place.size} ranks" if name == "global_batch_size" and place.size > 1 else ""
             raise InvalidInputError(f"{name}={value!r}: give a whole number, {least} or more{more}.")
     if isinstance(shuffle, str):
         raise InvalidInputError(f"shuffle={shuffle!r}: give True or False.")
@@ -131,6 +131,11 @@ class Shard(keras.utils.PyDataset):  # type: ignore[misc]
     def __len__(self) -> int:
         count: int = self.num_batches
         return count
+
+    def __repr__(self) -> str:
+        use = "training" if self._training else "validation"
+        part = f"rows of rank {self._rank} of {self._size} for {use}"
+        return f"<{part}: {len(self)} batches, global batches of {self._batch}>"
 
 
 class RowShard(Shard):

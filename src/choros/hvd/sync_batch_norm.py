@@ -71,11 +71,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         placed = ops.where(place, _pulled(local_moments, 1.0 / rows), ops.zeros_like(local_moments))
         path: str = self.path  # pyright: ignore[reportAssignmentType] - None only before Keras builds the layer
         everyone = _pulled(allreduce(placed, op=SUM, name=f"moments of {alike(path)}"), rows)
-        counts, means, variances = (
-            everyone[:, :1],
-            everyone[:, 1 : 1 + mean.shape[-1]],
-            everyone[:, 1 + mean.shape[-1] :],
-        )
+        counts = everyone[:, :1]
+        means = everyone[:, 1 : 1 + mean.shape[-1]]
+        variances = everyone[:, 1 + mean.shape[-1] :]
         total = ops.sum(counts)
         mean_all = ops.sum(counts * means, axis=0) / total
         spread = ops.sum(counts * (variances + ops.square(means - mean_all)), axis=0) / total

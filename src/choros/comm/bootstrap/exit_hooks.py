@@ -50,7 +50,7 @@ def install_hook(name: str, where: str, after: Callable[[BaseException], object]
 
     Args:
         name: str. Name of this hook; a second installation under the same name does nothing.
-        where: str. This rank and its host, for messages.
+        where: str. This rank and its host, for the line; "" for no line.
         after: called with the exception, after the output.
     """
     if name in _installed:
@@ -63,7 +63,7 @@ def install_hook(name: str, where: str, after: Callable[[BaseException], object]
             if not _report_lost_peer(error):
                 previous(kind, error, tb)
                 _write_torchrun_error_file(error)
-                if issubclass(kind, Exception):
+                if where and issubclass(kind, Exception):
                     logger.error(f"{where} failed ({kind.__qualname__}), which ends the job")
         # The hook must reach ``after`` in every case, even if a previous hook of another package raises.
         except Exception:
@@ -79,21 +79,8 @@ def install_hook(name: str, where: str, after: Callable[[BaseException], object]
 
 def delay_secondary_failure() -> None:
     """Delay the exit of a rank that only lost a peer, under ``choros run``, which reports failures itself."""
-    if _installed:
-        return
-    previous = sys.excepthook
-
-    @functools.wraps(previous)
-    def report(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        if not _report_lost_peer(error):
-            previous(kind, error, tb)
-        else:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            time.sleep(ROOT_CAUSE_SECONDS)
-
-    sys.excepthook = report
-    _installed.append("linger")
+    if not _installed:
+        install_hook("linger", "", _wait_if_secondary)
 
 
 def let_root_cause_exit_first(where: str) -> None:
@@ -104,11 +91,10 @@ def let_root_cause_exit_first(where: str) -> None:
     """
 
     def on_exception(error: BaseException) -> None:
-        if isinstance(error, PeerLostError):
-            time.sleep(ROOT_CAUSE_SECONDS)
-            return
-        for callback in _failure_callbacks:
-            callback()
+        _wait_if_secondary(error)
+        if not isinstance(error, PeerLostError):
+            for callback in _failure_callbacks:
+                callback()
 
     install_hook("cause", where, on_exception)
 
@@ -119,6 +105,11 @@ def on_failure(callback: Callable[[], object]) -> None:
     It takes effect after ``let_root_cause_exit_first``.
     """
     _failure_callbacks.append(callback)
+
+
+def _wait_if_secondary(error: BaseException) -> None:
+    if isinstance(error, PeerLostError):
+        time.sleep(ROOT_CAUSE_SECONDS)
 
 
 def _report_lost_peer(error: BaseException) -> bool:

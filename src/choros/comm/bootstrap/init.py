@@ -215,10 +215,8 @@ def _exchange_by_secret(
             "(openssl rand -hex 32). Keep it secret."
         )
     variable = os.environ.get("CHOROS_COORDINATOR", "")
-    rendezvous, coordinator = (
-        os.environ.get("CHOROS_MEETING", ""),
-        variable or place.coordinator or (*place.hosts, "")[0],
-    )
+    rendezvous = os.environ.get("CHOROS_MEETING", "")
+    coordinator = variable or place.coordinator or (*place.hosts, "")[0]
     if not rendezvous and not coordinator:
         raise InvalidInputError(
             f"{place.launcher} does not report the hosts of this job: set CHOROS_COORDINATOR to rank 0's host on all "
@@ -242,10 +240,15 @@ def _serve_rendezvous(
     secret: bytes, address: str, candidate_ports: Sequence[int], size: int, timeout: float, data: bytes
 ) -> list[bytes]:
     """Serve the rendezvous as rank 0, and take part in it."""
-    from choros.comm.bootstrap.rendezvous import Rendezvous, join_rendezvous, refuse_second_rank_zero
+    from choros.comm.bootstrap.rendezvous import (
+        Rendezvous,
+        RendezvousGreeting,
+        join_rendezvous,
+        refuse_second_rank_zero,
+    )
     from choros.comm.tcp.auth_socket import AuthListener
 
-    with AuthListener(address, secret, candidate_ports) as listener:
+    with AuthListener(address, secret, RendezvousGreeting, candidate_ports) as listener:
         refuse_second_rank_zero(listener, candidate_ports)
         Rendezvous(listener, size)
         return join_rendezvous(f"{address or LOOPBACK}:{listener.address.rpartition(':')[2]}", secret, 0, timeout)(data)

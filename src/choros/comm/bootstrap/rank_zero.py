@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from choros.argument_checks import check_number
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join
 
@@ -27,7 +28,7 @@ def rank_zero_first(timeout: float = 1800.0) -> Iterator[None]:
         >>> with rank_zero_first():
         ...     pass  # (x, y), _ = keras.datasets.mnist.load_data()
     """
-    place = find_place(timeout)
+    place = find_place(check_number("timeout", timeout, "a number of seconds"))
     if place.size == 1:
         yield
         return

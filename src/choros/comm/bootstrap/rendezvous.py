@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,20 @@ _REPORT_SECONDS = 15.0  # seconds of waiting after which a line on stderr names 
 _UNIQUE_RANK_ADVICE = "give each process of the job a rank of its own, from 0."
 
 
+@dataclass(frozen=True)
+class RendezvousGreeting:
+    """A rank connects to the rendezvous.
+
+    Attributes:
+        timeout: float. Seconds for all ranks to connect.
+        duplicate: bool. Whether the sender listens at another port as a second rank 0.
+    """
+
+    rank: int
+    timeout: float
+    duplicate: bool = False
+
+
 class Rendezvous:
     """Server of one rendezvous: a thread collects each rank's bytes and sends all bytes to all ranks.
 
@@ -34,13 +49,13 @@ class Rendezvous:
             True.
 
     Example:
-        >>> with AuthListener("127.0.0.1", b"secret") as listener:
+        >>> with AuthListener("127.0.0.1", b"secret", RendezvousGreeting) as listener:
         ...     server = Rendezvous(listener, 1)
         ...     join_rendezvous(listener.address, b"secret", 0, 5.0)(b"here")
         [b'here']
     """
 
-    def __init__(self, listener: AuthListener, size: int, from_variable: bool = True) -> None:
+    def __init__(self, listener: AuthListener[RendezvousGreeting], size: int, from_variable: bool = True) -> None:
         self._listener, self._size, self._from_variable = listener, size, from_variable
         threading.Thread(target=self._collect, name="choros-rendezvous", daemon=True).start()
 
@@ -52,7 +67,7 @@ class Rendezvous:
         while len(data_by_rank) < self._size and not (error and data_by_rank):
             remaining = deadline - time.monotonic()
             try:
-                hello, sock = self._listener.next_peer(remaining if reported else min(remaining, _REPORT_SECONDS))
+                greeting, sock = self._listener.next_peer(remaining if reported else min(remaining, _REPORT_SECONDS))
             except CommTimeoutError:
                 missing = f"{format_ranks(sorted(set(range(self._size)) - set(data_by_rank)))} of {self._size}"
                 if not reported and remaining > _REPORT_SECONDS:
@@ -66,17 +81,17 @@ class Rendezvous:
                     f"{limit:g} s: check that they were started and can reach this host."
                 )
                 break
-            rank = int(hello["rank"])
+            rank = greeting.rank
             # A limit of its own: one thread serves all ranks, and a rank that connects and sends nothing must not block
             # the others for the whole time limit.
             connections.append(RpcConnection(sock, f"rank {rank}", 30.0))
-            if rank in data_by_rank or "twice" in hello or not 0 <= rank < self._size:
+            if rank in data_by_rank or greeting.duplicate or not 0 <= rank < self._size:
                 processes = "A process" if rank >= self._size else "Two processes"
                 error = f"{processes} connected as rank {rank} of {self._size}: {_UNIQUE_RANK_ADVICE}"
                 continue
             # The clock starts with the first rank: a scheduler may start the server's process long before the ranks.
             if not data_by_rank:
-                limit = float(hello["timeout"])
+                limit = greeting.timeout
                 deadline = time.monotonic() + limit
             try:
                 data_by_rank[rank] = connections[-1].receive()[1][0].tobytes()
@@ -91,7 +106,7 @@ class Rendezvous:
             connection.close()
 
 
-def refuse_second_rank_zero(listener: AuthListener, candidate_ports: Sequence[int]) -> None:
+def refuse_second_rank_zero(listener: AuthListener[RendezvousGreeting], candidate_ports: Sequence[int]) -> None:
     """Refuse a second rank 0 on this host, which would listen at another of the job's candidate ports.
 
     Args:
@@ -106,7 +121,7 @@ def refuse_second_rank_zero(listener: AuthListener, candidate_ports: Sequence[in
             dial(
                 f"{listener.address.rpartition(':')[0] or '127.0.0.1'}:{port}",
                 listener.secret,
-                {"rank": 0, "twice": True},
+                RendezvousGreeting(0, 0.0, duplicate=True),
                 0.0,
             ).close()
             raise InvalidInputError(
@@ -158,15 +173,15 @@ def join_rendezvous(
     """
 
     def exchange(data: bytes) -> list[bytes]:
-        hello = {"rank": rank, "timeout": timeout}
+        greeting = RendezvousGreeting(rank, timeout)
         try:
-            sock = dial(place, secret, hello, min(timeout, _REPORT_SECONDS))
+            sock = dial(place, secret, greeting, min(timeout, _REPORT_SECONDS))
         except NoListenerError as no_listener:
             if timeout <= _REPORT_SECONDS:
                 raise
             hint = _secret_hint(secret, from_variable)
             logger.warning(f"rank {rank}: {no_listener} It tries for {timeout - _REPORT_SECONDS:g} s more{hint}")
-            sock = dial(place, secret, hello, timeout - _REPORT_SECONDS)
+            sock = dial(place, secret, greeting, timeout - _REPORT_SECONDS)
         # The server waits up to ``timeout`` for the other ranks before it replies: the reply needs a little longer.
         connection = RpcConnection(sock, f"The rendezvous at {place}", timeout + 5.0)
         try:

@@ -26,6 +26,7 @@ from choros.comm.call_signature import (
     BROADCAST,
     COLLECT,
     GATHER,
+    OPEN_SLOTS,
     SUM,
     SUM_SLOTS,
     Posted,
@@ -63,10 +64,11 @@ _Blocks = list[tuple[list[Array], Array]]
 
 
 class _Plan(NamedTuple):
-    """Cached views for one (count, dtype): this rank's slot, the result, and this rank's share in blocks."""
+    """Cached views for one (count, dtype): all slots, this rank's, the result, and this rank's share in blocks."""
 
     dtype: np.dtype[Any]
     code: tuple[int, int]
+    slots: list[Array]
     slot: Array
     result: Array
     total: Array
@@ -215,9 +217,8 @@ class SharedGroup:
             result = total.view()
             # All ranks map the same result area. A write by one rank would change what the others read.
             result.flags.writeable = False
-            plan = _Plan(
-                value_dtype, dtype_code(value_dtype), areas[self.rank], result, total, self._share_blocks(areas, total)
-            )
+            code, blocks = dtype_code(value_dtype), self._share_blocks(areas, total)
+            plan = _Plan(value_dtype, code, areas, areas[self.rank], result, total, blocks)
             self._plans[count, dtype] = plan
         return plan
 
@@ -300,6 +301,23 @@ class SharedGroup:
             # below and do not read it meanwhile.
             combine_hosts(plan.total)
             self._header.barrier(lambda: "the sum of all hosts")  # until then the first rank changes the result
+
+    def open_slots(self, count: int, dtype: np.typing.DTypeLike) -> list[Array]:
+        """Return all ranks' slots, in the order of the ranks, for reading. ``close_slots`` must follow.
+
+        In between no rank writes its slot. So all may read all slots, and write other memory that nobody reads then.
+
+        Args:
+            count: int. Number of values in a slot.
+            dtype: numpy dtype of the values.
+        """
+        plan = self._plan(count, dtype)
+        self._begin_call((OPEN_SLOTS, count, *plan.code))
+        return plan.slots
+
+    def close_slots(self) -> None:
+        """Return when every rank has called this: from then on a rank may write its slot."""
+        self._header.barrier(lambda: "close_slots")
 
     def sum(self, x: Array) -> Array:
         """Return the sum over ranks, a new array of the same shape and dtype. Overwrites the slot.

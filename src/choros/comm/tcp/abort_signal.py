@@ -50,10 +50,8 @@ def _send_abort(mesh: ConnectionMesh) -> None:
 
 
 def _watch_peers(mesh: ConnectionMesh, rank_name: str, terminate: Callable[[], object]) -> None:
-    poll, connections = (
-        select.poll(),
-        {connection.sock.fileno(): connection for connection in mesh.connections.values()},
-    )
+    poll = select.poll()
+    connections = {connection.sock.fileno(): connection for connection in mesh.connections.values()}
     for fd in connections:
         # The descriptor is -1 if the group was closed before this thread started.
         if fd >= 0:

@@ -19,14 +19,16 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from choros.comm.fork_hooks import close_in_children
-from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError
+from choros.comm.messages import decode, header_of
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, brief
 
 logger = logging.getLogger(__name__)
 
-_MAGIC, _NONCE, _PROOF, _MAX_HELLO_BYTES = b"choros 1", 16, 32, 1 << 16
+_MAGIC, _NONCE, _PROOF, _MAX_GREETING_BYTES = b"choros 1", 16, 32, 1 << 16
 _HANDSHAKE_SECONDS = 10.0  # seconds that a handshake may take, so that a silent peer does not hold a thread for ever
 _MAX_HANDSHAKES = 256  # handshakes at a time; one more ends the oldest one, so strangers cannot use up the threads
 _REPORT_SECONDS = 10.0  # seconds between two lines about rejected peers
@@ -47,6 +49,17 @@ _BACKLOG = 1024  # connections that the kernel queues: all ranks of a job may co
 _MAX_CUT_RETRIES = 5
 
 
+_Greeting = TypeVar("_Greeting")
+
+
+@dataclass(frozen=True)
+class RankGreeting:
+    """A rank connects. ``host``: the name of its host."""
+
+    rank: int
+    host: str = field(default_factory=lambda: os.uname().nodename)
+
+
 class NoListenerError(PeerLostError):
     """No listener of this job answered."""
 
@@ -59,7 +72,7 @@ class _HandshakeCutError(PeerLostError):
     """The other end closed the connection during the handshake."""
 
 
-class AuthListener:
+class AuthListener(Generic[_Greeting]):
     """A listening port that accepts authenticated peers.
 
     It rejects every other peer: after ten seconds, after wrong bytes, or if too many handshakes run at once. A line on
@@ -68,6 +81,8 @@ class AuthListener:
     Args:
         address: str. IPv4 address of this host to listen at; "" for all addresses of this host.
         secret: bytes. The job's secret.
+        greeting: frozen dataclass. The message by which a peer describes itself; see ``choros.comm.messages``. A peer
+            with another greeting is rejected.
         ports: sequence of int. The listener takes the first free one. Defaults to a port that the system chooses.
         listen_fd: int or None. Descriptor of a listening socket made by ``listening_socket``, which this object then
             owns. Defaults to None.
@@ -80,18 +95,26 @@ class AuthListener:
         InvalidInputError: none of the ports can be opened.
 
     Example:
-        >>> with AuthListener("127.0.0.1", b"a secret") as listener:
-        ...     client = dial(listener.address, b"a secret", {"rank": 1}, 5.0)
-        ...     hello, server = listener.next_peer(5.0)
+        >>> with AuthListener("127.0.0.1", b"a secret", RankGreeting) as listener:
+        ...     client = dial(listener.address, b"a secret", RankGreeting(1, "n1"), 5.0)
+        ...     greeting, server = listener.next_peer(5.0)
         ...     server.sendall(b"good day")
-        ...     hello, client.recv(8)
-        ({'rank': 1}, b'good day')
+        ...     greeting, client.recv(8)
+        (RankGreeting(rank=1, host='n1'), b'good day')
         >>> server.close(), client.close()
         (None, None)
     """
 
-    def __init__(self, address: str, secret: bytes, ports: Sequence[int] = (0,), listen_fd: int | None = None) -> None:
-        self.secret, self._accepted = secret, queue.Queue[tuple[dict[str, Any], socket.socket]]()
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        greeting: type[_Greeting],
+        ports: Sequence[int] = (0,),
+        listen_fd: int | None = None,
+    ) -> None:
+        self.secret, self._greeting = secret, greeting
+        self._accepted = queue.Queue[tuple[_Greeting, socket.socket]]()
         bind_error: OSError | str = "no port is given"
         for port in ports:
             try:
@@ -116,8 +139,8 @@ class AuthListener:
         # nothing to them.
         threading.Thread(target=self._accept_loop, name="choros-listener", daemon=True).start()
 
-    def next_peer(self, timeout: float) -> tuple[dict[str, Any], socket.socket]:
-        """Return the hello message of the next authenticated peer, and the socket to it.
+    def next_peer(self, timeout: float) -> tuple[_Greeting, socket.socket]:
+        """Return the greeting of the next authenticated peer, and the socket to it.
 
         Raises:
             CommTimeoutError: no peer connected within ``timeout`` seconds.
@@ -149,10 +172,7 @@ class AuthListener:
                     target=self._authenticate, args=(sock, host), name="choros-handshake", daemon=True
                 ).start()
             except RuntimeError as error:  # no thread is available; the peer tries again
-                # Before the put: ``_handshakes`` holds connections that the accept loop may end, and this one now
-                # belongs to a rank.
-                with self._lock:
-                    del self._handshakes[sock]
+                self._end_handshake(sock)
                 sock.close()
                 self._wait_for_resources(error)
 
@@ -179,30 +199,43 @@ class AuthListener:
             # connection.
             own_nonce, client_nonce = secrets.token_bytes(_NONCE), opening[len(_MAGIC) :]
             sock.sendall(own_nonce + _sign(self.secret, b"server", client_nonce + own_nonce))
-            proof, length = (
-                _receive_exactly(sock, _PROOF, deadline),
-                int.from_bytes(_receive_exactly(sock, 4, deadline), "little"),
-            )
-            if length > _MAX_HELLO_BYTES:
+            proof = _receive_exactly(sock, _PROOF, deadline)
+            length = int.from_bytes(_receive_exactly(sock, 4, deadline), "little")
+            if length > _MAX_GREETING_BYTES:
                 raise PeerLostError("a stranger")
-            hello = _receive_exactly(sock, length, deadline)
+            text = _receive_exactly(sock, length, deadline)
             # The two proofs have different roles, so a peer cannot send the server's proof back as its own.
             # ``compare_digest`` takes the same time for any wrong proof, so its time reveals nothing about the right
             # one.
-            if not hmac.compare_digest(proof, _sign(self.secret, b"client", client_nonce + own_nonce + hello)):
+            if not hmac.compare_digest(proof, _sign(self.secret, b"client", client_nonce + own_nonce + text)):
                 raise PeerLostError("a stranger")
             # After the check: no parser reads bytes of a stranger.
-            greeting = json.loads(hello)
+            greeting = decode(self._greeting, json.loads(text))
             sock.sendall(b"\1")
             sock.settimeout(None)
-        except (OSError, ValueError, PeerLostError):
+        except OSError:
             self._reject(sock, host)
             return
-        with self._lock:
-            del self._handshakes[sock]
+        except (ValueError, RecursionError) as error:  # of the greeting: the peer knows the secret
+            logger.warning(
+                f"a process on {host} was rejected at {self.address}, as its greeting is not of this version of "
+                f"Choros ({brief(error)}): all processes of a job need the same version"
+            )
+            self._end_handshake(sock)
+            with sock, suppress(OSError):
+                sock.sendall(b"\0")
+            return
+        # Before the put: ``_handshakes`` holds connections that the accept loop may end, and this one now belongs to a
+        # rank.
+        self._end_handshake(sock)
         self._accepted.put((greeting, _set_socket_options(sock)))
         if self._closed:  # ``close`` may have emptied the queue before the put
             self._close_accepted()
+
+    def _end_handshake(self, sock: socket.socket) -> None:
+        """Remove a connection from those that the accept loop may end."""
+        with self._lock:
+            del self._handshakes[sock]
 
     def _reject(self, sock: socket.socket, host: str) -> None:
         """Close the connection to a peer that failed the handshake; report it at most every ten seconds."""
@@ -243,7 +276,7 @@ class AuthListener:
             while True:
                 self._accepted.get_nowait()[1].close()
 
-    def __enter__(self) -> AuthListener:
+    def __enter__(self) -> AuthListener[_Greeting]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -280,13 +313,13 @@ def listening_socket(address: str) -> tuple[int, int]:
     return int(sock.getsockname()[1]), sock.detach()
 
 
-def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> socket.socket:
+def dial(place: str, secret: bytes, greeting: object, timeout: float) -> socket.socket:
     """Connect to an ``AuthListener``; return the socket.
 
     Args:
         place: str. ``address:port`` of the listener, or ``address:port,port,...`` if it may have any of these ports.
         secret: bytes. The job's secret.
-        hello: dict. Description of this process, plain JSON. It is sent without encryption.
+        greeting: message of the listener's kind, which describes this process. It is sent without encryption.
         timeout: float. Seconds to try.
 
     Raises:
@@ -295,7 +328,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
     """
     host, _, port_list = place.rpartition(":")
     deadline, ports, reason = time.monotonic() + timeout, [int(port) for port in port_list.split(",")], ""
-    cut_count, refused = 0, False
+    cut_count, refused, text = 0, False, json.dumps(header_of(greeting)).encode()
     while True:
         for port in ports:
             remaining = deadline - time.monotonic()
@@ -305,7 +338,7 @@ def dial(place: str, secret: bytes, hello: dict[str, Any], timeout: float) -> so
                     # that drops packets would use up the whole time at the first port.
                     socket.create_connection((host, port), timeout=min(max(remaining, 0.1), _CONNECT_SECONDS))
                 )
-                return _handshake(sock, f"{host}:{port}", secret, json.dumps(hello).encode())
+                return _handshake(sock, f"{host}:{port}", secret, text)
             except PeerLostError as error:
                 cut_count += isinstance(error, _HandshakeCutError)
                 # With several ports another program may have one of them, so the next port is tried.
@@ -339,7 +372,9 @@ def _handshake(sock: socket.socket, address: str, secret: bytes, greeting: bytes
             )
         sock.sendall(_sign(secret, b"client", nonces + greeting) + len(greeting).to_bytes(4, "little") + greeting)
         if _receive_exactly(sock, 1, deadline) != b"\1":
-            raise PeerLostError(f"{address} did not take this rank.")
+            raise PeerLostError(
+                f"{address} rejected this process: all processes of a job need the same version of Choros."
+            )
         sock.settimeout(None)
     except OSError as error:
         sock.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from choros.comm.p2p.group import MessageGroup
 from choros.comm.shm.group_header import format_ranks
 from choros.comm.tcp.abort_signal import end_together
-from choros.comm.tcp.auth_socket import AuthListener, dial
+from choros.comm.tcp.auth_socket import AuthListener, RankGreeting, dial
 from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 from choros.errors import CommTimeoutError, PeerLostError
 
@@ -53,7 +53,7 @@ class TcpGroup(MessageGroup):
         where = f"rank {rank} on {os.uname().nodename}"
         deadline = time.monotonic() + timeout
         # The listener opens before the addresses are exchanged: a rank that has an address can connect at once.
-        with AuthListener(address, secret) as listener:
+        with AuthListener(address, secret, RankGreeting) as listener:
             addresses = [
                 json.loads(text) for text in exchange(json.dumps([listener.address, os.uname().nodename]).encode())
             ]
@@ -63,14 +63,14 @@ class TcpGroup(MessageGroup):
                 try:
                     # No deadlock although every rank first connects and then accepts: the listener's thread answers
                     # handshakes meanwhile.
-                    sock = dial(addresses[peer][0], secret, {"rank": rank}, deadline - time.monotonic())
+                    sock = dial(addresses[peer][0], secret, RankGreeting(rank), deadline - time.monotonic())
                 except PeerLostError as error:
                     raise PeerLostError(f"{where} cannot reach rank {peer} on {addresses[peer][1]}. {error}") from None
                 sockets[peer] = sock, f"rank {peer} on {addresses[peer][1]}"
             missing = set(range(rank + 1, size))
             while missing:
                 try:
-                    hello, sock = listener.next_peer(deadline - time.monotonic())
+                    greeting, sock = listener.next_peer(deadline - time.monotonic())
                 except CommTimeoutError:
                     raise CommTimeoutError(
                         f"{where} waited {timeout:g} s at {listener.address} for {format_ranks(sorted(missing))} of "
@@ -78,9 +78,8 @@ class TcpGroup(MessageGroup):
                         "share in CHOROS_NETWORK, or check the firewall.",
                         tuple(sorted(missing)),
                     ) from None
-                peer = int(hello["rank"])
-                missing.discard(peer)
-                sockets[peer] = sock, f"rank {peer} on {addresses[peer][1]}"
+                missing.discard(greeting.rank)
+                sockets[greeting.rank] = sock, f"rank {greeting.rank} on {addresses[greeting.rank][1]}"
         self._mesh = ConnectionMesh(sockets)
         super().__init__(TcpMessages(self._mesh, rank, range(size)), timeout, spin=spin)
 

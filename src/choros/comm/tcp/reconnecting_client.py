@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from choros.comm.tcp.auth_socket import RefusedError, dial
 from choros.comm.tcp.rpc import Header, RpcConnection
@@ -24,7 +23,7 @@ class ReconnectingClient:
     Args:
         place: str. ``address:port`` of the ``AuthListener``.
         secret: bytes. The job's secret.
-        hello: dict. See ``dial``.
+        greeting: see ``dial``.
         peer: str. Name of the server, for messages.
         timeout: float. Seconds that one send or receive may wait, and seconds for a lost server to restart.
         first_timeout: float. Seconds for the first connection.
@@ -36,10 +35,10 @@ class ReconnectingClient:
     """
 
     def __init__(
-        self, place: str, secret: bytes, hello: dict[str, Any], peer: str, timeout: float, first_timeout: float
+        self, place: str, secret: bytes, greeting: object, peer: str, timeout: float, first_timeout: float
     ) -> None:
-        self._place, self._secret, self._hello, self._peer, self._timeout = place, secret, hello, peer, timeout
-        self._connection = RpcConnection(dial(place, secret, hello, first_timeout), peer, timeout)
+        self._place, self._secret, self._greeting, self._peer, self._timeout = place, secret, greeting, peer, timeout
+        self._connection = RpcConnection(dial(place, secret, greeting, first_timeout), peer, timeout)
         self._last_request: tuple[Header, Sequence[Array]] = {}, ()
         self._closed, self._lost_message = False, ""
 
@@ -109,7 +108,7 @@ class ReconnectingClient:
                 remaining = deadline - time.monotonic()
                 # Short attempts: while the server restarts, the kernel queues connections at the open port, and nothing
                 # answers them.
-                sock = dial(self._place, self._secret, self._hello, min(_CONNECT_SECONDS, remaining))
+                sock = dial(self._place, self._secret, self._greeting, min(_CONNECT_SECONDS, remaining))
                 return RpcConnection(sock, self._peer, self._timeout)
             # Refused, not silent: the first rank keeps the port open across restarts of its server, so nobody will
             # listen again.

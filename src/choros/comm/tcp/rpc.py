@@ -10,12 +10,14 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from choros import errors
 from choros.comm.dtypes import numeric
+from choros.comm.tcp.auth_socket import dial
 from choros.errors import ChorosError, CommTimeoutError, PeerLostError, brief
 from choros.types import Array, aligned, dtype_of
 
@@ -26,6 +28,34 @@ _BUSY_SECONDS = 0.2  # seconds for which messages of another library are polled 
 Header = dict[str, Any]
 _T = TypeVar("_T")
 Handler = Callable[[Header, list[Array]], tuple[Header, Sequence[Array]]]
+
+
+@dataclass(frozen=True)
+class RpcAddress:
+    """The address of a server, as a message for the processes that will connect to it.
+
+    Attributes:
+        place: str. ``address:port`` of the ``AuthListener``.
+        secret: str. The job's secret in hex.
+        timeout: float. Seconds that one send or receive may wait.
+    """
+
+    place: str
+    secret: str
+    timeout: float
+
+    def dial(self, greeting: object, peer: str, seconds: float) -> RpcConnection:
+        """Return a connection to the server.
+
+        Args:
+            greeting: message that describes this process; see ``dial``.
+            peer: str. Name of the server, for messages.
+            seconds: float. Seconds to try.
+
+        Raises:
+            PeerLostError: no listener answers, or it rejects this process.
+        """
+        return RpcConnection(dial(self.place, bytes.fromhex(self.secret), greeting, seconds), peer, self.timeout)
 
 
 class RpcConnection:

@@ -113,6 +113,9 @@ def reducing(gradtape: object, reduce: Callable[[list[Any], list[Any]], list[Any
         def __init__(self) -> None:
             self.__dict__ = gradtape.__dict__
 
+        def __repr__(self) -> str:
+            return f"DistributedGradientTape(<{type(gradtape).__name__}>)"
+
         def gradient(
             self,
             target: Any,
