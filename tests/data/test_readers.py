@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from choros.errors import InvalidDataError
-from choros.tools.demo.datasets.common import one_hot, standardise, stratified
+from choros.tools.demo.datasets.common import standardise, stratified
 from choros.tools.demo.datasets.digits import load_digits
 from choros.tools.demo.datasets.higgs import FEATURES, load_higgs
 
@@ -180,9 +180,8 @@ def test_standardise_constant_and_missing_columns():
     assert test.tolist() == [[0.0] * 3]
 
 
-def test_stratified_and_one_hot():
+def test_stratified():
     y = np.array([0] * 10 + [1] * 3 + [2])
     train, test = stratified(y, 0.7, 4)
     assert sorted([*train, *test]) == list(range(14))
     assert np.bincount(y[train]).tolist() == [7, 2, 1]
-    assert one_hot(y, 4).sum(0).tolist() == [10, 3, 1, 0]

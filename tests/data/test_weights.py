@@ -6,15 +6,14 @@ import pytest
 from choros.data import make_source
 from choros.data.class_weights import class_weights
 from choros.errors import InvalidDataError
-from choros.tools.demo.datasets.common import one_hot
 
 TABLE = {0: 0.5, 2: 4.0, np.int64(3): 7}
 Y = np.random.default_rng(0).integers(0, 6, 50)
+ONE_HOT = np.eye(6, dtype="float32")[Y]
+LABELS = [Y, Y.astype("float32"), Y[:, None], ONE_HOT, Y.astype("uint8"), Y + 0.3, Y[:, None] - 0.2, Y > 2]
 
 
-@pytest.mark.parametrize(
-    "y", [Y, Y.astype("float32"), Y[:, None], one_hot(Y, 6), Y.astype("uint8"), Y + 0.3, Y[:, None] - 0.2, Y > 2]
-)
+@pytest.mark.parametrize("y", LABELS)
 @pytest.mark.parametrize("table", [TABLE, {}, {0: 2, 1: 3.0}])
 def test_equal_to_keras_own_function(y, table):
     from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights

@@ -43,7 +43,7 @@ def test_an_empty_list_is_refused(names):
 
 
 def test_what_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(plan, "_installed", lambda module: module not in ("sklearn", "torch"))
+    monkeypatch.setattr(plan, "is_installed", lambda module: module not in ("sklearn", "torch"))
     with pytest.raises(InvalidInputError, match=r'scikit-learn.*pip install "choros\[demo\]"'):
         plan.check_installed()
     with pytest.raises(InvalidInputError, match=r'torch is not installed: pip install "choros\[torch,demo\]"'):

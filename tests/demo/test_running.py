@@ -1,4 +1,5 @@
 import io
+import re
 
 import numpy as np
 import pytest
@@ -16,10 +17,20 @@ def make_plan(names="single,allreduce,easgd", seeds=(0,)):
     return Plan(tuple(algorithms.by_name(name) for name in names.split(",")), "jax", epochs=2, seeds=seeds)
 
 
-def make_display(plan, live=False):
-    stream = io.StringIO()
+def make_display(plan, columns=None):
+    """Return a display and its stream: plain lines, or a terminal of so many columns."""
+    stream, console = io.StringIO(), None
+    if columns:
+        rich = pytest.importorskip("rich.console", reason="rich is not installed")
+        console = rich.Console(file=stream, force_terminal=True, width=columns, color_system=None, _environ={})
     names = [type(algorithm).__name__ for algorithm in plan.algorithms]
-    return Display(names, len(plan.seeds), plan.epochs, stream, live), stream
+    return Display(names, len(plan.seeds), plan.epochs, console, stream), stream
+
+
+def states_of(stream):
+    """Return what a terminal showed, one after the other."""
+    states = re.split(r"\r|\x1b\[2K|\x1b\[\?25[lh]|\x1b\[1A|\n", stream.getvalue())
+    return [state.rstrip() for state in states if state.strip()]
 
 
 def fake(algorithm, seed, progress):
@@ -43,7 +54,7 @@ def test_each_algorithm_runs_once_a_seed():
 def test_plain_fit_comes_first():
     plan = make_plan("single", seeds=(3, 4))
     display, _ = make_display(plan)
-    display.begin = lambda name, run: None
+    display.begin = display.end = lambda *_: None
     report = compare(plan, SETTING, fake, display, plain=lambda seed, progress: Run(seed, accuracy=0.5))
     assert [(r.algorithm, r.mode, [run.seed for run in r.runs]) for r in report.results] == [
         ("plain fit", None, [3, 4]),
@@ -114,37 +125,54 @@ def test_what_compiled_code_makes_of_an_interrupt_is_one():
 
 def test_a_terminal_sees_each_epoch_on_one_line():
     plan = make_plan("single", seeds=(0, 1))
-    display, stream = make_display(plan, live=True)
+    display, stream = make_display(plan, columns=100)
     compare(plan, SETTING, fake, display)
-    states = stream.getvalue().split("\r\x1b[K")[1:]
-    assert states[:3] == [
+    states = list(dict.fromkeys(states_of(stream)))
+    assert [state.partition(" \u2501")[0] for state in states] == [
         "[1/1] Single  seed 1/2, starting",
         "[1/1] Single  seed 1/2, epoch 1/2, loss 0.5000",
         "[1/1] Single  seed 1/2, epoch 2/2, loss 0.2500",
+        "[1/1] Single  seed 2/2, starting",
+        "[1/1] Single  seed 2/2, epoch 1/2, loss 0.5000",
+        "[1/1] Single  seed 2/2, epoch 2/2, loss 0.2500",
+        "[1/1] Single  accuracy 0.905, 2.00 s, 1,234 samples/s",
     ]
-    assert states[-1] == "[1/1] Single  accuracy 0.905, 2.00 s, 1,234 samples/s\n"
-    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().endswith("\x1b[2K[1/1] Single  accuracy 0.905, 2.00 s, 1,234 samples/s\n")
 
 
-def test_a_terminal_line_is_no_longer_than_the_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "20")
+def test_a_terminal_line_is_no_longer_than_the_terminal():
     plan = make_plan("single")
-    display, stream = make_display(plan, live=True)
+    display, stream = make_display(plan, columns=20)
     display.begin("Single", 0)
     display.epoch(0, 0.5)
-    assert all(len(state) < 20 for state in stream.getvalue().split("\r\x1b[K"))
+    display.stop()
+    assert max(map(len, states_of(stream))) <= 20
+    assert "\x1b[1A" not in stream.getvalue().replace("\x1b[1A\x1b[2K", "", 1), "a state is one line"
 
 
-def test_after_an_interrupt_the_cursor_has_a_line_of_its_own():
+def test_after_an_interrupt_the_line_is_removed_and_the_cursor_shown():
     plan = make_plan("single")
-    display, stream = make_display(plan, live=True)
+    display, stream = make_display(plan, columns=100)
 
     def train(algorithm, seed, progress):
         progress(0, 1.0)
         raise KeyboardInterrupt
 
     compare(plan, SETTING, train, display)
-    assert stream.getvalue().endswith("loss 1.0000\n")
+    assert "loss 1.0000" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
+
+
+def test_a_failure_is_shown():
+    plan = make_plan("single")
+
+    def train(algorithm, seed, progress):
+        raise ValueError("bad [bold] data")
+
+    for columns in (None, 30):
+        display, stream = make_display(plan, columns)
+        compare(plan, SETTING, train, display)
+        assert "[1/1] Single  failed: ValueError: bad [bold] data\n" in stream.getvalue()
 
 
 def test_the_score_is_scikit_learns():

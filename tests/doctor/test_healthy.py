@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from choros.backend_choice import BACKENDS
 from choros.cli import main
-from choros.tools.doctor.smoke_processes import BACKENDS
 
 from .conftest import DOCTOR, Report, clean, said
 
@@ -61,6 +61,13 @@ def test_the_words_for_people(two_cores):
     assert rows["memory"].endswith("B") or "limited to" in rows["memory"]
     assert "gather" in rows["engine"]
     assert done.stdout.splitlines()[-1] == "nothing to change"
+
+
+def test_one_process_needs_no_exchange():
+    done = said([*DOCTOR[:-1], "--backends", "jax"], clean())
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line)
+    assert rows["ranks"] == "1 (started without a launcher); no exchange needed"
+    assert rows["training"].startswith("jax: a small training agrees with a numpy reference (difference ")
 
 
 def test_quiet_says_nothing_where_nothing_is_wrong():

@@ -68,7 +68,7 @@ made = distkeras.ModelPredictor(trained, features_col=["a", "b"]).predict(frame)
 assert distkeras.LabelIndexTransformer(2).transform(made).toDF().columns[-1] == "predicted_index"
 
 # arrays: with the caller in reach, and with none: then the callbacks travel
-import contextlib, io
+import contextlib, dataclasses, io
 import choros
 from choros.training.executors.callback_server import CallbackServer
 x = np.random.default_rng(0).normal(size=(96, 2)).astype("float32")
@@ -80,7 +80,7 @@ reached, given = CallbackServer.opened, model.get_weights()
 @contextlib.contextmanager
 def walled(self, network, here):
     with reached(self, network, here) as home:
-        yield {**home, "place": "127.0.0.1:9"}
+        yield dataclasses.replace(home, place="127.0.0.1:9")
 found = []
 for opened in (reached, walled):
     CallbackServer.opened = opened

@@ -1,7 +1,7 @@
 """The doctor asks every executor, also one that has no choros, and says which lacks what."""
 
 from choros.cli import main
-from choros.errors import InvalidInputError
+from choros.errors import MissingPackageError
 from choros.spark import doctor
 
 
@@ -42,11 +42,13 @@ def test_it_finds_a_java_and_starts_no_cluster_for_its_help(monkeypatch, capsys)
 
     def started(master, name):
         asked.append(master)
-        raise InvalidInputError("Spark needs Java 17 or later: install one.")
+        raise MissingPackageError("Spark needs Java 17 or later: install one.")
 
     monkeypatch.setattr(doctor, "session", started)
     assert main(["spark", "doctor", "--help"]) == 0
     assert asked == []
-    assert doctor.check("spark://head:7077") == 1
+    capsys.readouterr()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # also without pyspark
+    assert main(["spark", "doctor", "spark://head:7077"]) == 1
     assert asked == ["spark://head:7077"]
-    assert "needs Java" in capsys.readouterr().err
+    assert capsys.readouterr().err == "choros spark doctor: error: Spark needs Java 17 or later: install one\n"

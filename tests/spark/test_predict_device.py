@@ -30,7 +30,7 @@ def test_a_task_sees_the_gpus_that_spark_gave_it(monkeypatch, amd, name):
             return {"gpu": type("Gpus", (), {"addresses": ["3", "1"]})}
 
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(task_process, "_FRAMEWORKS", ())
+    monkeypatch.setattr(task_process, "BACKENDS", ())
     monkeypatch.setattr(task_process, "visible_gpus", lambda vendor, environ: amd)
     assert hold_back(Task()) == (1, ["3", "1"])
     assert os.environ[name] == "3,1"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from choros.argument_checks import check_path, check_whole
 from choros.errors import InvalidInputError
+from choros.object_text import call_text
 
 
 class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
@@ -25,8 +27,8 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
             files. Defaults to None.
 
     Raises:
-        InvalidInputError: ``embeddings_freq`` is below 1; or, when training begins, a named layer or a metadata file
-            does not exist.
+        InvalidInputError: an argument has another type, or ``embeddings_freq`` is below 1; or, when training begins, a
+            named layer or a metadata file does not exist.
 
     Example:
         >>> TensorBoardEmbedding("logs", embeddings_freq=5).embeddings_freq
@@ -41,10 +43,23 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
         embeddings_metadata: str | Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        if embeddings_freq < 1:
-            raise InvalidInputError(f"embeddings_freq={embeddings_freq}: give 1 epoch or more.")
-        self.log_dir, self.embeddings_freq = Path(log_dir), embeddings_freq
+        names, metadata = embeddings_layer_names, embeddings_metadata
+        if names is not None and (isinstance(names, str | bytes) or not isinstance(names, Iterable)):
+            raise InvalidInputError(f"embeddings_layer_names={names!r}: give a list of names of layers.")
+        self.log_dir = Path(check_path("log_dir", log_dir))
+        self.embeddings_freq = check_whole("embeddings_freq", embeddings_freq, 1, "epochs")
+        if not (metadata is None or isinstance(metadata, Mapping)):
+            check_path("embeddings_metadata", metadata)
         self.embeddings_layer_names, self.embeddings_metadata = embeddings_layer_names, embeddings_metadata
+
+    def __repr__(self) -> str:
+        return call_text(
+            self,
+            str(self.log_dir),
+            embeddings_freq=self.embeddings_freq,
+            embeddings_layer_names=self.embeddings_layer_names,
+            embeddings_metadata=self.embeddings_metadata,
+        )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Find the layers, and write the projector's configuration."""

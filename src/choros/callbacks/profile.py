@@ -8,7 +8,9 @@ from typing import Any
 
 import keras
 
+from choros.argument_checks import check_path
 from choros.backends.profiler import StepProfiler, window_of
+from choros.object_text import call_text
 
 
 class Profile(keras.callbacks.Callback):  # type: ignore[misc]
@@ -25,7 +27,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
             written too.
 
     Raises:
-        InvalidInputError: ``first`` is negative, or ``last`` is smaller than ``first``.
+        InvalidInputError: ``directory`` is no path, ``first`` is negative, or ``last`` is smaller than ``first``.
 
     Example:
         >>> callback = Profile("profile", profile_batches=(20, 22))
@@ -35,10 +37,13 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, directory: str | os.PathLike[str], profile_batches: tuple[int, int] = (10, 14)) -> None:
         super().__init__()
-        self.directory = os.fspath(directory)
+        self.directory = check_path("directory", directory)
         self.first_step, self.steps = window_of(profile_batches)
         self.profiler: StepProfiler | None = None
         self._begun = 0
+
+    def __repr__(self) -> str:
+        return call_text(self, self.directory, profile_batches=(self.first_step, self.first_step + self.steps - 1))
 
     def mine(self) -> str | None:
         """Return the subdirectory for the files of this process; None if this process does not profile."""

@@ -16,8 +16,10 @@ from typing import Any
 
 import keras
 
+from choros.argument_checks import check_path, check_signals
 from choros.cluster import Place
 from choros.errors import AGAIN, InvalidInputError
+from choros.object_text import call_text
 from choros.training.checkpoint.policy import stop_time
 from choros.training.checkpoint.store import sync
 
@@ -47,7 +49,8 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             ``CHOROS_STOP_SIGNALS``, or SIGUSR2.
 
     Raises:
-        InvalidInputError: ``signals`` has an unknown name; or, when training begins, the model has no weights yet.
+        InvalidInputError: ``directory`` is no path, or ``signals`` has an unknown name; or, when training begins, the
+            model has no weights yet.
         SystemExit: on request, after the state is saved: with code 0 if the job's script requeues the job, else 75;
             with code 1 if too many turns have ended in the same epoch.
 
@@ -62,11 +65,8 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, directory: str | os.PathLike[str], signals: Sequence[str] | None = None) -> None:
         super().__init__()
         signal_names = os.environ.get("CHOROS_STOP_SIGNALS", "SIGUSR2").split()
-        self.directory = Path(directory)
-        self.signals = tuple(signal_names if signals is None else signals)
-        unknown = [name for name in self.signals if name not in signal.Signals.__members__]
-        if unknown:
-            raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGUSR2")
+        self.directory = Path(check_path("directory", directory))
+        self.signals = check_signals(signal_names if signals is None else signals)
         self.asked = False
         self.at_once = True  # False: the code that runs the callbacks decides when this turn may end
         self.agree: Callable[[bool], bool] = bool  # returns whether any rank has the request
@@ -76,6 +76,9 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self._begun = (-1, 0)  # the epoch with which this turn resumes, and the number of turns that ended in it
         self._loaded = False
         self._kept: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return call_text(self, str(self.directory), signals=self.signals)
 
     # -- for the code that runs a fit
     def point(self) -> tuple[int, int] | None:

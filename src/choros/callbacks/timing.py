@@ -8,8 +8,9 @@ from typing import Any
 
 import keras
 
+from choros.argument_checks import check_whole
 from choros.console import write_line
-from choros.errors import InvalidInputError
+from choros.object_text import call_text
 
 
 class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
@@ -30,7 +31,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         total: float. Seconds of all epochs; ``total_but_first``: of all epochs but the first.
 
     Raises:
-        InvalidInputError: ``warmup`` is negative.
+        InvalidInputError: ``warmup`` is no whole number, or negative.
 
     Example:
         >>> import numpy as np
@@ -44,10 +45,11 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, warmup: int = 1, verbose: int = 1) -> None:
         super().__init__()
-        if warmup < 0:
-            raise InvalidInputError(f"warmup={warmup}: give a number of steps, 0 or more.")
-        self.warmup, self.verbose = warmup, verbose
+        self.warmup, self.verbose = check_whole("warmup", warmup, 0, "steps"), verbose
         self._forget()
+
+    def __repr__(self) -> str:
+        return call_text(self, warmup=self.warmup, verbose=self.verbose)
 
     def _forget(self) -> None:
         self.steps: list[float] = []
@@ -129,14 +131,15 @@ class SamplesPerSec(BatchTiming):
         samples_per_sec: float. Rows per second.
 
     Raises:
-        InvalidInputError: ``batch_size`` is below 1, or ``warmup`` is negative.
+        InvalidInputError: ``batch_size`` is no whole number or below 1, or ``warmup`` is invalid.
     """
 
     def __init__(self, batch_size: int, warmup: int = 1, verbose: int = 1) -> None:
         super().__init__(warmup, verbose)
-        if batch_size < 1:
-            raise InvalidInputError(f"batch_size={batch_size}: give 1 or more.")
-        self.batch_size = batch_size
+        self.batch_size = check_whole("batch_size", batch_size, 1, "rows")
+
+    def __repr__(self) -> str:
+        return call_text(self, self.batch_size, warmup=self.warmup, verbose=self.verbose)
 
     @property
     def samples_per_sec(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.argument_checks import check_whole
 from choros.data.block_shuffle import BlockOrder
 from choros.data.conversion import as_arrays, to_floatx
 from choros.data.encoded_rows import decoded, is_sparse
@@ -14,8 +15,9 @@ from choros.data.memmap import block_rows, place_in_file
 from choros.data.permutation import batch_order, permutation
 from choros.data.sharding import BatchSlice, pieces
 from choros.data.tree import is_nested, leaves, map_leaves
-from choros.data.validation import check_arrays, check_batch
+from choros.data.validation import check_arrays, check_batch, check_floatx
 from choros.errors import InvalidDataError
+from choros.object_text import call_text
 from choros.types import Array, ArrayTree, Batch
 
 
@@ -58,6 +60,7 @@ class ArraySource:
         floatx: str = "float32",
         block: int | None = None,
     ) -> None:
+        check_floatx(floatx)
         x, y, weight = as_arrays(x, "x"), as_arrays(y, "y"), as_arrays(sample_weight, "sample_weight")
         self.rows = check_arrays(x, y, weight)
         if is_nested(y) and weight is not None and not is_nested(weight):
@@ -68,9 +71,14 @@ class ArraySource:
             lambda a: a if place_in_file(a) else to_floatx(a, floatx), (x, y, weight)
         )
         self._cast = any(a.dtype != to_floatx(a[:0], floatx).dtype for _, a in leaves(self._data))
-        self.block = block_rows((a for _, a in leaves(self._data)), self.rows) if block is None else block
+        arrays = (a for _, a in leaves(self._data))
+        self.block = block_rows(arrays, self.rows) if block is None else check_whole("block", block, 0)
         self._sparse = any(is_sparse(a) for _, a in leaves(self._data))
         self._flat = not any(map(is_nested, self._data))
+
+    def __repr__(self) -> str:
+        x, y, weight = self._data
+        return call_text(self, x, y) if weight is None else call_text(self, x, y, weight)
 
     @property
     def x(self) -> ArrayTree:

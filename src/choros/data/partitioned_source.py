@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from choros.data.array_source import ArraySource
 from choros.data.sharding import BatchSlice, visits
+from choros.object_text import call_text
 from choros.types import ArrayTree, Batch
 
 _APART = 7919  # difference between the seeds of consecutive ranks
@@ -40,6 +41,9 @@ class PartitionedSource:
 
     def __init__(self, inner: ArraySource | None, counts: Sequence[int], first: Batch) -> None:
         self.inner, self.counts, self.first, self.rows = inner, list(counts), first, sum(counts)
+
+    def __repr__(self) -> str:
+        return call_text(self, self.inner, self.counts)
 
     def steps(self, batch_size: int) -> int:
         """Return the number of global batches in a pass: ``ceil(rows / batch_size)``."""

@@ -14,6 +14,7 @@ from choros.data.conversion import as_arrays, brings_targets
 from choros.data.tree import leaves
 from choros.data.validation import is_whole
 from choros.errors import InvalidDataError
+from choros.object_text import call_text, value_text
 from choros.types import ArrayTree, Batch
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ class Prefetch:
 
     def __init__(self, data: tuple[ArrayTree, ArrayTree, ArrayTree], depth: int, augment: Augment | None) -> None:
         self.data, self.depth, self.augment = data, depth, augment
+
+    def __repr__(self) -> str:
+        kinds = ", ".join("None" if part is None else type(part).__name__ for part in self.data)
+        return f"<choros.prefetch of ({kinds}), depth={self.depth}, augment={value_text(self.augment)}>"
 
 
 def prefetch(source: object, depth: int = 2, augment: Augment | None = None) -> Prefetch:
@@ -85,6 +90,9 @@ class PrefetchSource:
     def __init__(self, inner: Source, depth: int, augment: Augment | None = None) -> None:
         self.inner, self.depth, self.augment = inner, depth, augment
         self.ahead, self.indexed = depth, bool(inner.indexed)
+
+    def __repr__(self) -> str:
+        return call_text(self, self.inner, depth=self.depth, augment=self.augment)
 
     @property
     def rows(self) -> int | None:

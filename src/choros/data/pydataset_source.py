@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from choros.argument_checks import check_whole
 from choros.data.batch_format import cut, standard
 from choros.data.class_weights import check_class_weight
 from choros.data.conversion import is_py_dataset
 from choros.data.permutation import permutation
 from choros.data.sharding import share, visits
+from choros.data.validation import check_floatx
 from choros.errors import InvalidDataError
+from choros.object_text import call_text
 from choros.types import ArrayTree, Batch
 
 _Read = tuple[
@@ -67,11 +70,14 @@ class PyDatasetSource:
             check_class_weight(class_weight, None)
         self.dataset = dataset
         self.class_weight = class_weight
-        self.floatx, self.cuts = floatx, cuts
+        self.floatx, self.cuts = check_floatx(floatx), check_whole("cuts", cuts, 1)
         self.evaluates = False
         self._passes, self._reset = 0, False
         if self._count() == 0:
             raise InvalidDataError(f"{self._name} has no batches: its length must be 1 or more.")
+
+    def __repr__(self) -> str:
+        return call_text(self, self.dataset, class_weight=self.class_weight)
 
     @property
     def _name(self) -> str:

@@ -15,7 +15,9 @@ from choros.data.memmap import memory_left
 from choros.data.prefetch import augmented
 from choros.data.sharding import share
 from choros.data.tree import leaves, map_leaves
+from choros.data.validation import check_floatx
 from choros.errors import InvalidDataError, warn
+from choros.object_text import call_text
 from choros.types import ArrayTree, Batch
 
 _SLOW = 10.0  # seconds of reading validation data after which a warning is given
@@ -42,7 +44,7 @@ class StreamSource:
         augment: a function from the x of a batch to another x, or None.
 
     Raises:
-        InvalidDataError: the class weights are malformed.
+        InvalidDataError: ``stream`` is no iterable, or another argument is malformed.
 
     Example:
         >>> import numpy as np
@@ -59,7 +61,10 @@ class StreamSource:
     def __init__(self, stream: Any, class_weight: Mapping[int, float] | None = None, floatx: str = "float32") -> None:
         if class_weight is not None:
             check_class_weight(class_weight, None)
-        self.stream, self.class_weight, self.floatx = stream, class_weight, floatx
+        iterable = any(hasattr(stream, name) for name in ("__iter__", "__getitem__"))
+        if not iterable or isinstance(stream, str | bytes | Mapping):
+            raise InvalidDataError(f"The stream is of type {type(stream).__name__}: give an iterable of batches.")
+        self.stream, self.class_weight, self.floatx = stream, class_weight, check_floatx(floatx)
         self.depth = 4
         self.augment: Any = None
         self.name = f"the {type(stream).__name__} given as x"
@@ -68,6 +73,9 @@ class StreamSource:
         self._first: list[Any] = []  # the first batch, if ``sample`` has read it before training
         self._number = 0
         self._sample: Batch | None = None
+
+    def __repr__(self) -> str:
+        return call_text(self, self.stream, class_weight=self.class_weight)
 
     def steps(self, batch_size: int = 0) -> int | None:
         """Return the number of batches in a pass; None if the stream does not provide it."""

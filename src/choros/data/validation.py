@@ -60,6 +60,17 @@ def check_batch(batch_size: object) -> None:
         raise InvalidDataError(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
 
 
+def check_floatx(floatx: object) -> str:
+    """Return the dtype of floats; refuse other values than ``keras.config.floatx`` may have.
+
+    Raises:
+        InvalidDataError: The value is no dtype of floats.
+    """
+    if isinstance(floatx, str) and floatx in ("float16", "bfloat16", "float32", "float64"):
+        return floatx
+    raise InvalidDataError(f"floatx={floatx!r}: give 'float16', 'bfloat16', 'float32' or 'float64'.")
+
+
 def check_shuffle(shuffle: object, source: Source) -> bool | str:
     """Return ``shuffle`` of ``fit`` as a bool, or "batch" for arrays. For batches, "batch" counts as True.
 

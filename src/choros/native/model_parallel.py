@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from choros.argument_checks import check_number, check_whole
 from choros.backends.devices.weight_layout import check_layout, describe, laid_out
 from choros.cluster import Place
 from choros.comm.bootstrap.discover_rank import find_place
@@ -25,6 +26,7 @@ from choros.comm.shared_values import gather_values
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency.rank_agreement import difference, facts_of_model
 from choros.errors import InvalidInputError
+from choros.object_text import call_text
 from choros.types import ArrayTree
 
 if TYPE_CHECKING:
@@ -76,7 +78,9 @@ class ModelParallel:
             raise InvalidInputError(f"ModelParallel needs JAX; this is {keras.backend.backend()}.")
         from choros.native.jax import device_count, process_count
 
-        self.place: Place = find_place(timeout)
+        if seed is not None:
+            check_whole("seed", seed, 0)
+        self.place: Place = find_place(check_number("timeout", timeout, "a number of seconds"))
         if process_count() != self.place.size:
             raise InvalidInputError(
                 f"JAX knows {process_count()} processes, and this job has {self.place.size} ranks: call "
@@ -90,8 +94,11 @@ class ModelParallel:
                 f"{self.layout['batch']!r}, where Keras computes other numbers for an uneven last batch: give that "
                 "axis the size 1."
             )
-        self.seed, self._timeout = seed, timeout
+        self.seed, self._timeout, self._given = seed, timeout, layout
         self._context = ExitStack()
+
+    def __repr__(self) -> str:
+        return call_text(self, self._given, seed=self.seed)
 
     def _group(self) -> Group:
         size = self.place.size

@@ -18,7 +18,7 @@ from choros.backends.devices.placement import Placement, RowShard, VariablePlace
 from choros.backends.optimizers import model_variables
 from choros.console import write_line
 from choros.errors import InvalidInputError, warn_without_effect
-from choros.parallel.multi_gpu_model import ModelMGPU, chosen, warn_of_unused
+from choros.parallel.multi_gpu_model import ModelMGPU, check_serial_model, chosen, warn_of_unused
 
 if TYPE_CHECKING:
     import keras
@@ -59,7 +59,8 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
         devices: another name of ``gdev_list``.
 
     Raises:
-        InvalidInputError: a device does not exist or is of another process, or both names are given.
+        InvalidInputError: ``serial_model`` is not a model, a device does not exist or is of another process, or both
+            names are given.
 
     Example:
         >>> import keras
@@ -67,6 +68,7 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
         >>> make_parallel(serial, devices=1) is serial
         True
     """
+    check_serial_model(serial_model)
     warn_of_unused(ps_device, usenccl, initsync, syncopt)
     names = chosen(gdev_list, devices)
     if len(names) < 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from choros.backends.base import blind
+from choros.backends.batch_parts import blind
 from choros.backends.driver_model import build_model
 from choros.backends.loss_exactness import check_exact
 from choros.backends.metric_additivity import not_additive

@@ -74,12 +74,8 @@ class ModelMGPU:
         *,
         devices: Devices | None = None,
     ) -> None:
-        import keras
-
-        if not isinstance(serial_model, keras.Model):
-            raise InvalidInputError(f"serial_model is of type {type(serial_model).__name__}: give a keras.Model.")
+        self.serial = check_serial_model(serial_model)
         warn_of_unused(ps_device, usenccl, initsync, syncopt)
-        self.serial = serial_model
         self.devices = chosen(gdev_list, devices)
         if len(self.devices) < 2:
             raise InvalidInputError(f"devices={self.devices}: give two or more, or train the serial model itself.")
@@ -266,6 +262,19 @@ def warn_of_unused(ps_device: str, usenccl: bool, initsync: bool, syncopt: bool)
         initsync=not initsync,
         syncopt=syncopt,
     )
+
+
+def check_serial_model(model: object) -> keras.Model:
+    """Return the model, which must be a Keras model.
+
+    Raises:
+        InvalidInputError: it is something else.
+    """
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise InvalidInputError(f"serial_model is of type {type(model).__name__}: give a keras.Model.")
+    return model
 
 
 def chosen(gdev_list: Devices | None, devices: Devices | None) -> list[str]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import choros
 from choros.cluster.hardware.network_address import addresses, own_address
-from choros.comm.bootstrap.rendezvous import Rendezvous, join_rendezvous, ports
+from choros.comm.bootstrap.rendezvous import Rendezvous, RendezvousGreeting, join_rendezvous, ports
+from choros.comm.messages import decode, header_of
 from choros.comm.tcp.auth_socket import AuthListener
 from choros.errors import InvalidDataError, InvalidInputError, PeerLostError
 from choros.spark.feature_columns import Columns
@@ -34,6 +35,23 @@ if TYPE_CHECKING:
 _ROWS = "rank int, part int, payload binary"
 _PART = 32 << 20  # most bytes of one row of the result
 Work = Callable[["Task"], bytes]
+
+
+@dataclass(frozen=True)
+class RowsReport:
+    """Report of a task about its rows, which all tasks get.
+
+    Attributes:
+        forms: dict. The dtype and the shape of a row of each array.
+        rows: int. The number of rows to train with.
+        validation_rows: int. The number of rows of validation.
+        failed: bool. Whether the task could not take its rows.
+    """
+
+    forms: dict[str, tuple[str, list[int]]]
+    rows: int = 0
+    validation_rows: int = 0
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,7 +185,9 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
     wrong: BaseException | None = None
     with ExitStack() as stack:
         stack.callback(spill.close)
-        listener = None if rank else stack.enter_context(AuthListener("", plan.secret, ports(plan.secret)))
+        listener = (
+            None if rank else stack.enter_context(AuthListener("", plan.secret, RendezvousGreeting, ports(plan.secret)))
+        )
         place = f"{address if listener else hosts[0]}:{','.join(map(str, ports(plan.secret)))}"
 
         def swap(payload: bytes) -> list[bytes]:
@@ -181,17 +201,19 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
         except Exception as error:
             # Raised only after the all-gather. The other tasks would wait in it until their timeout.
             wrong = error
-        local_report = {"forms": spill.forms(), "failed": wrong is not None}
-        local_report["rows"] = [0, 0] if wrong else [spill.data({}).rows, _validating(plan, spill)]
-        reports = [json.loads(text) for text in swap(json.dumps(local_report).encode())]
-        forms = _agreed(plan, reports, wrong)
+        counts = (0, 0) if wrong else (spill.data({}).rows, _validating(plan, spill))
+        forms = {name: (dtype, list(shape)) for name, (dtype, shape) in spill.forms().items()}
+        local_report = RowsReport(forms, *counts, wrong is not None)
+        texts = swap(json.dumps(header_of(local_report)).encode())
+        reports = [decode(RowsReport, json.loads(text)) for text in texts]
+        agreed = _agreed(plan, reports, wrong)
         task = Task(
             rank,
             plan.size,
-            spill.data(forms),
-            spill.data(forms, True) if plan.columns.marked else None,
-            [report["rows"][0] for report in reports],
-            [report["rows"][1] for report in reports],
+            spill.data(agreed),
+            spill.data(agreed, True) if plan.columns.marked else None,
+            [report.rows for report in reports],
+            [report.validation_rows for report in reports],
             swap,
             plan.secret,
             address,
@@ -207,16 +229,17 @@ def _validating(plan: _Plan, spill: RowStore) -> int:
     return spill.data({}, True).rows if plan.columns.marked else 0
 
 
-def _agreed(plan: _Plan, reports: list[dict[str, Any]], wrong: BaseException | None) -> dict[str, Form]:
+def _agreed(plan: _Plan, reports: list[RowsReport], wrong: BaseException | None) -> dict[str, Form]:
     """Return the forms of the arrays over all tasks. Raise an error if a task failed or there are no rows."""
     if wrong is not None:
         raise wrong
-    failed = [rank for rank, report in enumerate(reports) if report["failed"]]
+    failed = [rank for rank, report in enumerate(reports) if report.failed]
     if failed:
         raise PeerLostError(f"Worker {failed[0]} could not take its rows.")
-    if not sum(report["rows"][0] for report in reports):
+    if not sum(report.rows for report in reports):
         raise InvalidDataError("The frame has no rows to train with.")
-    return agree(plan.columns, [report["forms"] for report in reports])
+    forms = [{name: (dtype, tuple(shape)) for name, (dtype, shape) in report.forms.items()} for report in reports]
+    return agree(plan.columns, forms)
 
 
 def _address(hosts: list[str], rank: int) -> str:

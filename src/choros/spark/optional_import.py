@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
-from choros.errors import InvalidInputError
+from choros.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -18,10 +18,10 @@ def require_pyspark() -> None:
     """Refuse to continue without pyspark.
 
     Raises:
-        InvalidInputError: pyspark is missing; the message has the command that installs it.
+        MissingPackageError: pyspark is missing; the message has the command that installs it.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise InvalidInputError(f"{_MISSING} (or torch, tensorflow).")
+        raise MissingPackageError(f"{_MISSING} (or torch, tensorflow).")
 
 
 def import_with_pyspark(name: str) -> ModuleType:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from choros.errors import InvalidInputError, brief
+from choros.errors import InvalidInputError, MissingPackageError, brief
 
 UNPACKED = "environment"  # the directory in which executors unpack the file
 
@@ -36,8 +36,9 @@ def pack(
         The file.
 
     Raises:
-        InvalidInputError: there is no environment, the packing library is missing, or it failed, for example because of
-            packages in editable mode.
+        InvalidInputError: there is no environment, or the packing failed, for example because of packages in editable
+            mode.
+        MissingPackageError: the packing library is missing.
     """
     if not output.endswith((".tar.gz", ".tgz", ".zip")):
         raise InvalidInputError(f"{output}: Spark unpacks .tar.gz, .tgz and .zip.")
@@ -48,7 +49,7 @@ def pack(
         )
     name, module = ("conda-pack", "conda_pack") if conda else ("venv-pack2", "venv_pack")
     if importlib.util.find_spec(module) is None:
-        raise InvalidInputError(f"{prefix} is packed by {name}: pip install {name}.")
+        raise MissingPackageError(f"{prefix} is packed by {name}: pip install {name}.")
     how: dict[str, Any] = {"prefix": prefix, "output": output, "force": True, "compress_level": level}
     if conda:
         from conda_pack import pack as call

@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import choros
-from choros.backend_choice import is_installed
+from choros.backend_choice import BACKENDS, is_installed
 from choros.cluster.hardware import variables
 from choros.cluster.hardware.gpu_builds import AMD, NVIDIA
 from choros.cluster.hardware.gpus import VARIABLE, visible_gpus
 from choros.errors import InvalidInputError, NoBackendError
 from choros.launch.process.hidden_packages import lean_keras_import
 from choros.spark.row_store import local_folder
-
-_FRAMEWORKS = ("jax", "torch", "tensorflow")
 
 
 def hold_back(context: Any) -> tuple[int, list[str]]:
@@ -39,7 +37,7 @@ def hold_back(context: Any) -> tuple[int, list[str]]:
     gpus = list(assigned.addresses) if assigned is not None else []
     if gpus:
         shown, variable = ",".join(gpus), VARIABLE[AMD if visible_gpus(AMD, {}) else NVIDIA]
-        loaded = [name for name in _FRAMEWORKS if name in sys.modules]
+        loaded = [name for name in BACKENDS if name in sys.modules]
         if loaded and os.environ.get(variable) != shown:
             raise InvalidInputError(
                 f"A Python worker that has loaded {loaded[0]} with other GPUs got this task: start the session with "

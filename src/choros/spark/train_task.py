@@ -13,9 +13,9 @@ import numpy as np
 
 from choros.comm.bootstrap.init import join_by_sockets, leave
 from choros.comm.group import Group
+from choros.comm.messages import decode, header_of
 from choros.comm.single_rank_group import SingleRankGroup
-from choros.comm.tcp.auth_socket import dial
-from choros.comm.tcp.rpc import RpcConnection
+from choros.comm.tcp.rpc import RpcAddress
 from choros.errors import ChorosError, InvalidInputError
 from choros.pickling import loads
 from choros.spark.barrier import Task
@@ -27,11 +27,37 @@ from choros.training.executors import in_job
 from choros.training.executors.remote_callbacks import RemoteCallbackRunner
 from choros.training.model_io.serialization import PackedModel
 from choros.training.payload import put, shown, unpack_algorithm
-from choros.training.spec import FitConfig, FitRequest
+from choros.training.spec import FitConfig, FitRequest, WorkerStats
 from choros.training.worker.main import redraw_member
+from choros.training.worker.messages import CallbackGreeting
 from choros.types import Array
 
 _DIAL = 5.0  # seconds to connect to the driver; without a connection, the callbacks run in this task
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Result of rank 0, or of a member of an ensemble, without its arrays.
+
+    Attributes:
+        tallies: list of WorkerStats.
+        losses: list of tuples. As in ``RunRecord.of``.
+        transport: str. The engine of the exchanges.
+        lanes: int. The number of lanes of a timeline: the first arrays. The others are the weights.
+        sizes: list of int. The number of bytes of each array.
+        epochs: list of int, or None if the driver ran the callbacks. The epochs of the history.
+        history: dict. The values of each epoch by name; empty if the driver ran the callbacks.
+        score: float. The loss by which the members of an ensemble are compared.
+    """
+
+    tallies: list[WorkerStats]
+    losses: list[tuple[float, int, float]]
+    transport: str
+    lanes: int
+    sizes: list[int]
+    epochs: list[int] | None
+    history: dict[str, Any]
+    score: float
 
 
 @dataclass(frozen=True)
@@ -43,7 +69,7 @@ class TrainTask:
         model: PackedModel.
         keras: dict. Backend and settings of the driver's Keras; see ``keras_here``.
         weights: list of bytes. The values of the variables of rank 0's model.
-        home: dict. The address of the driver.
+        home: RpcAddress. The address of the driver.
         callbacks: bytes or None. The user's callbacks by cloudpickle, for a task that cannot connect to the driver.
         rows: PartitionRows or BroadcastData. The source of the batches.
         steps: int or None. Global batches in an epoch.
@@ -55,7 +81,7 @@ class TrainTask:
     model: PackedModel
     keras: dict[str, Any]
     weights: list[bytes]
-    home: dict[str, Any]
+    home: RpcAddress
     callbacks: bytes | None
     rows: PartitionRows | BroadcastData
     steps: int | None = None
@@ -101,48 +127,48 @@ class TrainTask:
         result = in_job.run(request, rank)
         if rank:
             return b""
-        header: dict[str, Any] = {
-            "tallies": [tally.json() for tally in result.tallies],
-            "losses": result.losses,
-            "met": result.transport,
-            "lanes": len(result.lanes),
-            "history": None,
-        }
-        if isinstance(conductor, CallbackRunner):
-            history = conductor.history
-            header["history"] = {"epoch": list(history.epoch), "history": history.history}
-            header |= {"score": _score(history.history)}
         arrays = [*(np.frombuffer(lane, np.uint8) for lane in result.lanes), *shown(model)]
-        head = json.dumps(header | {"sizes": [array.size for array in arrays]}, default=float).encode()
-        return b"".join([len(head).to_bytes(4, "little"), head, *(array.tobytes() for array in arrays)])
+        history = conductor.history if isinstance(conductor, CallbackRunner) else None
+        values = history.history if history else {}
+        head = TaskResult(
+            result.tallies,
+            result.losses,
+            result.transport,
+            len(result.lanes),
+            [array.size for array in arrays],
+            list(history.epoch) if history else None,
+            values,
+            _score(values),
+        )
+        text = json.dumps(header_of(head), default=float).encode()
+        return b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in arrays)])
 
     def _conductor(self, model: Any, job: FitConfig, task: Task) -> CallbackRunner | RemoteCallbackRunner:
         """Return a runner for the driver's callbacks if the driver can be reached, else for copies in this task."""
         if task.rank == 0 and not (job.workers == 1 and task.size > 1):
-            hello = {"rank": 0, "host": os.uname().nodename}
             try:
-                end = dial(self.home["place"], bytes.fromhex(self.home["secret"]), hello, _DIAL)
+                connection = self.home.dial(CallbackGreeting(0), "The driver", _DIAL)
             except ChorosError:
                 pass
             else:
-                return RemoteCallbackRunner(RpcConnection(end, "The driver", self.home["timeout"]), model, job)
+                return RemoteCallbackRunner(connection, model, job)
         if self.watched and self.callbacks is None:
             raise InvalidInputError(
-                f"{os.uname().nodename} cannot connect to the driver at {self.home['place']}, and the callbacks "
+                f"{os.uname().nodename} cannot connect to the driver at {self.home.place}, and the callbacks "
                 "cannot be sent: allow that connection, or give callbacks that cloudpickle can write."
             )
         return CallbackRunner(model, loads(self.callbacks) if self.callbacks else None, 0, job.epochs, self.steps)
 
 
-def results(payload: bytes) -> tuple[dict[str, Any], list[Array]]:
-    """Split the result of a task into the facts, and the lanes of a timeline and the weights, as arrays of bytes."""
+def results(payload: bytes) -> tuple[TaskResult, list[Array]]:
+    """Split the result of a task into the message, and the lanes of a timeline and the weights, as arrays of bytes."""
     length = int.from_bytes(payload[:4], "little")
-    header: dict[str, Any] = json.loads(payload[4 : 4 + length])
+    head = decode(TaskResult, json.loads(payload[4 : 4 + length]))
     arrays, offset = [], 4 + length
-    for size in header["sizes"]:
+    for size in head.sizes:
         arrays.append(np.frombuffer(payload, np.uint8, size, offset))
         offset += size
-    return header, arrays
+    return head, arrays
 
 
 def _member(job: FitConfig, rank: int) -> FitConfig:

@@ -95,6 +95,9 @@ class FileSource:
         if spill is not None:
             self.join(spill)
 
+    def __repr__(self) -> str:
+        return f"<choros.files {self.table.name}: {self.rows} rows, {len(self._blocks)} blocks>"
+
     def _look(self, x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> tuple[Any, Any]:
         """Return the columns of x, and the first rows as ``(x, y, sample_weight)``."""
         wanted = self._wanted(x, y, sample_weight)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from choros.object_text import call_text
 from choros.spark.distkeras.frames import column
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class Evaluator(ABC):
 
     def __init__(self, label_col: str = "label", prediction_col: str = "prediction") -> None:
         self.label_column, self.prediction_column = label_col, prediction_col
+
+    def __repr__(self) -> str:
+        return call_text(self, label_col=self.label_column, prediction_col=self.prediction_column)
 
     @abstractmethod
     def evaluate(self, dataframe: DataFrame) -> float:

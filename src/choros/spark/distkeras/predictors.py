@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from choros.object_text import call_text
 from choros.spark.distkeras.frames import legacy
 from choros.spark.model import KerasModel
 from choros.spark.prediction_columns import outputs_of
@@ -26,6 +27,9 @@ class Predictor(ABC):
     def __init__(self, keras_model: keras.Model) -> None:
         self.model = keras_model
 
+    def __repr__(self) -> str:
+        return call_text(self, self.model)
+
     @abstractmethod
     def predict(self, dataframe: DataFrame) -> DataFrame:
         """Return the frame with predictions."""
@@ -45,6 +49,9 @@ class ModelPredictor(Predictor):
     ) -> None:
         super().__init__(keras_model)
         self.features_column, self.output_column = features_col, output_col
+
+    def __repr__(self) -> str:
+        return call_text(self, self.model, features_col=self.features_column, output_col=self.output_column)
 
     def predict(self, dataframe: DataFrame) -> DataFrame:
         """Return the frame with predictions; ``toDF()`` without names returns the frame itself."""

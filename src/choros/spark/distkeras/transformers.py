@@ -11,6 +11,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as F
 
 from choros.errors import InvalidInputError
+from choros.object_text import call_text
 from choros.spark.distkeras.frames import array, column, legacy
 from choros.spark.feature_columns import quoted
 
@@ -55,9 +56,13 @@ class MinMaxTransformer(Transformer):
     ) -> None:
         if o_min == o_max:
             raise InvalidInputError(f"o_min and o_max are both {o_min}: give a range.")
+        self._ranges = (o_min, o_max, n_min, n_max)
         self.o_max, self.n_max = float(o_max), float(n_max)
         self.scale = (n_max - n_min) / (o_max - o_min)
         self.input_column, self.output_column, self.is_vector = input_col, output_col, is_vector
+
+    def __repr__(self) -> str:
+        return call_text(self, *self._ranges, self.input_column, self.output_column, is_vector=self.is_vector)
 
     def _transform(self, frame: DataFrame) -> DataFrame:
         def moved(value: Any) -> Column:
@@ -80,6 +85,9 @@ class BinaryLabelTransformer(Transformer):
     def __init__(self, input_column: str, output_column: str, label: object) -> None:
         self.input_column, self.output_column, self.label = input_column, output_column, label
 
+    def __repr__(self) -> str:
+        return call_text(self, self.input_column, self.output_column, self.label)
+
     def _transform(self, frame: DataFrame) -> DataFrame:
         is_it = column(frame, self.input_column) == F.lit(self.label)
         weight, other = (F.array(F.lit(float(a)), F.lit(float(1 - a))) for a in (1, 0))
@@ -96,6 +104,9 @@ class StandardTransformer(Transformer):
 
     def __init__(self, columns: Sequence[str], suffix: str = "_normalized") -> None:
         self.columns, self.suffix = list(columns), suffix
+
+    def __repr__(self) -> str:
+        return call_text(self, self.columns, suffix=self.suffix)
 
     def _transform(self, frame: DataFrame) -> DataFrame:
         aggregates = [
@@ -119,6 +130,9 @@ class DenseTransformer(Transformer):
     def __init__(self, input_col: str, output_col: str) -> None:
         self.input_column, self.output_column = input_col, output_col
 
+    def __repr__(self) -> str:
+        return call_text(self, self.input_column, self.output_column)
+
     def _transform(self, frame: DataFrame) -> DataFrame:
         return frame.withColumn(self.output_column, array_to_vector(array(frame, self.input_column)))
 
@@ -138,6 +152,9 @@ class ReshapeTransformer(Transformer):
         if not shape or any(int(size) < 1 for size in shape):
             raise InvalidInputError(f"shape={tuple(shape)}: give whole numbers, 1 or more.")
         self.input_column, self.output_column, self.shape = input_col, output_col, [int(size) for size in shape]
+
+    def __repr__(self) -> str:
+        return call_text(self, self.input_column, self.output_column, self.shape)
 
     def _transform(self, frame: DataFrame) -> DataFrame:
         values, count = array(frame, self.input_column), prod(self.shape)
@@ -168,6 +185,9 @@ class OneHotTransformer(Transformer):
 
     def __init__(self, output_dim: int, input_col: str, output_col: str) -> None:
         self.input_column, self.output_column, self.output_dim = input_col, output_col, int(output_dim)
+
+    def __repr__(self) -> str:
+        return call_text(self, self.output_dim, self.input_column, self.output_column)
 
     def _transform(self, frame: DataFrame) -> DataFrame:
         number = column(frame, self.input_column).cast("int")
@@ -219,6 +239,16 @@ class LabelIndexTransformer(Transformer):
         self.output_dim, self.input_column = int(output_dim), input_col
         self.output_columns = ["prediction_index", "predicted_index"] if output_col is None else [output_col]
         self.default_index, self.activation_threshold = default_index, float(activation_threshold)
+
+    def __repr__(self) -> str:
+        return call_text(
+            self,
+            self.output_dim,
+            self.input_column,
+            output_col=self.output_columns[0] if len(self.output_columns) == 1 else None,
+            default_index=self.default_index,
+            activation_threshold=self.activation_threshold,
+        )
 
     def _transform(self, frame: DataFrame) -> DataFrame:
         values = array(frame, self.input_column)

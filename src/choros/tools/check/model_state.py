@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from choros.backends import seed_state
+from choros.backends.host_values import to_host
 from choros.training.model_io.serialization import copy_model
 from choros.types import Array
 
@@ -57,9 +56,7 @@ class Snapshot:
 
 def values(variables: list[Any]) -> list[Array]:
     """Return copies of variables as numpy arrays."""
-    import keras
-
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    return to_host(variables)
 
 
 def assign(variables: list[Any], arrays: list[Array]) -> None:

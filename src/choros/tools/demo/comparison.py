@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 from choros.algorithms import Algorithm
 from choros.algorithms import list_algorithms as described
-from choros.cluster.hardware import usable_cores
+from choros.cluster.hardware import usable_cores, version
 from choros.tools.demo.baseline import PlainFit
 from choros.tools.demo.datasets.common import Dataset
 from choros.tools.demo.measurement import read_timeline, steady
@@ -28,7 +27,6 @@ Progress = Callable[[int, float], None]
 Train = Callable[[Algorithm, int, Progress], tuple[Run, Algorithm]]
 TrainPlain = Callable[[int, Progress], Run]
 _PLAIN_ABOUT = "model.fit of Keras without Choros: one process with the threads that Keras takes, on all cores."
-_PACKAGES = {"jax": ("jax",), "torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}
 
 
 class Shows(Protocol):
@@ -322,14 +320,6 @@ def _settings(algorithm: Algorithm) -> dict[str, str]:
 
 
 def _versions(backend: str) -> dict[str, str]:
-    environment = {"choros": _version("choros"), "python": platform.python_version(), "keras": _version("keras")}
-    environment[backend] = next(filter(None, map(_version, _PACKAGES[backend])), "")
-    environment["numpy"] = _version("numpy")
-    return {name: version for name, version in environment.items() if version}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    versions = {"choros": version("choros"), "python": platform.python_version()}
+    versions |= {name: version(name) for name in ("keras", backend, "numpy")}
+    return {name: text for name, text in versions.items() if text}

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-STEPS = ("step", "gradients")  # names of the events of a training step
 KINDS = ("compute", "data", "exchange", "wait")  # in the order in which a lane is painted: waits lie within exchanges
 SHOWN = 1.0  # seconds of a lane that the report keeps
 
@@ -90,9 +89,22 @@ def _end(event: dict[str, Any]) -> float:
     return float(event["ts"] + event["dur"])
 
 
+def steps_of(event: dict[str, Any]) -> int:
+    """Return the number of training steps of an event of a timeline.
+
+    Example:
+        >>> [steps_of({"cat": "compute", "name": name}) for name in ("step", "gradients", "16 steps", "optimizer")]
+        [1, 1, 16, 0]
+    """
+    if event["cat"] != "compute":
+        return 0
+    count, _, noun = event["name"].partition(" ")
+    return int(count) if noun == "steps" and count.isdigit() else int(event["name"] in ("step", "gradients"))
+
+
 def _epoch_ends(events: list[dict[str, Any]], epochs: int) -> list[float]:
     """Return the microsecond at which each epoch's last step and its exchange had ended on a rank."""
-    steps = [place for place, event in enumerate(events) if event["cat"] == "compute" and event["name"] in STEPS]
+    steps = [place for place, event in enumerate(events) for _ in range(steps_of(event))]
     each = len(steps) // max(epochs, 1)
     if not each:
         return []

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from choros import algorithms
+from choros.backend_choice import BACKENDS, is_installed
 from choros.cluster.hardware import usable_cores, variables
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, MissingPackageError
 
 DEFAULT = "allreduce,localsgd,aeasgd"
 BATCHES = {True: 64, False: 128}  # rows of a global batch, for images and for tables
@@ -19,7 +19,6 @@ BATCHES = {True: 64, False: 128}  # rows of a global batch, for images and for t
 TARGETS = {"digits": 0.9, "mnist": 0.97, "higgs": 0.8}
 EPOCHS = {"digits": 6, "mnist": 10, "higgs": 10}
 PLAIN_VARIABLES = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS")  # for plain fit, as for workers
-BACKENDS = ("jax", "torch", "tensorflow")
 _NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
@@ -75,31 +74,32 @@ def choose_backend(requested: str | None, environment: Mapping[str, str] = os.en
     """Return the requested backend, else that of ``KERAS_BACKEND``, else the first installed one.
 
     Raises:
-        InvalidInputError: the backend is unknown or not installed. The message names the extra that installs it.
+        InvalidInputError: the backend is unknown.
+        MissingPackageError: the backend is not installed. The message names the extra that installs it.
 
     Example:
         >>> choose_backend(None, {"KERAS_BACKEND": "jax"})
         'jax'
     """
-    backend = requested or environment.get("KERAS_BACKEND") or next(filter(_installed, BACKENDS), "jax")
+    backend = requested or environment.get("KERAS_BACKEND") or next(filter(is_installed, BACKENDS), "jax")
     if backend not in BACKENDS:
         raise InvalidInputError(
             f"KERAS_BACKEND is {backend!r}: the demo runs on {', '.join(BACKENDS)}; give --backend."
         )
-    if not _installed(backend):
-        raise InvalidInputError(f'The backend {backend} is not installed: pip install "choros[{backend},demo]".')
+    if not is_installed(backend):
+        raise MissingPackageError(f'The backend {backend} is not installed: pip install "choros[{backend},demo]".')
     return backend
 
 
-def check_installed(modules: Iterable[str] = _NEEDED) -> None:
+def check_installed() -> None:
     """Refuse to start without the packages that scores and figures need.
 
     Raises:
-        InvalidInputError: scikit-learn or matplotlib is missing. The message names the extra that installs them.
+        MissingPackageError: scikit-learn or matplotlib is missing. The message names the extra that installs them.
     """
-    missing = [_NEEDED.get(module, module) for module in modules if not _installed(module)]
+    missing = [package for module, package in _NEEDED.items() if not is_installed(module)]
     if missing:
-        raise InvalidInputError(
+        raise MissingPackageError(
             f'The demo needs {" and ".join(missing)}, not installed here: pip install "choros[demo]".'
         )
 
@@ -131,7 +131,3 @@ def prepare(backend: str, workers: int) -> int | None:
     chosen = any(name in os.environ for name in variables(1))
     os.environ.update(variables(1, keep=os.environ))
     return None if chosen else max(1, len(usable_cores()) // max(1, workers))
-
-
-def _installed(module: str) -> bool:
-    return module in sys.modules or importlib.util.find_spec(module) is not None

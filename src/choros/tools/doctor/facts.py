@@ -105,10 +105,10 @@ def _cores(place: Place) -> dict[str, Any]:
     }
 
 
-def _numa(nodes: Path = _NODES) -> list[list[int]]:
+def _numa() -> list[list[int]]:
     """Return the cores of each NUMA node that has cores."""
     folders = []
-    for folder in sorted(nodes.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+    for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         try:
             text = (folder / "cpulist").read_text().strip()
         except OSError:

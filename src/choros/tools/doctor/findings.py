@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from choros.cluster.hostlist import number_ranges
 from choros.tools.doctor.facts import Facts
 
 ERROR, WARNING = "error", "warning"
@@ -63,10 +64,7 @@ class Observations:
 
     def machines(self) -> list[list[Facts]]:
         """Return the ranks of each machine."""
-        by_value: dict[str, list[Facts]] = {}
-        for facts in self.ranks:
-            by_value.setdefault(facts["machine"], []).append(facts)
-        return list(by_value.values())
+        return list(_grouped(self.ranks, lambda facts: facts["machine"]).values())
 
 
 Rule = Callable[[Observations], Iterable[Finding]]
@@ -79,13 +77,7 @@ def spell(ranks: Iterable[int]) -> str:
         >>> spell([1]), spell([0, 1, 2, 5])
         ('rank 1', 'ranks 0-2, 5')
     """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    text = number_ranges(ranks).replace(",", ", ")
     return f"rank {text}" if text.isdecimal() else f"ranks {text}"
 
 
@@ -163,10 +155,14 @@ def alike(ranks: Iterable[Facts], key: Callable[[Facts], Any]) -> Iterator[tuple
         >>> [(value, len(some)) for value, some in alike([{"a": 1}, {"a": 2}, {"a": 2}], lambda each: each["a"])]
         [(2, 2), (1, 1)]
     """
+    yield from sorted(_grouped(ranks, key).items(), key=lambda one: -len(one[1]))
+
+
+def _grouped(ranks: Iterable[Facts], key: Callable[[Facts], Any]) -> dict[Any, list[Facts]]:
     by_value: dict[Any, list[Facts]] = {}
     for facts in ranks:
         by_value.setdefault(key(facts), []).append(facts)
-    yield from sorted(by_value.items(), key=lambda one: -len(one[1]))
+    return by_value
 
 
 def available_memory(some: Sequence[Facts]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from choros.backend_choice import BACKENDS
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.errors import ChorosError
 from choros.tools.doctor import smoke_processes
@@ -190,9 +191,7 @@ class RankCheck:
         """Return the backends to train on: the requested ones, else those that every rank has installed."""
         if self.wish.backends:
             return self.wish.backends
-        return tuple(
-            name for name in smoke_processes.BACKENDS if all(facts["versions"].get(name) for facts in self._ranks)
-        )
+        return tuple(name for name in BACKENDS if all(facts["versions"].get(name) for facts in self._ranks))
 
     def _trained(self, backend: str, local: Group | None) -> smoke_processes.End:
         if local is None:

@@ -73,7 +73,7 @@ def text(report: dict[str, Any]) -> str:
 def _facts(ranks: Sequence[Facts]) -> Iterator[str]:
     if not ranks:
         return
-    yield from _row("ranks", ranks, lambda each: f"{each['size']} by {each['launcher']}; exchange by: {each['group']}")
+    yield from _row("ranks", ranks, _ranks)
     yield from _row("hosts", ranks, lambda each: each["host"])
     rows: dict[str, Callable[[Facts], str]] = {
         "cores": _cores,
@@ -103,6 +103,12 @@ def _row(name: str, ranks: Sequence[Facts], text_of: Callable[[Facts], str]) -> 
         suffix = f"  ({spell(facts['rank'] for facts in some)})" if len(values) > 1 else ""
         if value or len(values) > 1:
             yield f"{name:<{_WIDTH}} {value or '-'}{suffix}"
+
+
+def _ranks(facts: Facts) -> str:
+    launcher = "(started without a launcher)" if facts["launcher"] == "single" else f"by {facts['launcher']}"
+    exchange = "no exchange needed" if facts["size"] == 1 else f"exchange by: {facts['group']}"
+    return f"{facts['size']} {launcher}; {exchange}"
 
 
 def _cores(facts: Facts) -> str:
@@ -162,7 +168,8 @@ def _trainings(report: dict[str, Any]) -> Iterator[str]:
         good = all(end["difference"] is not None for end in ends)
         most = max(end["difference"] or 0.0 for end in ends)
         peak = max(end["peak"] for end in ends)
-        how = f"within {most:.1g} of numpy's weights, {amount(peak)} for each rank" if good else "failed"
+        agrees = f"a small training agrees with a numpy reference (difference {most:.1g})"
+        how = f"{agrees}, {amount(peak)} for each rank" if good else "failed"
         yield f"{'training':<{_WIDTH}} {name}: {how}"
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from choros.launch.process import exec_stub
 from choros.launch.process.child_process import Child, python_variables
 
-BACKENDS = ("jax", "torch", "tensorflow")
 SECONDS = 180.0  # time limit for one backend
 EXACT = (
     5e-3  # largest difference of a weight from numpy's: above the effect of a GPU's reduced precision, below a fault
@@ -50,8 +49,7 @@ def beside(argv: Sequence[str], environment: Mapping[str, str], seconds: float, 
         '7'
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        command = [sys.executable, "-I", "-S", exec_stub.__file__, *argv]
-        child = Child(command, environment, pass_fds=fds, stdout=out.fileno(), stderr=errors.fileno())
+        child = Child(exec_stub.with_stub(argv), environment, pass_fds=fds, stdout=out.fileno(), stderr=errors.fileno())
         ended = late = None
         try:
             ended = child.wait(seconds)

@@ -44,12 +44,8 @@ def by_numpy() -> Array:
     return np.concatenate([weights.ravel(), bias])
 
 
-def by_keras(rows: int = _ROWS) -> Array:
-    """Return the same, computed by Keras on all ranks of the job, each with its share of the rows.
-
-    Args:
-        rows: number of rows of a global batch. Defaults to 24.
-    """
+def by_keras() -> Array:
+    """Return the same, computed by Keras on all ranks of the job, each with its share of the rows."""
     import keras
 
     import choros.hvd as hvd
@@ -58,7 +54,7 @@ def by_keras(rows: int = _ROWS) -> Array:
     x, y = data()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(_RATE)), "mse")
-    shard = hvd.shard(x, y, per_rank_batch_size=rows)
+    shard = hvd.shard(x, y, per_rank_batch_size=_ROWS)
     model.fit(shard, epochs=_EPOCHS, verbose=0)  # pyright: ignore[reportArgumentType] - annotated by its default
     weights: Array = np.concatenate([np.asarray(array, "float64").ravel() for array in model.get_weights()])
     return weights

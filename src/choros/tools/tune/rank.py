@@ -11,7 +11,6 @@ import functools
 import inspect
 import json
 import os
-import runpy
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import choros
 from choros.callbacks.step_timer import StepTimer
 from choros.cluster import Place
+from choros.launch.process.python_target import run_target
 from choros.tools.tune.settings import SEEN, TUNE, TuneSettings
 
 _FOREVER = 3600.0  # seconds that a rank waits for its end
@@ -112,23 +112,12 @@ def main() -> None:
             choros.Trainer.__init__, "workers", lambda workers: 1
         )
     try:
-        _run_target()
+        run_target(sys.argv[1:])
     finally:
         with suppress(OSError):  # the folder is gone if this trial was ended
             if place.rank == 0:
                 text = json.dumps({"fits": fits, "steps": len(timer.times)})
                 Path(f"{settings.path}{SEEN}").write_text(text)
-
-
-def _run_target() -> None:
-    """Run the script or module of the command line."""
-    module = sys.argv[1] == "-m"
-    sys.argv = sys.argv[2:] if module else sys.argv[1:]
-    if module:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        return
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

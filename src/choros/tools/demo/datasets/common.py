@@ -34,18 +34,6 @@ class Dataset:
     features: tuple[str, ...]
 
 
-def one_hot(y: Array, classes: int) -> npt.NDArray[np.float32]:
-    """Return class indices as one-hot rows: float32, shape (rows, classes).
-
-    Example:
-        >>> one_hot(np.array([0, 2]), 3).tolist()
-        [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
-    """
-    rows = np.zeros((len(y), classes), np.float32)
-    rows[np.arange(len(y)), y] = 1.0
-    return rows
-
-
 def stratified(y: Array, fraction: float, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return two sorted arrays of row indices: ``round(fraction * n)`` of the n rows of each class, and the others.
 

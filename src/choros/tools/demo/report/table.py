@@ -56,14 +56,14 @@ def mean_gain(report: Report, result: Result) -> float:
     return math.prod(gains) ** (1 / len(gains)) if gains else math.nan
 
 
-def span_text(span: tuple[float, float], places: int = 2) -> str:
+def span_text(span: tuple[float, float]) -> str:
     """Format an interval; return a dash if it is not finite.
 
     Example:
         >>> span_text((1.5, 2.25)), span_text((-math.inf, math.inf))
         ('1.50 to 2.25', '–')
     """
-    return f"{span[0]:.{places}f} to {span[1]:.{places}f}" if all(map(math.isfinite, span)) else "–"
+    return f"{span[0]:.2f} to {span[1]:.2f}" if all(map(math.isfinite, span)) else "–"
 
 
 def _accuracy(report: Report, result: Result) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from choros.backend_choice import BACKENDS
 from choros.launch.process.failure_report import signalled
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
@@ -41,9 +42,8 @@ def backends(seen: Observations) -> Iterator[Finding]:
             f"Export the same KERAS_BACKEND to all ranks, such as KERAS_BACKEND={usual} (mpiexec -x or -genv, srun "
             "--export=ALL), or have one keras.json.",
         )
-    known = ("jax", "torch", "tensorflow")
     for value, some in alike(seen.ranks, _backend):
-        lacking = [facts for facts in some if value in known and not facts["versions"].get(value)]
+        lacking = [facts for facts in some if value in BACKENDS and not facts["versions"].get(value)]
         if lacking:
             yield made(
                 ERROR,
