@@ -3,7 +3,7 @@
 python benchmarks/aeasgd_mlp.py --backend jax
 """
 
-from common import arguments, compare, emit
+from common import arguments, measure
 from workloads import Workload
 
 
@@ -12,13 +12,7 @@ def main() -> None:
     import choros
 
     load = Workload("mlp", 128, 10 if options.quick else 300, options.optimizer)
-    rounds, seconds = options.rounds or (1 if options.quick else 3), 1.0 if options.quick else 15.0
-    emit(
-        "aeasgd_mlp",
-        options,
-        0.95,
-        compare(load, {"aeasgd": choros.AEASGD(window=10)}, 2, rounds, seconds, options.as_run),
-    )
+    measure("aeasgd_mlp", options, 0.95, load, {"aeasgd": choros.AEASGD(window=10)}, 2, 15.0)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ all cores, 0.4 s each, while the others are stopped (``common.taking_turns``). T
 measured too. The result has medians over the rounds.
 
 ``ratio``: rows per second of Choros in the steady state, divided by those of plain ``fit``. ``ratio_with_startup``:
-the same for a run in which plain ``fit`` trains for 60 seconds, from before the model is built until all workers have
+the same for a training that takes plain ``fit`` 60 s, from before the model is built until all workers have
 ended: (plain start-up + 60) / (start-up + 60 / ratio). Imports in the caller are not counted, those in the workers
 are.
 
@@ -214,8 +214,8 @@ def _notes(found: dict[str, Any]) -> str:
         for name in dict.fromkeys(one["model"] for one in found["results"])
     )
     return (
-        "The first figure leaves start-up out. The figure in brackets counts it, in a run for which plain `fit` trains "
-        f"for {RUN:.0f} seconds. {' '.join(models)} Optimizer: {optimizer}. Measured on {facts['date']}, "
+        "The first figure leaves start-up out. The figure in brackets counts it, for a training that takes plain `fit` "
+        f"{RUN:.0f} s. {' '.join(models)} Optimizer: {optimizer}. Measured on {facts['date']}, "
         f"{facts['cores']} cores ({facts['processor']}), no GPU."
     )
 

@@ -9,21 +9,18 @@ private memory. Medians over the rounds, of the slowest rank. Prints JSON.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 
 import numpy as np
+from common import pin, ranks
 
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
 
 
 def rank_main(fd: int, rank: int, count: int, rounds: int, spin: float) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    pin(rank)
     group = SharedGroup(Segment.attach(fd), rank, timeout=120, spin=spin)
     rng = np.random.default_rng(rank)
     slot = group.slot(count, "float32")
@@ -87,26 +84,12 @@ def main() -> None:
     if options.child:
         rank_main(*options.child, options.spin)
         return
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     results = []
     for count in options.sizes:
         rounds = options.rounds or max(15, min(2000, 200_000_000 // count))
         with SharedGroup.create(options.ranks, 4 * count) as segment:
-            children = [
-                subprocess.Popen(
-                    [sys.executable, __file__, "--spin", str(options.spin), "--child"]
-                    + [str(number) for number in (segment.fd, rank, count, rounds)],
-                    pass_fds=[segment.fd],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env=environment,
-                )
-                for rank in range(options.ranks)
-            ]
-            said = [child.communicate(timeout=600)[0] for child in children]
-        if any(child.returncode for child in children):
-            sys.exit("a rank failed")
-        results.append(json.loads(said[0]))
+            words = ["--spin", options.spin, "--child", segment.fd]
+            results.append(ranks([[*words, rank, count, rounds] for rank in range(options.ranks)], [segment.fd]))
     print(json.dumps({"benchmark": "allreduce_shm", "spin": options.spin, "results": results}, indent=1))
 
 

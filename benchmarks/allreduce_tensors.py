@@ -11,19 +11,15 @@ rank. Prints JSON.
 import ctypes
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 
 import numpy as np
-from common import arguments
+from common import arguments, pin, ranks
 
 
 def rank_main(fd: int, rank: int, side: int, rounds: int, backend: str) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    pin(rank)
     from choros.comm.shm.group import SharedGroup
     from choros.comm.shm.segment import Segment
 
@@ -116,21 +112,10 @@ def main() -> None:
     side = 90 if options.quick else options.side
     rounds = options.rounds or (3 if options.quick else 15)
     with SharedGroup.create(2, 4 * 3 * side * side) as segment:
-        command = [sys.executable, __file__, "--backend", options.backend, "--child", str(segment.fd)]
-        children = [
-            subprocess.Popen(
-                [*command, str(rank), str(side), str(rounds)],
-                pass_fds=[segment.fd],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        said = [one.communicate(timeout=600)[0] for one in children]
-    if any(one.returncode for one in children):
-        sys.exit("a rank failed")
+        words = ["--backend", options.backend, "--child", segment.fd]
+        figures = ranks([[*words, rank, side, rounds] for rank in range(2)], [segment.fd])
     head = {"benchmark": "allreduce_tensors", "backend": options.backend, "quick": options.quick}
-    print(json.dumps({**head, "ranks": 2, "rounds": rounds, **json.loads(said[0])}, indent=1))
+    print(json.dumps({**head, "ranks": 2, "rounds": rounds, **figures}, indent=1))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from common import arguments, cores
+from common import arguments, cores, processor_seconds
 from workloads import Workload
 
 TARGET = 1.05
@@ -112,7 +112,7 @@ def measure_choros(options: Any, workload: Workload) -> tuple[dict[str, dict[str
 
             class Mark(keras.callbacks.Callback):
                 def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                    marks.append((time.perf_counter(), time.process_time() + sum(map(used, pids))))
+                    marks.append((time.perf_counter(), time.process_time() + processor_seconds(pids)))
 
             trainer = choros.Trainer(model, options.algorithm, workers=options.workers, pool=pool)
             how = {"batch_size": workload.batch * options.workers, "epochs": options.epochs + 1, "verbose": 0}
@@ -178,13 +178,6 @@ def in_turn(turn: int, fit: Any, kind: Any) -> tuple[Any, Any]:
     else:
         without, with_it = fit([]), fit([kind()])
     return with_it, without
-
-
-def used(pid: int) -> float:
-    """Seconds of a processor that a process has used."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

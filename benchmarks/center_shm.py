@@ -9,13 +9,11 @@ until every client has made its exchange, divided by the clients. Prints JSON.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 
 import numpy as np
+from common import pin, ranks
 
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
@@ -55,8 +53,7 @@ class Downpour:
 
 
 def client_main(fds: str, rank: int, count: int, rounds: int) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    pin(rank)
     group_segment, *centers = [Segment.attach(int(fd)) for fd in fds.split(",")]
     group = SharedGroup(group_segment, rank, timeout=120)
     clients = [
@@ -108,7 +105,6 @@ def main() -> None:
     if options.child:
         client_main(options.child[0], *map(int, options.child[1:]))
         return
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     results = []
     for count in options.sizes:
         rounds = options.rounds or max(11, min(300, 60_000_000 // count))
@@ -116,23 +112,10 @@ def main() -> None:
         segments = [SharedGroup.create(options.clients, 1 << 16)]
         segments += [SharedMemoryParameterServer.create(start, NONE, (), options.clients) for _ in range(2)]
         fds = [segment.fd for segment in segments]
-        arguments = [",".join(map(str, fds))]
-        children = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--child", *arguments, str(rank), str(count), str(rounds)],
-                pass_fds=fds,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-            for rank in range(options.clients)
-        ]
-        said = [child.communicate(timeout=600)[0] for child in children]
+        words = ["--child", ",".join(map(str, fds))]
+        results.append(ranks([[*words, rank, count, rounds] for rank in range(options.clients)], fds))
         for segment in segments:
             segment.close()
-        if any(child.returncode for child in children):
-            sys.exit("a client failed")
-        results.append(json.loads(said[0]))
     print(json.dumps({"benchmark": "center_shm", "results": results}, indent=1))
 
 

@@ -10,20 +10,10 @@ import tempfile
 import time
 from datetime import timedelta
 
-from common import arguments
+from common import arguments, processor_seconds
 from workloads import Workload
 
 BAR = 0.02
-
-
-def processor(pids: list[int]) -> float:
-    """Seconds of processors that these processes have used."""
-    ticks = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/stat") as file:
-            words = file.read().rpartition(")")[2].split()
-        ticks += int(words[11]) + int(words[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measure(name: str, load: Workload, every: float, seconds: float) -> dict[str, object]:
@@ -35,7 +25,7 @@ def measure(name: str, load: Workload, every: float, seconds: float) -> dict[str
 
     class Watch(keras.callbacks.Callback):
         def now(self) -> float:
-            return processor([os.getpid(), *trainer._local.pool.start().pids])
+            return processor_seconds([os.getpid(), *trainer._local.pool.start().pids])
 
         def on_epoch_end(self, epoch: int, logs: object = None) -> None:
             if epoch == 0:

@@ -176,9 +176,17 @@ def cores() -> list[int]:
 
 
 def compare(
-    workload: Any, algorithms: dict[str, Any], workers: int, rounds: int, seconds: float, as_run: bool = False
+    workload: Any,
+    algorithms: dict[str, Any],
+    workers: int,
+    rounds: int,
+    seconds: float,
+    as_run: bool = False,
+    plain: Any = None,
 ) -> dict[str, Any]:
     """Measure algorithms against control, everything on ``workers`` cores, one each.
+
+    ``plain`` is the control's workload if it is another one.
 
     With ``as_run`` each round has two long turns of each side, or more if ``seconds`` is longer.
     """
@@ -189,6 +197,7 @@ def compare(
     mine, others = cores()[:workers], cores()[workers:]
     if len(mine) < workers:
         raise SystemExit(f"{workers} cores are needed; this process may use {len(mine)}")
+    whole = os.sched_getaffinity(0)
     os.sched_setaffinity(0, mine)  # the workers bind themselves to what they find
     found: dict[str, list[dict[str, float]]] = {name: [] for name in algorithms}
     with choros.WorkerPool(workers, threads=1) as pool:
@@ -196,7 +205,8 @@ def compare(
         os.sched_setaffinity(0, others or mine)  # the caller stays out of the way where it can
         for _ in range(rounds):
             for name, algorithm in algorithms.items():
-                found[name].append(beside(workload, algorithm, mine, pool, seconds, turn))
+                found[name].append(beside(workload, algorithm, mine, pool, seconds, turn, plain))
+    os.sched_setaffinity(0, whole)
     result = {name: {key: median(runs, key) for key in runs[0]} for name, runs in found.items()}
     for name, runs in found.items():
         result[name]["ratios"] = [round(run["ratio"], 3) for run in runs]
@@ -204,7 +214,9 @@ def compare(
     return {"workload": workload.json(), "workers": workers, **times, "algorithms": result}
 
 
-def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: float, turn: float) -> dict[str, float]:
+def beside(
+    workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: float, turn: float, plain: Any = None
+) -> dict[str, float]:
     """Train by an algorithm while control trains on the same cores, in turns."""
     import keras
 
@@ -219,8 +231,9 @@ def beside(workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: f
 
     workers = len(mine)
     x, y = workload.data(workers)
-    control = Control(workload, mine)
-    trainer = choros.Trainer(workload.make(), algorithm, workers=workers, pool=pool)
+    control = Control(plain or workload, mine)
+    settings = algorithm if isinstance(algorithm, dict) else {"algorithm": algorithm}
+    trainer = choros.Trainer(workload.make(), workers=workers, pool=pool, **settings)
     control.start()
     with taking_turns(pool.start().pids, [process.pid for process in control.processes], turn=turn) as turns:
         batch = workload.batch * workers
@@ -270,6 +283,65 @@ def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: i
         "step_ms": own / epochs,
         "control_step_ms": own * workers / sum(plain),
     }
+
+
+def measure(
+    name: str,
+    options: argparse.Namespace,
+    target: float,
+    workload: Any,
+    algorithms: dict[str, Any],
+    workers: int,
+    seconds: float,
+    rounds: int = 3,
+) -> None:
+    """Measure algorithms against control, and print the result; ``--quick`` makes one round of a second."""
+    rounds, seconds = options.rounds or (1 if options.quick else rounds), 1.0 if options.quick else seconds
+    emit(name, options, target, compare(workload, algorithms, workers, rounds, seconds, options.as_run))
+
+
+def pin(rank: int) -> None:
+    """Bind this process to one core, another one for each rank."""
+    found = cores()
+    os.sched_setaffinity(0, {found[rank % len(found)]})
+
+
+def ranks(words: Sequence[Sequence[object]], fds: Sequence[int]) -> dict[str, Any]:
+    """Run this script once for each list of words, with one thread each; return the JSON that the first one prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    children = [
+        subprocess.Popen(
+            [sys.executable, sys.argv[0], *map(str, of_rank)],
+            pass_fds=fds,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for of_rank in words
+    ]
+    outputs = [child.communicate(timeout=600)[0] for child in children]
+    if any(child.returncode for child in children):
+        sys.exit("a rank failed")
+    result: dict[str, Any] = json.loads(outputs[0])
+    return result
+
+
+def of_child(kind: str) -> list[str]:
+    """Run this script with ``--child KIND`` in addition to its options; return the words that it prints."""
+    words = [sys.executable, *sys.argv, "--child", kind]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout.split()
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """Return the seconds of processors that processes have used."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def median(runs: Sequence[dict[str, float]], key: str) -> float:

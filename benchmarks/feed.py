@@ -27,7 +27,7 @@ from choros.data import make_source
 from choros.data.permutation import permutation
 
 TARGETS = {"parquet": 1.5, "memmap": 1.2}
-HOW: dict[str, Any] = {"rank": 0, "size": 1, "together": True, "seed": 0, "epoch": 0, "shuffle": True}
+HOW: dict[str, Any] = {"rank": 0, "size": 1, "synchronous": True, "seed": 0, "epoch": 0, "shuffle": True}
 COLUMNS = [f"c{i}" for i in range(30)]
 
 

@@ -148,6 +148,7 @@ def center(rounds):
 def _line(group, rule, count, way, address, stack):
     """Rank 1's connection to a new center of rank 0; None on rank 0, which serves it until the stack is closed."""
     from choros import algorithms
+    from choros.comm.tcp.auth_socket import RankGreeting
     from choros.comm.tcp.reconnecting_client import ReconnectingClient
     from choros.param_server.shard_service import reply_segment
     from choros.param_server.shared_memory import SharedMemoryParameterServer
@@ -174,8 +175,7 @@ def _line(group, rule, count, way, address, stack):
     place = group.gather(place.encode())[0].decode()
     if group.rank == 0:
         return None
-    hello = {"rank": 1, "host": "b"}
-    line = ReconnectingClient(place, bytes.fromhex("ab" * 32), hello, "the center", 300.0, 30.0)
+    line = ReconnectingClient(place, bytes.fromhex("ab" * 32), RankGreeting(1, "b"), "the center", 300.0, 30.0)
     stack.callback(line.close)
     return TransferClient(line, messages, 0, "a", count, "float32") if messages is not None else line
 

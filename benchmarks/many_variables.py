@@ -12,20 +12,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 
-from common import arguments
+from common import arguments, of_child
 
 
 def seconds(options: argparse.Namespace, kind: str) -> float:
     """Return the seconds of a first fit in a new process."""
-    words = [sys.executable, __file__, *sys.argv[1:], "--child", kind]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return float(done.stdout.split()[-1])
+    return float(of_child(kind)[-1])
 
 
 def first_fit(options: argparse.Namespace) -> None:

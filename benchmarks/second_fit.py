@@ -12,22 +12,16 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 
-from common import arguments
+from common import arguments, of_child
 
 KINDS = ("plain", "trainer", "pool")
 
 
 def seconds(kind: str) -> list[float]:
     """Return the seconds of the fits of a new process."""
-    words = [sys.executable, __file__, *sys.argv[1:], "--child", kind]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return [float(word) for word in done.stdout.split()[-2:]]
+    return [float(word) for word in of_child(kind)[-2:]]
 
 
 def two_fits(options: argparse.Namespace) -> None:

@@ -7,24 +7,31 @@ from typing import Any
 
 import numpy as np
 
+UNITS = {"mlp": 600, "wide": 1600, "huge": 5000}  # of each hidden layer
+
 
 @dataclass(frozen=True)
 class Workload:
     """What is trained.
 
     Attributes:
-        model: "mlp" (30-600-600-2, 380,402 values, Horovod's and dist-keras' size), "cnn" (Keras' own CIFAR-10
+        model: "mlp" (30-600-600-2, 380,402 values, Horovod's and dist-keras' size), "wide" (30-1600-1600-2, 2,614,402
+            values), "huge" (30-5000-5000-2, 25,170,002 values), "cnn" (Keras' own CIFAR-10
             network, 1,250,858 values, with its Dropout) or "lstm" (64 steps of 16 features, LSTM of 128 units, 10
             classes; 75,530 values).
         batch: rows of a worker's batch.
         steps: batches of a worker's epoch.
         optimizer: a Keras optimizer's name; "momentum" is SGD(0.01, momentum=0.9).
+        steps_per_execution: as in ``compile``.
+        jit_compile: True, or as Keras decides.
     """
 
     model: str = "mlp"
     batch: int = 128
     steps: int = 200
     optimizer: str = "momentum"
+    steps_per_execution: int = 1
+    jit_compile: bool = False
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -35,8 +42,9 @@ class Workload:
 
         keras.utils.set_random_seed(0)
         layers = keras.layers
-        if self.model == "mlp":
-            inner = [keras.Input((30,)), layers.Dense(600, "relu"), layers.Dense(600, "relu")]
+        if self.model in UNITS:
+            units = UNITS[self.model]
+            inner = [keras.Input((30,)), layers.Dense(units, "relu"), layers.Dense(units, "relu")]
             inner.append(layers.Dense(2, "softmax"))
         elif self.model == "lstm":
             inner = [keras.Input((64, 16)), layers.LSTM(128), layers.Dense(10, "softmax")]
@@ -49,14 +57,20 @@ class Workload:
         model = keras.Sequential(inner)
         momentum = self.optimizer == "momentum"
         optimizer = keras.optimizers.SGD(0.01, momentum=0.9) if momentum else self.optimizer
-        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        model.compile(
+            optimizer,
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            steps_per_execution=self.steps_per_execution,
+            jit_compile=self.jit_compile or "auto",
+        )
         return model
 
     def data(self, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Rows for ``workers`` workers' epochs, with something to learn."""
         rng = np.random.default_rng(0)
         rows = self.batch * self.steps * workers
-        shape, classes = {"mlp": ((30,), 2), "lstm": ((64, 16), 10)}.get(self.model, ((32, 32, 3), 10))
+        shape, classes = {**dict.fromkeys(UNITS, ((30,), 2)), "lstm": ((64, 16), 10)}.get(self.model, ((32, 32, 3), 10))
         x = rng.standard_normal((rows, *shape), dtype="float32")
         y = (np.abs(x.reshape(rows, -1)[:, :5]).sum(1) * classes / 8).astype("int64") % classes
         return x, y

@@ -16,7 +16,6 @@ exit code is 1 if a drill failed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -39,6 +38,7 @@ from run import (
     limited,
     model_of,
     parser_of,
+    report,
     wrong,
 )
 
@@ -227,20 +227,9 @@ def main() -> int:
         if with_kills == options.number and not options.only:
             break
     kills = [kill for one in done for kill in one["kills"] if kill["at"] is not None]
-    facts = {
-        "backend": options.backend,
-        "seed": options.seed,
-        "drills": len(done),
-        "wrong": [one for one in done if one["wrong"]],
-        "with_kills": with_kills,
-        "kills": {phase: sum(kill["phase"] == phase for kill in kills) for phase in PHASES},
-        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
-        "outcomes": {name: sum(one["outcome"] == name for one in done) for name in {one["outcome"] for one in done}},
-        "restarts": sum(one.get("restarts", 0) for one in done),
-        "longest_seconds": max(one["seconds"] for one in done),
-    }
-    print(json.dumps(facts, indent=1))
-    return 1 if facts["wrong"] else 0
+    of_phases = {phase: sum(kill["phase"] == phase for kill in kills) for phase in PHASES}
+    outcomes = {name: sum(one["outcome"] == name for one in done) for name in {one["outcome"] for one in done}}
+    return report(options, done, with_kills=with_kills, kills=of_phases, outcomes=outcomes)
 
 
 if __name__ == "__main__":

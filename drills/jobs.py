@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import Proxy
-from run import ASYNCHRONOUS, EPOCHS, RATE, ROWS, SYNCHRONOUS, WORKERS, parser_of
+from run import ASYNCHRONOUS, EPOCHS, RATE, ROWS, SYNCHRONOUS, WORKERS, parser_of, report
 
 BATCHES = 24  # as in job.py
 WAYS = ("kill", "stop", "raise", "cut", "delay", "full", "server")
@@ -222,20 +222,10 @@ def main() -> int:
         done.append(drill(number, options.seed, wholes, options.ways))
         print(json.dumps(done[-1]), file=sys.stderr, flush=True)
     back = {way: sorted(one["recovered"] for one in done if one["how"] == way and one["recovered"]) for way in WAYS}
-    facts = {
-        "backend": options.backend,
-        "seed": options.seed,
-        "drills": len(done),
-        "wrong": [one for one in done if one["wrong"]],
-        "ways": {way: sum(one["how"] == way for one in done) for way in WAYS},
-        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
-        "servers": sum(one["servers"] for one in done),
-        "restarts": sum(one["restarts"] for one in done),
-        "recovered_seconds": {way: [statistics.median(each), each[-1]] for way, each in back.items() if each},
-        "longest_seconds": max(one["seconds"] for one in done),
-    }
-    print(json.dumps(facts, indent=1))
-    return 1 if facts["wrong"] else 0
+    ways = {way: sum(one["how"] == way for one in done) for way in WAYS}
+    recovered = {way: [statistics.median(each), each[-1]] for way, each in back.items() if each}
+    servers = sum(one["servers"] for one in done)
+    return report(options, done, ways=ways, servers=servers, recovered_seconds=recovered)
 
 
 if __name__ == "__main__":

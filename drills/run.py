@@ -245,6 +245,28 @@ def limited(seconds: float, drill: Callable[..., dict[str, Any]], *how: Any) -> 
     return facts
 
 
+def report(options: argparse.Namespace, done: list[dict[str, Any]], **more: Any) -> int:
+    """Print the results of drills as JSON; return 1 if one of them is wrong.
+
+    Args:
+        options: of ``parser_of``.
+        done: the facts of each drill.
+        **more: further results.
+    """
+    facts = {
+        "backend": options.backend,
+        "seed": options.seed,
+        "drills": len(done),
+        "wrong": [one for one in done if one["wrong"]],
+        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
+        "restarts": sum(one.get("restarts", 0) for one in done),
+        "longest_seconds": max(one["seconds"] for one in done),
+        **more,
+    }
+    print(json.dumps(facts, indent=1))
+    return 1 if facts["wrong"] else 0
+
+
 def main() -> int:
     """Run the drills, and print the results."""
     options = parser_of(__doc__, 70).parse_args()
@@ -258,23 +280,13 @@ def main() -> int:
         numbers = options.only or range(options.number)
         done += [limited(LIMIT, drill, number, options.seed, pool, wholes, room) for number in numbers]
     back = sorted(one["recovered"] for one in done if one.get("recovered"))
-    facts = {
-        "backend": options.backend,
-        "seed": options.seed,
-        "drills": len(done),
-        "wrong": [one for one in done if one["wrong"]],
-        "ways": {way: sum(one["how"] == way for one in done) for way in WAYS},
-        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
-        "restarts": sum(one.get("restarts", 0) for one in done),
-        "recovered_seconds": {
-            "median": statistics.median(back) if back else None,
-            "most": back[-1] if back else None,
-            "of": len(back),
-        },
-        "longest_seconds": max(one["seconds"] for one in done),
+    recovered = {
+        "median": statistics.median(back) if back else None,
+        "most": back[-1] if back else None,
+        "of": len(back),
     }
-    print(json.dumps(facts, indent=1))
-    return 1 if facts["wrong"] else 0
+    ways = {way: sum(one["how"] == way for one in done) for way in WAYS}
+    return report(options, done, ways=ways, recovered_seconds=recovered)
 
 
 if __name__ == "__main__":

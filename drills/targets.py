@@ -84,10 +84,10 @@ def guests(data: bytes) -> None:
 
 
 def _listener() -> Any:
-    from choros.comm.tcp.auth_socket import AuthListener
+    from choros.comm.tcp.auth_socket import AuthListener, RankGreeting
 
     if not _kept:
-        _kept.append(AuthListener("127.0.0.1", SECRET))
+        _kept.append(AuthListener("127.0.0.1", SECRET, RankGreeting))
     return _kept[0]
 
 
