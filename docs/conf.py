@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
     "reference_pages",
 ]
 _INCLUDED = ["reports/table.md", "reports/against_fit.md"]  # in benchmarks.md
@@ -41,10 +42,22 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(DOCS.parent / "build" / "notebooks")
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600  # seconds of a cell, on a busy machine
-nb_execution_excludepatterns = ["tutorials/spark_higgs.ipynb"]  # needs Spark: its outputs are stored
+# These need Spark and a SLURM: their outputs are stored.
+nb_execution_excludepatterns = ["tutorials/spark_higgs.ipynb", "tutorials/cluster-job.ipynb"]
 nb_execution_in_temp = True
 nb_merge_streams = True
 nb_execution_show_tb = True
+
+sphinx_gallery_conf = {
+    "examples_dirs": str(DOCS.parent / "examples" / "gallery"),
+    "gallery_dirs": "gallery",  # written by the build
+    "abort_on_example_error": True,
+    "capture_repr": (),
+    "download_all_examples": False,
+    "notebook_extensions": set(),  # a notebook would be a second page of the same name
+    "show_signature": False,
+    "write_computation_times": False,
+}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

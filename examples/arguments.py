@@ -1,4 +1,4 @@
-"""The types of options that the examples share: each refuses a value with its range; no example itself."""
+"""The types of options that the examples share: each refuses a value with its range; not an example."""
 
 import argparse
 import math

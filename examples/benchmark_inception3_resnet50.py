@@ -1,10 +1,11 @@
-"""Images a second of InceptionV3 or ResNet-50 over the devices of one process, on noise; keras_experiments' benchmark.
+"""Images per second of InceptionV3 or ResNet-50 on the devices of one process, on noise; keras_experiments' benchmark.
 
     KERAS_BACKEND=torch python examples/benchmark_inception3_resnet50.py -a resnet50 -g 2 -b 16 -e 3
     python examples/benchmark_inception3_resnet50.py -a inception3 -g 4 -b 32 -e 5 --side 299 --steps 100
 
--g devices, each with -b images a step. The first epoch compiles and is left out; of the others the median is given.
-Compare with -g 1 on the same machine. By default the images are small: InceptionV3 takes 75 pixels at least.
+-g is the number of devices, -b the number of images of each per step. The script prints the median of the epochs
+without the first, which compiles. Compare it with -g 1 on the same machine. By default the images are small:
+InceptionV3 needs at least 75 pixels.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What the CIFAR-10 examples share: their options, their data and a network; no example itself.
+"""What the CIFAR-10 examples share: their options, their data and a network; not an example.
 
 The pictures are read from Keras' folder (``~/.keras/datasets``, or ``$KERAS_HOME/datasets``). ``--download`` fetches
 them to this folder. ``--data`` names an .npz file with x_train, y_train, x_test and y_test, ``--datadir`` another
-folder. ``--synthetic`` makes pictures up: each class is a colour with stripes and noise. Their figures show that
-training works, not how good a network is.
+folder. ``--synthetic`` generates pictures: each class is a color with stripes and noise. Accuracies on them show that
+training works, and nothing about the quality of a network.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Small colour images by several workers and any algorithm, a parameter server's too, as keras_experiments had it.
+"""CIFAR-10 by several workers and any algorithm, as keras_experiments' example with a parameter server.
 
     srun python examples/cifar10_cnn_distrib_slurm.py --epochs=4
     choros run -n 3 examples/cifar10_cnn_distrib_slurm.py --algorithm allreduce --epochs 50 --aug
     KERAS_BACKEND=torch python examples/cifar10_cnn_distrib_slurm.py --synthetic --workers 2 --epochs 3
 
-No chief hands out the data: each rank of a job reads them all, and trains its rows; without a job the workers do. By
-`downpour`, `adag` (the default), `dynsgd`, `aeasgd` or `eamsgd` workers meet a center each in its own time, which is
-what a parameter server was. Any launcher does. cifar.py says where the pictures come from.
+Each rank of a job reads all data and trains its rows; without a job the workers of the Trainer do. With `downpour`,
+`adag` (the default), `dynsgd`, `aeasgd` or `eamsgd` workers exchange asynchronously with a center: the parameter
+server. Any launcher can start the ranks. cifar.py describes the sources of the pictures.
 """
 
 import arguments

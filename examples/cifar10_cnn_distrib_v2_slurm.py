@@ -1,13 +1,13 @@
-"""Small colour images by several workers that each read their own slice from mapped files; keras_experiments' example.
+"""CIFAR-10 by workers that each read their rows from mapped files, as keras_experiments' example.
 
     srun python examples/cifar10_cnn_distrib_v2_slurm.py --epochs=4
     choros run -n 3 examples/cifar10_cnn_distrib_v2_slurm.py --algorithm allreduce
     python examples/cifar10_cnn_distrib_v2_slurm.py --synthetic --workers 2
 
-cifar10_cnn_distrib_slurm.py, but no process holds all pictures. Rank 0 writes them once to files that are not
-compressed, in a folder that the hosts share; then each rank maps these files and reads the rows that it trains. Nothing
-passes the chief: between the ranks go weights alone. In each epoch all rows are divided anew, and none is left out;
-the original drew rows at random in each worker. cifar.py says where the pictures come from.
+As cifar10_cnn_distrib_slurm.py, but no process has all pictures in memory. Rank 0 writes them once to uncompressed
+files, in a folder that the hosts share. Then each rank maps these files and reads the rows that it trains. Ranks send
+each other only weights. Each epoch has another division of all rows; the original drew random rows in each worker.
+cifar.py describes the sources of the pictures.
 """
 
 import cifar

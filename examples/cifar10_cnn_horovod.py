@@ -1,11 +1,11 @@
-"""Small colour images by ranks that each run this script, as keras_experiments' example for Horovod.
+"""CIFAR-10 by ranks with ``choros.hvd``, as keras_experiments' example for Horovod.
 
     choros run -n 4 examples/cifar10_cnn_horovod.py --epochs=4 --aug
     choros run -n 2 examples/cifar10_cnn_horovod.py --synthetic --epochs 3
     mpiexec -n 4 python examples/cifar10_cnn_horovod.py --epochs 50 --aug --checkpt cifar10.keras
 
---aug puts Keras' random layers in front of the network: each rank changes its own pictures, in the step;
-cifar10_cnn_horovod_tfqueue.py changes them ahead of the step instead. cifar.py says where the pictures come from.
+--aug puts Keras' random layers in front of the network, so each rank augments its pictures within the step.
+cifar10_cnn_horovod_tfqueue.py augments them before the step. cifar.py describes the sources of the pictures.
 """
 
 import os

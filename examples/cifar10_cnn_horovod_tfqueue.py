@@ -1,11 +1,11 @@
-"""Small colour images by ranks that each run this script, read ahead in a thread of each while its step before runs.
+"""CIFAR-10 by ranks with ``choros.hvd``; a thread of each rank reads the next batches during a step.
 
     choros run -n 4 examples/cifar10_cnn_horovod_tfqueue.py --aug --checkpt
     choros run -n 2 examples/cifar10_cnn_horovod_tfqueue.py --synthetic --aug --epochs 3 --timeline t.json
 
-cifar10_cnn_horovod.py with ``choros.prefetch`` in the place of TensorFlow's queues; with --aug the thread changes the
-pictures. --timeline leaves a file for ui.perfetto.dev, in which one sees how long each step waited for its batch.
-cifar.py says where the pictures come from.
+As cifar10_cnn_horovod.py, with ``choros.prefetch`` instead of TensorFlow's queues. With --aug the thread augments the
+pictures. --timeline writes a file for ui.perfetto.dev, which shows how long each step waited for its batch. cifar.py
+describes the sources of the pictures.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""Small colour images by a convolutional network over the devices of one process, as keras_experiments' example.
+"""CIFAR-10 on the devices of one process, as keras_experiments' example.
 
     python examples/cifar10_cnn_mgpu.py --mgpu --epochs=10 --checkpt
     KERAS_BACKEND=torch python examples/cifar10_cnn_mgpu.py --synthetic --mgpu 2 --epochs 3
     choros run -n 3 examples/cifar10_cnn_mgpu.py --epochs 10 --aug
 
---mgpu alone takes all devices, --mgpu N as many (a CPU is cut into N where there is nothing else), without it there is
-one. As the ranks of a job the script trains over the devices of all ranks. cifar.py says where the pictures come from.
+--mgpu uses all devices, and --mgpu N uses N of them (a machine without GPUs divides its CPU into N). Without --mgpu one
+device is used. In a job the script trains on the devices of all ranks. cifar.py describes the sources of the pictures.
 """
 
 import cifar

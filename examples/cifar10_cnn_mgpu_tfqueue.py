@@ -1,12 +1,13 @@
-"""Small colour images that are PNGs, decoded and changed while the step before runs, as keras_experiments' example.
+"""CIFAR-10 from PNG files that are decoded and augmented during a step, as keras_experiments' example.
 
     python examples/cifar10_cnn_mgpu_tfqueue.py --mgpu --aug
     KERAS_BACKEND=torch python examples/cifar10_cnn_mgpu_tfqueue.py --synthetic --epochs 3
     python examples/cifar10_cnn_mgpu_tfqueue.py --no-queue
 
-TensorFlow's queues are gone; ``choros.prefetch`` reads ahead from any data on any backend: in a thread the next batches
-are decoded, changed (--aug) and laid on the device. With --no-queue each batch is read when it is asked for: the last
-lines say how much of the time was spent waiting for it, and why. cifar.py says where the pictures come from.
+``choros.prefetch`` replaces TensorFlow's queues, for any data and on any backend: a thread decodes the next batches,
+augments them (--aug) and copies them to the device. With --no-queue each batch is read when a step needs it. The last
+lines show the share of time that steps waited for batches, and the reason. cifar.py describes the sources of the
+pictures.
 """
 
 import io

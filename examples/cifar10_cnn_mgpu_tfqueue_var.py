@@ -1,12 +1,11 @@
-"""Small colour images out of a generator, lying ready in each worker when its step begins; keras_experiments' example.
+"""CIFAR-10 from a generator whose batches are copied to each worker before its step, as keras_experiments' example.
 
     python examples/cifar10_cnn_mgpu_tfqueue_var.py --mgpu --aug
     KERAS_BACKEND=torch python examples/cifar10_cnn_mgpu_tfqueue_var.py --synthetic --workers 2 --epochs 3
 
-Its original staged each batch in a variable of the model, so that the copy to the GPU ran beside the step. Here the
-generator is read ahead, ``--depth`` batches, and the next ones lie on the devices; with --workers its batches come to
-the workers through shared memory. With --aug every second picture is turned to its other side. cifar.py says where the
-pictures come from.
+The original copied each batch to a variable of the model on the GPU during the step before. Here a thread reads
+``--depth`` batches ahead from the generator and copies them to the devices. With --workers the workers get the batches
+through shared memory. With --aug every second picture is mirrored. cifar.py describes the sources of the pictures.
 """
 
 import arguments

@@ -1,12 +1,12 @@
-"""Concatenated outputs instead of averaged gradients: the question of keras_experiments, answered by numbers.
+"""Concatenated outputs instead of averaged gradients: a question of keras_experiments, answered by figures.
 
     KERAS_BACKEND=torch python examples/concatenated_outputs.py [ROWS FIRST]
 
 keras_experiments' ``make_parallel`` gave each device a part of the batch, concatenated the outputs, and computed one
 loss of them. It averaged no gradients, and its README asked if this hurts. It does not: the loss of the concatenated
 outputs is the loss of the whole batch, so its gradient is the gradient of one device. An average of the parts'
-gradients is equal to it only if each part counts by its rows. What does hurt is a layer that takes statistics of its
-own part, such as BatchNormalization: the less, the more rows a part has.
+gradients is equal to it only if each part is weighted by its rows. A layer that computes statistics of its part, such
+as BatchNormalization, does change the result: the more rows a part has, the smaller is the change.
 
 Each claim is checked below, with 7 rows on 2 devices: parts of 4 and of 3 rows. Other numbers are ROWS and FIRST, the
 rows of the first part. With equal parts the average without weights is right too.

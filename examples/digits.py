@@ -1,4 +1,4 @@
-"""Train scikit-learn's digits with two workers, each in its own time, and save a plain Keras file.
+"""Train scikit-learn's digits with two asynchronous workers, and save a plain Keras file.
 
 Run it with ``python examples/digits.py`` (needs ``pip install 'choros[jax,demo]'``).
 """

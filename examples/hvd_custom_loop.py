@@ -1,4 +1,4 @@
-"""A training loop of one's own, on each backend: Keras' fit is not used.
+"""A custom training loop on each backend, without Keras' ``fit``.
 
     KERAS_BACKEND=jax choros run -n 2 examples/hvd_custom_loop.py
     KERAS_BACKEND=torch choros run -n 2 examples/hvd_custom_loop.py
@@ -6,7 +6,7 @@
 
 On JAX the step is one ``jax.jit`` with ``optimizer.stateless_apply`` inside; on PyTorch ``optimizer.apply`` after
 ``backward``; on TensorFlow one ``tf.function`` with a DistributedGradientTape and the plain optimizer. In such a loop
-every rank's gradient counts alike, so give all ranks batches of the same size, and the same number of them.
+the gradients of all ranks have equal weight, so give all ranks batches of the same size, and equally many.
 """
 
 import argparse

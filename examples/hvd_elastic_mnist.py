@@ -1,13 +1,13 @@
-"""Training that goes on from its last commit where it was interrupted, by Horovod's elastic names.
+"""Training that continues from its last commit after an interrupt, by Horovod's elastic API.
 
     choros run -n 2 examples/hvd_elastic_mnist.py
-    choros run -n 2 examples/hvd_elastic_mnist.py --interrupt 30      # see it go back and go on
+    choros run -n 2 examples/hvd_elastic_mnist.py --interrupt 30      # return to a commit, continue
     choros run -n 4 --min-np 2 --blacklist-cooldown-range 5 60 examples/hvd_elastic_mnist.py    # kill -9 one of them
     choros run --min-np 2 --host-discovery-script ./hosts.sh examples/hvd_elastic_mnist.py      # hosts come and go
 
-Every few batches the state (weights, optimizer, epoch, batch) is committed in memory. Where a rank dies or hangs, the
-others go back to the last commit, rank 0's state goes to all, and the function is called again; where ranks come or go
-that happens at a commit, and nothing is lost. --interrupt N makes a failure on all ranks after N batches.
+Every few batches the state (weights, optimizer, epoch, batch) is committed in memory. If a rank dies or hangs, the
+others return to the last commit, all ranks get rank 0's state, and the function is called again. If ranks are added or
+removed, the same happens at a commit, so no step is lost. --interrupt N makes a failure on all ranks after N batches.
 """
 
 import argparse

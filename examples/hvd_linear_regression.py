@@ -1,9 +1,9 @@
-"""The smallest script: a straight line through noisy points, by all ranks together.
+"""The smallest script: all ranks together fit a straight line to noisy points.
 
     choros run -n 2 examples/hvd_linear_regression.py
 
-Every rank makes points of its own, and all end with the same line: the weights that the ranks print are equal, though
-none of them has seen the others' points. Also runs alone: ``python examples/hvd_linear_regression.py``.
+Each rank generates other points, and all ranks end with the same line: they print equal weights, though no rank has the
+points of the others. It also runs without a launcher: ``python examples/hvd_linear_regression.py``.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Handwritten digits by the usual recipe of Horovod's guides: only the import is another one.
+"""Handwritten digits by the script of Horovod's guides, with another import.
 
     choros run -n 2 examples/hvd_mnist.py
     choros run -n 4 examples/hvd_mnist.py --data mnist.npz --epochs 12 --batch-size 128
 
 The recipe: (1) init, (2) a learning rate for all ranks together, (3) the wrapped optimizer, (4) rank 0's weights to all
-before the first step, (5) metrics of all ranks' data, (6) files and output from rank 0 alone, (7) each rank its own
-part of the rows. Without --data it trains on scikit-learn's digits, drawn larger.
+before the first step, (5) metrics of all ranks' data, (6) files and output from rank 0 only, (7) a part of the rows
+for each rank. Without --data it trains on scikit-learn's digits, enlarged.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Handwritten digits with augmented images, a learning rate that warms up and falls, and decisions made by all ranks.
+"""Handwritten digits with augmented images, warm-up and decay of the learning rate, and decisions by all ranks.
 
     choros run -n 2 examples/hvd_mnist_advanced.py
     choros run -n 4 examples/hvd_mnist_advanced.py --data mnist.npz --epochs 24 --warmup-epochs 5 --batch-size 128
 
-Images are shifted by a data set of one's own around ``hvd.shard`` and get noise from a Keras layer, on every rank by
-chances of its own. The rate starts at that of one rank, reaches that of all ranks together when it is warm, and falls
-to a tenth two thirds of the way. EarlyStopping sees the same figures on all ranks, so all stop in the same epoch.
+A custom data set around ``hvd.shard`` shifts the images, and a Keras layer adds noise; each rank draws other random
+numbers. During warm-up the learning rate rises from that of one rank to that of all ranks. After two thirds of the
+epochs it falls to a tenth. EarlyStopping gets the same metrics on all ranks, so all stop in the same epoch.
 """
 
 import argparse

@@ -1,13 +1,12 @@
-"""ResNet-50 as it is trained on ImageNet: warm-up, a rate that falls in steps, checkpoints, and going on from them.
+"""ResNet-50 as it is trained on ImageNet: warm-up, a rate that falls in steps, checkpoints, and resuming from them.
 
     choros run -n 2 examples/hvd_resnet50.py
-    choros run -n 2 examples/hvd_resnet50.py --out checkpoints --epochs 4      # goes on after the last checkpoint
+    choros run -n 2 examples/hvd_resnet50.py --out checkpoints --epochs 4      # resumes from the last checkpoint
     choros run -n 8 examples/hvd_resnet50.py --train-dir imagenet/train --val-dir imagenet/val --side 224 \\
         --batch-size 32 --classes 1000 --epochs 90 --warmup-epochs 5 --out checkpoints
 
-By default a step is small and the images are noise; JAX compiles for about a minute before the first. To go on, rank 0
-alone looks for the newest checkpoint and loads it, with the state of its optimizer; the number of the epoch and then
-all variables go from there to the other ranks.
+By default the images are small and noise; JAX compiles for about a minute before the first step. To resume, rank 0
+loads the newest checkpoint with the state of the optimizer, and sends the epoch and all variables to the other ranks.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Images a second of each rank and of all together, on noise, with the spread over iterations.
+"""Images per second of each rank and of all ranks, on noise, with the variation over iterations.
 
     choros run -n 2 examples/hvd_synthetic_benchmark.py
     choros run -n 8 examples/hvd_synthetic_benchmark.py --model ResNet50 --side 224 --batch-size 32 --batches 10
 
-Compare it with one rank (``choros run -n 1``): what ranks lose to each other is the exchange of gradients, and cores
-and memory that they share. Figures of a busy machine mean little. JAX compiles for about a minute first.
+Compare it with one rank (``choros run -n 1``). Several ranks are slower than that because they exchange gradients and
+share cores and memory. Measure on a machine without other load. JAX compiles for about a minute first.
 """
 
 import argparse

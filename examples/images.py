@@ -1,4 +1,4 @@
-"""What the examples share: where their images come from; no example itself. cifar.py has CIFAR-10's."""
+"""What the examples share: where their images come from; not an example. cifar.py has CIFAR-10's."""
 
 from pathlib import Path
 

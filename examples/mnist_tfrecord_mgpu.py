@@ -1,13 +1,13 @@
-"""Handwritten digits out of TFRecord files, over the devices of one process, as keras_experiments' example.
+"""Handwritten digits from TFRecord files, on the devices of one process, as keras_experiments' example.
 
     CUDA_VISIBLE_DEVICES=0 python examples/mnist_tfrecord_mgpu.py
     KERAS_BACKEND=torch python examples/mnist_tfrecord_mgpu.py --mgpu 2
     python examples/mnist_tfrecord_mgpu.py --data mnist.npz --mgpu 2 --epochs 12
 
-All devices that there are, or --mgpu N of them; as ranks of a job the script trains over the devices of all ranks.
-The images are first written as TFRecord, two files of images as bytes and their labels, without TensorFlow; then
-``choros.files`` reads them: in blocks, shuffled anew in each epoch, decoded once. --data is an .npz file of MNIST (see
-images.py); without it, scikit-learn's digits, drawn larger.
+It uses all devices, or --mgpu N of them; in a job it trains on the devices of all ranks. First the script writes two
+TFRecord files of images (as bytes) and labels, without TensorFlow. Then ``choros.files`` reads them in blocks, which
+are shuffled in each epoch and decoded once. --data is an .npz file of MNIST (see images.py); without it the data are
+scikit-learn's digits, enlarged.
 """
 
 import argparse

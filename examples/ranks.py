@@ -1,6 +1,6 @@
-"""The same training as the ranks of a job: ``choros run -n 2 examples/ranks.py``.
+"""Training by the ranks of a job: ``choros run -n 2 examples/ranks.py``.
 
-Every rank runs this script; the Trainer starts nothing, joins as the rank it is, and all end with equal weights.
+Every rank runs this script. The Trainer starts no workers: its process is one rank. All ranks end with equal weights.
 """
 
 import keras

@@ -1,17 +1,17 @@
-"""How sure a network is: by random weights, by dropout that stays on, and by the spread of an ensemble; two workers.
+"""The uncertainty of a network: by random weights, by dropout in predictions, and by an ensemble; two workers.
 
     KERAS_BACKEND=torch python examples/uncertainty.py
     python examples/uncertainty.py --data mnist.npz --epochs 20
 
 Three ways to a distribution of predictions instead of one:
 
-- a variational layer draws its weights anew for each batch and learns their spread (Blundell et al. 2015, Weight
+- a variational layer draws new weights for each batch and learns their variance (Blundell et al. 2015, Weight
   Uncertainty in Neural Networks; outputs are drawn instead of weights, as in Kingma et al. 2015);
 - Monte-Carlo dropout predicts many times with dropout on (Gal and Ghahramani 2016);
 - an ensemble trains each worker's own network (Lakshminarayanan et al. 2017), here ``choros.Ensemble``.
 
-Of each it prints the accuracy, the expected calibration error (15 bins: Guo et al. 2017, On Calibration of Modern
-Neural Networks, eq. 3), and how unsure it is, as entropy, of digits and of noise, which should be the larger.
+For each it prints the accuracy, the expected calibration error (15 bins: Guo et al. 2017, On Calibration of Modern
+Neural Networks, eq. 3), and the entropy of the predictions for digits and for noise; that for noise should be larger.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""A VGG whose weights two devices divide, in each of two workers that divide the rows: model and data parallel (JAX).
+"""A VGG with model and data parallelism (JAX): two workers divide the rows, and two devices of each the weights.
 
     KERAS_BACKEND=jax python examples/vgg_two_devices.py --synthetic
     KERAS_BACKEND=jax python examples/vgg_two_devices.py --network VGG16 --download --epochs 30
 
-keras_experiments put one half of VGG-16 on each of a rank's two GPUs, by hand, and Horovod between the ranks. Here a
-layout says which dimension of which weights is divided, ``jax.sharding`` does the rest, and any algorithm of Choros may
-be between the workers. By default the network is a small VGG. cifar.py says where the pictures come from.
+keras_experiments put one half of VGG-16 on each of a rank's two GPUs, by explicit code, with Horovod between the ranks.
+Here a layout names the dimension of each weight that is divided, ``jax.sharding`` divides the computation, and workers
+can exchange by any algorithm. By default the network is a small VGG. cifar.py describes the sources of the pictures.
 """
 
 import arguments

@@ -1,7 +1,8 @@
 """Pages of the reference whose text is generated from the code: the command line and the rules of the doctor.
 
-A page has a line ``<!-- generated: NAME -->``, which Sphinx replaces when it reads the page. Indexes are plain
-Markdown, so that code hosts show them too: ``with_directives`` adds what only Sphinx understands.
+A page has a line ``<!-- generated: NAME -->``, which Sphinx replaces when it reads the page, with the text that follows
+it without an empty line: code hosts show that text. All pages are plain Markdown, so that code hosts show them too:
+``with_directives`` adds what only Sphinx understands.
 """
 
 from __future__ import annotations
@@ -213,6 +214,7 @@ _PAGES = {
     "CHANGELOG.md": "docs/changelog.md",
     "CONTRIBUTING.md": "docs/contributing.md",
     "benchmarks/reports/table.md": "docs/benchmarks.md",
+    "examples/gallery/README.rst": "docs/gallery/index.rst",
     "examples/spark_higgs.ipynb": "docs/tutorials/spark_higgs.ipynb",
 }
 
@@ -235,7 +237,9 @@ def _relink(path: pathlib.Path, text: str, root: pathlib.Path) -> str:
         name = _PAGES.get(name, name)
         if name.startswith("benchmarks/reports/") and real.suffix == ".md":
             name = f"docs/reports/{real.name}"
-        if name != real.relative_to(root).as_posix():  # by a role, since MyST follows symbolic links
+        moved = name != real.relative_to(root).as_posix() or not path.resolve().is_relative_to(root / "docs")
+        # By a role, since MyST follows symbolic links.
+        if moved and name.startswith("docs/") and real.suffix in (".md", ".ipynb", ".rst"):
             page = pathlib.PurePosixPath("/", *pathlib.PurePosixPath(name).parts[1:]).with_suffix("")
             return f"{{doc}}`{words.replace('`', '')} <{page}>`"
         if (root / name).is_dir():
@@ -250,8 +254,9 @@ def _relink(path: pathlib.Path, text: str, root: pathlib.Path) -> str:
 def with_directives(text: str, folder: pathlib.Path) -> str:
     """Return the text of a page with Sphinx's directives.
 
-    A comment ``<!-- toctree ... -->`` becomes a hidden ``toctree`` with its lines. An image ``NAME-light.svg`` on
-    a line without other text becomes two images, for the light and the dark theme, if ``NAME-dark.svg`` is beside it.
+    A comment ``<!-- toctree ... -->`` becomes a hidden ``toctree`` with its lines. A comment ``<!-- include PATH -->``
+    becomes the text of that file, and the lines after it, up to an empty one, are left out. An image ``NAME-light.svg``
+    on a line without other text becomes two images, one for each theme, if ``NAME-dark.svg`` is beside it.
 
     Args:
         text: the text of the page.
@@ -266,7 +271,13 @@ def with_directives(text: str, folder: pathlib.Path) -> str:
             f"```{{image}} {name}-{theme}.svg\n:class: only-{theme}\n:alt: {words}\n```" for theme in ("light", "dark")
         )
 
+    def included(match: re.Match[str]) -> str:
+        # Links of a file outside of docs are relative to the root.
+        relative = "" if "/" in match[1].removeprefix("../") else ":relative-docs: docs/\n"
+        return f"```{{include}} {match[1]}\n{relative}```\n"
+
     text = re.sub(r"^!\[(.*)\]\((\S+)-light\.svg\)$", both, text, flags=re.MULTILINE)
+    text = re.sub(r"^<!-- include (\S+) -->\n(?:.+\n)*", included, text, flags=re.MULTILINE)
     toctree = "```{toctree}\n:hidden:\n\\1```"
     return re.sub(r"^<!-- toctree\n(.*?)^-->$", toctree, text, flags=re.MULTILINE | re.DOTALL)
 
@@ -285,7 +296,7 @@ def _fill(app: Any, page: str, source: list[str]) -> None:
         with mock(app.config.autodoc_mock_imports):
             return api(module)
 
-    source[0] = re.sub(r"^<!-- generated: (.*) -->$", generated, source[0], flags=re.MULTILINE)
+    source[0] = re.sub(r"^<!-- generated: (.*) -->\n(?:.+\n)*", generated, source[0], flags=re.MULTILINE)
 
 
 def _join_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -20,7 +20,7 @@ RATIOS = (
 
 
 def speed(theme: dict[str, Any]) -> Any:
-    """Return the speed against the same number of independent processes of plain ``fit``, by backend."""
+    """Return the speed against the same number of independent processes of ``fit``, by backend."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(7.2, 3), layout="constrained")
@@ -32,7 +32,7 @@ def speed(theme: dict[str, Any]) -> Any:
         axes.bar_label(bars, fmt="%.2f", fontsize=7, color=theme["ink"])
     axes.axhline(1, color=theme["muted"], linewidth=1, linestyle="--")
     axes.set_xticks(range(len(RATIOS)), [label for label, _, _ in RATIOS])
-    axes.set_ylabel("speed, plain fit = 1")
+    axes.set_ylabel("speed, independent\nprocesses = 1")
     axes.legend(frameon=False, ncols=3)
     return picture
 

@@ -25,10 +25,12 @@ ALGORITHMS = {
     "AEASGD": "asynchronous: no wait for other workers",
 }
 BACKENDS = {"jax": "JAX", "tensorflow": "TensorFlow", "torch": "PyTorch"}
-KINDS = {"compute": "#56b4e9", "exchange": "#d55e00", "wait": "#c9a227"}
-ORDER = ("compute", "exchange", "wait")  # waits lie within exchanges
+KINDS = {"compute": "#56b4e9", "data": "#009e73", "exchange": "#d55e00", "wait": "#c9a227"}
+ORDER = ("compute", "data", "exchange", "wait")  # waits lie within exchanges
+OTHER = "other: Python between these"  # the time of a lane without an event
 BARS = {"allreduce": ("AllReduce", "#0072b2"), "aeasgd": ("AEASGD", "#d55e00")}
-THEMES = {"light": ("#1b1f24", "#8a929b"), "dark": ("#e8ebee", "#6b757f")}
+# Text, axes, and the time without an event.
+THEMES = {"light": ("#1b1f24", "#8a929b", "#d3d8dd"), "dark": ("#e8ebee", "#6b757f", "#4d565f")}
 
 
 def record(path: Path) -> None:
@@ -41,7 +43,7 @@ def record(path: Path) -> None:
     from choros.tools.demo.measurement import read_timeline
     from choros.tools.demo.network import build_for
 
-    digits, epochs = load_enlarged_digits(), 12
+    digits, epochs, load = load_enlarged_digits(), 12, os.getloadavg()[0]  # the load of other programs
     lanes = {}
     with choros.WorkerPool(WORKERS, echo=False) as pool, tempfile.TemporaryDirectory() as folder:
         for name in ALGORITHMS:
@@ -50,7 +52,8 @@ def record(path: Path) -> None:
             trainer = choros.Trainer(model, name, pool=pool, timeline=events)
             trainer.fit(digits.x_train, digits.y_train, batch_size=128, epochs=epochs, verbose=0, seed=0)
             lanes[name] = read_timeline(events, epochs, trainer.mode == "async").lanes
-    facts = {"workers": WORKERS, "cores": len(os.sched_getaffinity(0)), "backend": os.environ["KERAS_BACKEND"]}
+    cores = len(os.sched_getaffinity(0))
+    facts = {"workers": WORKERS, "cores": cores, "load": round(load, 1), "backend": os.environ["KERAS_BACKEND"]}
     path.write_text(json.dumps({**facts, "lanes": lanes}, separators=(",", ":")) + "\n")
 
 
@@ -62,9 +65,10 @@ def speeds(path: Path) -> dict[tuple[str, str, str], float]:
     return {(result["model"], result["backend"], result["algorithm"]): result["ratio"] for result in results}
 
 
-def paint(axes: Any, lanes: list[Any], ink: str) -> None:
-    """Paint a lane for each worker."""
+def paint(axes: Any, lanes: list[Any], ink: str, blank: str) -> None:
+    """Paint a lane for each worker. Time without an event has the color ``blank``."""
     for rank, lane in enumerate(lanes):
+        axes.broken_barh([(0, 1e3 * SECONDS)], (rank - 0.4, 0.8), facecolors=blank, linewidth=0)
         for kind in ORDER:
             spans = [(1e3 * begin, 1e3 * (end - begin)) for name, begin, end in lane if name == kind]
             axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=KINDS[kind], linewidth=0)
@@ -101,24 +105,24 @@ def draw(recorded: dict[str, Any], found: dict[tuple[str, str, str], float], the
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    ink, pale = THEMES[theme]
+    ink, pale, blank = THEMES[theme]
     rows = len(ALGORITHMS) + bool(found)
     figure = Figure(figsize=(9.2, 3.6 + 2.4 * bool(found)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, 1, squeeze=False, height_ratios=[1.3, 1.3, 2.0][:rows])[:, 0]
     for axes, (name, text) in zip(panels, ALGORITHMS.items(), strict=False):
-        paint(axes, recorded["lanes"][name], ink)
+        paint(axes, recorded["lanes"][name], ink, blank)
         axes.set_xlim(0, 1e3 * SECONDS)
         axes.set_title(f"{name}, {text}", loc="left", fontsize=10.5, color=ink)
     panels[0].tick_params(labelbottom=False)
-    panels[1].set_xlabel(
-        f"milliseconds; {recorded['workers']} workers on {recorded['cores']} cores", color=ink, fontsize=9
-    )
+    shared = ", which other programs used too" if recorded["load"] > 0.5 else ""
+    machine = f"{recorded['workers']} workers on {recorded['cores']} cores{shared}"
+    panels[1].set_xlabel(f"milliseconds; {machine}", color=ink, fontsize=9)
     if found:
         draw_speeds(panels[2], found, ink, pale)
     figure.legend(
-        handles=[Patch(facecolor=color, label=kind) for kind, color in KINDS.items()],
-        loc="outside upper right", ncols=3, frameon=False, fontsize=9, labelcolor=ink,
+        handles=[Patch(facecolor=color, label=kind) for kind, color in {**KINDS, OTHER: blank}.items()],
+        loc="outside upper right", ncols=len(KINDS) + 1, frameon=False, fontsize=9, labelcolor=ink,
     )  # fmt: skip
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hero"}):

@@ -1,22 +1,34 @@
 """The look of figures that exist in a light and a dark form."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 THEMES = {
-    "light": {"ink": "#1b1f24", "muted": "#8b949e", "colors": ("#0072b2", "#d55e00", "#009e73", "#cc79a7")},
-    "dark": {"ink": "#e6edf3", "muted": "#8b949e", "colors": ("#56b4e9", "#e69f00", "#3fc59a", "#cc79a7")},
+    "light": {
+        "ink": "#1b1f24",
+        "paper": "#ffffff",
+        "muted": "#8b949e",
+        "colors": ("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
+    },
+    "dark": {
+        "ink": "#e6edf3",
+        "paper": "#14181e",
+        "muted": "#8b949e",
+        "colors": ("#56b4e9", "#e69f00", "#3fc59a", "#cc79a7"),
+    },
 }
 
 
-def draw(name: str, figure: Callable[[dict[str, Any]], Any]) -> Iterator[Path]:
+def draw(name: str, figure: Callable[[dict[str, Any]], Any], numbers: dict[str, Any] | None = None) -> Iterator[Path]:
     """Write ``name-light.svg`` and ``name-dark.svg``, the same bytes at each call.
 
     Args:
         name: the path without theme and ending, relative to this folder.
         figure: a function from a theme to a matplotlib figure.
+        numbers: numbers that the file keeps as its description, for tests.
 
     Yields:
         The path of each file.
@@ -37,6 +49,7 @@ def draw(name: str, figure: Callable[[dict[str, Any]], Any]) -> Iterator[Path]:
         }
         with matplotlib.rc_context(parameters):
             path = Path(__file__).parent / f"{name}-{theme_name}.svg"
-            figure(theme).savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+            about = {"Date": None, "Creator": None} | ({"Description": json.dumps(numbers)} if numbers else {})
+            figure(theme).savefig(path, transparent=True, metadata=about)
             path.write_text(re.sub(r" +$", "", path.read_text(), flags=re.MULTILINE))
             yield path
