@@ -60,4 +60,4 @@ drills: .venv-test/ready
 	.venv-test/bin/python drills/fuzz.py --inputs 1000000 >drills/fuzz.json
 
 clean:
-	rm -rf .venv .venv-docs .venv-test dist build choros-demo
+	rm -rf .venv .venv-docs .venv-test dist build docs/gallery choros-demo

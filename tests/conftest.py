@@ -1,6 +1,7 @@
 """What the tests share: one pool of workers a size, and a watch for whatever is left behind."""
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -157,6 +159,24 @@ def children():
         return found
 
     return look
+
+
+@pytest.fixture
+def nothing_left(children):
+    """Check that the test leaves no process, no thread and no open file behind."""
+
+    def held():
+        processes = children()  # first: it ends idle workers, whose descriptors do not count
+        gc.collect()
+        fds = {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the list's own
+        return fds, processes, {thread.name for thread in threading.enumerate()}
+
+    before = held()
+    yield
+    limit = time.monotonic() + 2  # a pool that other tests keep opens a file for a moment, to look at its workers
+    while any(left := [now - then for now, then in zip(held(), before, strict=True)]) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not any(left), left
 
 
 HIDING = """

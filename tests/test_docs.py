@@ -49,6 +49,22 @@ def test_the_links_of_the_readme_lead_to_files():
     assert not missing
 
 
+def _anchors(page):
+    """Return the anchors that a code host makes for the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_anchors_of_links_are_headings(page):
+    """Those of the text, as the built site has more headings than a code host shows."""
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
+    targets = [(page.parent / file if file else page, anchor) for file, anchor in links]
+    missing = [(str(file), anchor) for file, anchor in targets if file.suffix == ".md" and anchor not in _anchors(file)]
+    assert not missing
+
+
 @pytest.mark.long
 def test_the_first_example_runs_as_it_is(user, tmp_path):
     """With no keras.json, then with the one that Keras wrote, which names TensorFlow."""
@@ -70,6 +86,35 @@ def test_every_prompt_is_in_a_block_of_python(page):
             language = "" if language else line.removeprefix("```") or "text"
         assert not line.startswith(">>>") or language in ("python", "pycon"), f"{page.name}:{number}: {line}"
     assert not language, f"{page.name}: a fence is not closed"
+
+
+SELECTED = re.findall(
+    r"`(tests/[\w/.]+\.py)`(?: \(((?:`\w+`(?:, )?)+)\))?", (ROOT / "docs" / "failures.md").read_text()
+)
+
+
+@pytest.mark.parametrize(("file", "words"), SELECTED, ids=lambda value: value.rpartition("/")[2])
+def test_each_guarantee_after_a_failure_names_tests_that_exist(file, words):
+    names = re.findall(r"^ *def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)
+    assert names
+    for word in re.findall(r"\w+", words):
+        assert any(word in name for name in names), f"{file} has no test with {word} in its name"
+        assert word not in file, f"pytest -k {word} selects all tests of {file}"
+
+
+def test_each_guarantee_after_a_failure_has_a_test():
+    page = (ROOT / "docs" / "failures.md").read_text()
+    table = page.partition("| promise | tests |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    assert len(table) > 10
+    assert len(SELECTED) > len(table)
+    for line in table:
+        assert any(f"`{file}`" in line for file, _ in SELECTED), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_of_tests_that_a_page_names_exist(page):
+    missing = [name for name in re.findall(r"\btests/[\w/]+\.py\b", page.read_text()) if not (ROOT / name).exists()]
+    assert not missing
 
 
 def test_a_closing_fence_ends_what_an_example_prints():

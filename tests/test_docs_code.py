@@ -67,6 +67,26 @@ def test_the_blocks_of_a_page_run(page, names):
         exec(compile("\n" * line + block[2], str(ROOT / "docs" / page), "exec"), names)  # with the lines of the page
 
 
+@pytest.mark.parametrize("needed", ["uproot", "datasets"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_data_of_another_library_train(needed, names):
+    library = pytest.importorskip(needed)
+    page = ROOT / "docs" / "how-to" / "data.md"
+    (block,) = [match[2] for match in BLOCK.finditer(page.read_text()) if match[1] == f"needs {needed}"]
+    x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+    columns = {"pt": x[:, 0], "eta": x[:, 1], "label": x.sum(axis=1)}
+    if needed == "uproot":
+        with library.recreate("events.root") as file:
+            file["events"] = columns
+    else:
+        pytest.importorskip("pyarrow")
+        names["dataset"] = library.Dataset.from_dict({"x": x, "label": columns["label"]})
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    names["trainer"] = choros.Trainer(model, workers=2)
+    exec(compile(block, str(page), "exec"), names)
+
+
 @pytest.mark.parametrize(("needed", "module"), [("KerasTuner", "keras_tuner"), ("Optuna", "optuna")])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_tuner_runs_the_fits_of_the_page(needed, module, names, capsys):

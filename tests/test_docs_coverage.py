@@ -1,5 +1,6 @@
 """The reference has every public name, every option of the command line and every variable ``CHOROS_*``."""
 
+import ast
 import importlib
 import importlib.util
 import pathlib
@@ -8,6 +9,8 @@ import re
 import sys
 
 import pytest
+
+from choros.cli import ALIASES, COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -92,6 +95,25 @@ def test_every_option_is_described(pages):
                 assert f"`{option}`" in section, f"choros {name} {option}"
 
 
+def test_a_code_host_shows_the_list_of_the_commands():
+    """The build replaces the list by the options of each command."""
+    page = (DOCS / "reference" / "cli.md").read_text()
+    listed = re.findall(r"^- \[`choros (\w+)`\]\(\.\./\.\./src/choros/cli/(\w+)\.py\): (.*)$", page, re.MULTILINE)
+    assert listed == [(name, name, text) for name, text in COMMANDS.items()]
+    assert page.rstrip().endswith(listed[-1][2])
+    for alias, name in ALIASES.items():
+        assert f"`{alias}` is `{name}`" in page
+
+
+def test_a_code_host_shows_the_list_of_the_files_of_rules():
+    folder = ROOT / "src" / "choros" / "tools" / "doctor" / "rules"
+    files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+    page = (DOCS / "reference" / "doctor.md").read_text()
+    listed = re.findall(r"^- \[(\w+\.py)\]\(\.\./\.\./src/choros/tools/doctor/rules/\1\): (.*)$", page, re.MULTILINE)
+    heads = [ast.get_docstring(ast.parse(path.read_text())).splitlines()[0].rstrip(".") for path in files]
+    assert listed == [(path.name, head) for path, head in zip(files, heads, strict=True)]
+
+
 def test_every_variable_is_described():
     used = set()
     for path in (ROOT / "src").rglob("*"):
@@ -130,17 +152,55 @@ def test_plain_markdown_becomes_directives_of_the_site(pages, tmp_path):
     )
 
 
-@pytest.mark.parametrize("page", [DOCS / "more.md", DOCS / "index.md", *DOCS.glob("*/index.md")], ids=str)
-def test_an_index_has_no_directive_and_links_to_each_page_of_its_toctree(page):
-    """A code host shows directives as text. Lists of files (``:glob:``) and generated pages exist on the site only."""
+def test_a_file_that_a_code_host_links_to_is_included_in_the_site(pages, tmp_path):
+    text = "<!-- include ../LOG.md -->\n[Log](../LOG.md)\nmore\n\n<!-- include ../notes/a.md -->\n[A](../notes/a.md)\n"
+    assert pages.with_directives(text, tmp_path) == (
+        "```{include} ../LOG.md\n:relative-docs: docs/\n```\n\n```{include} ../notes/a.md\n```\n"
+    )
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_a_page_has_no_directive_or_role(page):
+    """A code host shows them and their options as text, except the word ``code-cell`` of a block of code."""
     text = page.read_text()
-    if page.parent.name == "decisions":
-        return
-    assert not re.search(r"^(```|:::+)\{", text, re.MULTILINE)
+    shown = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    assert not re.search(r"^(```|:::+)\{(?!code-cell\})|\{[a-z]+\}`|^:[a-z-]+:", shown, re.MULTILINE)
+    included = re.findall(r"^<!-- include (\S+) -->\n\[.+\]\(\1\)$", text, re.MULTILINE)
+    assert len(included) == text.count("<!-- include ")
+    assert all((page.parent / name).exists() for name in included)
+    assert not re.search(r"^<!-- generated: .* -->\n(\n|\Z)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [DOCS / "more.md", DOCS / "index.md", *DOCS.glob("*/index.md")], ids=str)
+def test_an_index_links_to_each_page_of_its_toctree(page):
+    text = page.read_text()
     toctrees = re.findall(r"^<!-- toctree\n(.*?)^-->$", text, re.MULTILINE | re.DOTALL)
     names = [name for toctree in toctrees for name in toctree.split("\n\n")[-1].split()]
+    if any(toctree.startswith(":glob:") for toctree in toctrees):
+        names = [path.stem for name in names for path in page.parent.glob(f"{name}.md")]
     assert names
     links = re.findall(r"\]\(([^)#]*)", text)
-    missing = [n for n in names if f"{n}.md" not in links and f"../{n.upper()}.md" not in links]
+    elsewhere = {"gallery/index": "../examples/gallery/README.rst"}  # the source of a page that the build writes
+    missing = [
+        name
+        for name in names
+        if not {f"{name}.md", f"{name}.ipynb", f"../{name.upper()}.md", elsewhere.get(name)} & set(links)
+    ]
     assert not missing
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_links_lead_to_pages_of_the_site(pages):
+    """Also those of pages that are links to files elsewhere, whose relative paths lead out of the site."""
+    report, more = DOCS / "reports" / "speed.md", DOCS / "more.md"
+    assert report.resolve().parent == ROOT / "benchmarks" / "reports"
+    relinked = {
+        (report, "../../docs/glossary.md#plain-fit"): "{doc}`a </glossary>`",
+        (report, "table.md"): "{doc}`a </benchmarks>`",
+        (report, "distrib.md"): "{doc}`a </reports/distrib>`",
+        (more, "benchmarks.md"): "[a](benchmarks.md)",
+        (more, "../examples/gallery/README.rst"): "{doc}`a </gallery/index>`",
+        (more, "../src"): "a",
+    }
+    for (page, target), expected in relinked.items():
+        assert pages._relink(page, f"[a]({target})", ROOT) == expected

@@ -15,6 +15,13 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 NO_EXAMPLE = {"arguments.py", "cifar.py", "images.py"}  # what several of them share
 
 
+def test_the_index_lists_each_example():
+    links = set(re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text()))
+    scripts = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")} - NO_EXAMPLE
+    assert scripts - links == set()
+    assert [link for link in links if not (EXAMPLES / link).exists()] == []
+
+
 def run(*command, backend=None):
     pytest.importorskip("sklearn", reason="the examples train on scikit-learn's digits: pip install 'choros[demo]'")
     environment = {**os.environ, **({"KERAS_BACKEND": backend} if backend else {})}

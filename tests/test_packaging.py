@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 import tomllib
 
 import pytest
@@ -70,12 +71,24 @@ def test_the_readme_of_the_package_index_has_no_relative_links():
         ("see [docs/a.md](docs/a.md#b).", "see docs/a.md."),
         ("[site](https://example.org/a) [here](#there)", "[site](https://example.org/a) [here](#there)"),
         ("![a](docs/a.svg)\nText", "Text"),
+        ("Text\n\n[a](docs/a.md), [b](b.md),\n[c](c.md)\n\nText", "Text\n\nText"),
+        ("Text\n\n[a](docs/a.md), [b](b.md).\n\nText", "Text\n\na, b.\n\nText"),
         ('<picture>\n<source srcset="docs/a.svg">\n<img src="docs/b.svg">\n</picture>\nText', "Text"),
     ],
 )
 def test_links_to_files_of_the_repository_become_text(text, shown, monkeypatch):
     monkeypatch.setattr(pathlib.Path, "read_text", lambda self: text)
     assert readme() == shown
+
+
+def test_the_root_has_no_output_of_a_run():
+    """The source distribution has all files of the repository."""
+    done = subprocess.run(
+        ["git", "ls-files", "*.choros", "state"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    if done.returncode:
+        pytest.skip("this is no clone")
+    assert done.stdout == ""
 
 
 def test_the_extra_spark_names_its_backend():

@@ -63,6 +63,10 @@ PRIVATE = [
     Name("_moments", "keras.layers.BatchNormalization", "mean and variance of a batch (hvd/sync_batch_norm.py)"),
     Name("_dropout", "keras.layers.MultiHeadAttention()", "a rate of dropout (tools/check/model_state.py)"),
     # Keras: compile, optimizers, metrics, callbacks, distribution
+    Name("_use_weight_decay", "keras.optimizers.SGD", "exceptions from weight decay (backends/optimizer_shard)"),
+    Name("_apply_weight_decay", "keras.optimizers.SGD", "not called without variables (backends/optimizer_shard)"),
+    Name("_name", "keras.Variable", "a part of a variable gets its name (backends/optimizer_shard)"),
+    Name("_path", "keras.Variable", "a part of a variable gets its path (backends/optimizer_shard)"),
     Name("_iterations", "keras.optimizers.SGD()", "the step counter; optimizer.iterations may be another's"),
     Name("_learning_rate", "keras.optimizers.SGD()", "a variable, or a schedule (hvd/lr_callbacks.py)"),
     Name("_momentums", "keras.optimizers.Adam()", "slots that a change of the rate corrects (hvd/lr_callbacks.py)"),
@@ -157,6 +161,7 @@ PRIVATE = [
     Name("_getframe", "sys", "the caller's frame (errors.py, hvd/rank_shard.py)"),
     Name("_exit", "os", "ends a process at once"),
     Name("_get_option_tuples", "argparse.ArgumentParser", "the options that an argument may abbreviate (cli)"),
+    Name("_check_value", "argparse.ArgumentParser", "the check of a value against its choices (cli/parser.py)"),
     Name("_actions", "argparse.ArgumentParser()", "a parser's options (cli/parser.py)"),
     Name("_replace", "collections.namedtuple()", "a tuple with another value"),
     Name("_lru_cache_wrapper", "functools", "the type of a function with a cache (pickling.py)"),
@@ -196,8 +201,8 @@ UNDOCUMENTED = [
 # Objects of Choros' own classes by the expression that reaches into them; the name must be defined in Choros.
 FRIENDS = {
     "center": "SharedMemoryParameterServer",
-    "param_server/sharded_snapshot.py: server": "ShardedParameterServer",
-    "param_server/sharded_snapshot.py: shard": "SharedMemoryParameterServer",
+    "param_server/sharded_center_state.py: server": "ShardedParameterServer",
+    "param_server/sharded_center_state.py: shard": "SharedMemoryParameterServer",
     "replica": "BaseReplica",
     "spill": "Spill",
     "self.replica": "BaseReplica",

@@ -110,7 +110,7 @@ class Slurm:
         self.wait(lambda: not any(pathlib.Path(f"/proc/{number}").exists() for number in started))
         shutil.rmtree(self.room)
 
-    def run(self, *command, check=True, timeout=60, cwd=None, stdin="", **environment):
+    def run(self, *command, check=True, timeout=180, cwd=None, stdin="", **environment):
         """Run a command to its end; return what it printed."""
         with tempfile.TemporaryFile("w+") as out:  # a daemon keeps a pipe open
             done = subprocess.run(

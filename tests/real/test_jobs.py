@@ -188,7 +188,7 @@ def test_choros_run_by_srun_keeps_the_code_of_the_rank_that_failed(slurm, tmp_pa
     assert "code 3" in out.splitlines(), out
 
 
-def test_together_and_alone_ranks_of_two_nodes_end_with_the_same_weights(slurm, submit, tmp_path):
+def test_sync_and_async_ranks_of_two_nodes_end_with_the_same_weights(slurm, submit, tmp_path):
     """A sum over both nodes, a center that the first has, and one that both have a part of."""
     job = submit(ALGORITHMS)
     log = slurm.choros("log", "-f", job, cwd=tmp_path)
