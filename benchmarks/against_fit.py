@@ -133,19 +133,19 @@ def one_round(load: Workload, algorithms: list[str], workers: int, seconds: floa
         for side in sides.values():
             send(side.pids, signal.SIGSTOP)
         times = plain.end()
-        found = {}
+        results = {}
         for name, side in sides.items():
             ends, closing = side.end()
             figures = compared(ends, times, load.steps, sides=1 + len(sides))
             step, plain_step = figures["step_ms"] / 1e3, figures["control_step_ms"] / 1e3
-            found[name] = {
+            results[name] = {
                 "ratio": figures["ratio"],
                 "rows_per_s": rows / step,
                 "plain_rows_per_s": rows / plain_step,
                 "startup_s": max(0.0, side.first - load.steps * step) + closing,
                 "plain_startup_s": max(0.0, plain.first[0] - load.steps * plain_step),
             }
-        return found
+        return results
     finally:
         for process in plain.processes:
             process.kill()
@@ -168,25 +168,25 @@ def long_enough_round(
 def measure(options: Any) -> list[dict[str, Any]]:
     """Return a result for each model and algorithm of a backend: medians over the rounds."""
     workers, rounds = len(cores()), options.rounds or (1 if options.quick else 2)
-    found = []
+    results = []
     for model in options.model:
         batch, steps = LOADS[model]
         load = Workload(model.lower(), batch, 2 if options.quick else steps, options.optimizer)
         seconds = 2.0 if options.quick else options.seconds
         tried = (long_enough_round(load, options.algorithm, workers, seconds) for _ in range(rounds))
-        runs = [one for one in tried if one]
+        runs = [result for result in tried if result]
         if not runs:
             print(f"{model} {options.backend}: not measured", file=sys.stderr, flush=True)
             continue
         for name in options.algorithm:
-            middle = {key: statistics.median(one[name][key] for one in runs) for key in runs[0][name]}
-            whole = (middle["plain_startup_s"] + RUN) / (middle["startup_s"] + RUN / middle["ratio"])
-            numbers = {"ratio_with_startup": whole, **middle}
+            middle = {key: statistics.median(result[name][key] for result in runs) for key in runs[0][name]}
+            complete = (middle["plain_startup_s"] + RUN) / (middle["startup_s"] + RUN / middle["ratio"])
+            numbers = {"ratio_with_startup": complete, **middle}
             head = {"model": model, "backend": options.backend, "algorithm": name}
-            ratios = [round(one[name]["ratio"], 3) for one in runs]
-            found.append({**head, **{key: round(value, 3) for key, value in numbers.items()}, "ratios": ratios})
+            ratios = [round(result[name]["ratio"], 3) for result in runs]
+            results.append({**head, **{key: round(value, 3) for key, value in numbers.items()}, "ratios": ratios})
             print(model, options.backend, name, f"{middle['ratio']:.2f}", file=sys.stderr, flush=True)
-    return found
+    return results
 
 
 def machine() -> dict[str, Any]:
@@ -205,13 +205,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _notes(found: dict[str, Any]) -> str:
+def _notes(values: dict[str, Any]) -> str:
     """Return what the table's figures mean, its models with their global batches, and the machine."""
-    facts, optimizer = found["machine"], found.get("optimizer", "momentum")
+    facts, optimizer = values["machine"], values.get("optimizer", "momentum")
     optimizer = "SGD with momentum" if optimizer == "momentum" else optimizer
     models = (
         f"{name}: {MODELS[name]}, global batch {LOADS[name][0] * facts['cores']}."
-        for name in dict.fromkeys(one["model"] for one in found["results"])
+        for name in dict.fromkeys(result["model"] for result in values["results"])
     )
     return (
         "The first figure leaves start-up out. The figure in brackets counts it, for a training that takes plain `fit` "
@@ -220,23 +220,23 @@ def _notes(found: dict[str, Any]) -> str:
     )
 
 
-def table(found: dict[str, Any]) -> str:
+def table(values: dict[str, Any]) -> str:
     """Return the table in Markdown, with notes about the figures, the models and the machine."""
-    results = {(one["model"], one["algorithm"], one["backend"]): one for one in found["results"]}
+    results = {(result["model"], result["algorithm"], result["backend"]): result for result in values["results"]}
     backends = [name for name in BACKENDS if any(name == key[2] for key in results)]
     lines = [
         "| model, algorithm | " + " | ".join(TITLES[name] for name in backends) + " |",
         "|---|" + "---|" * len(backends),
     ]
-    for model, name in dict.fromkeys((one["model"], one["algorithm"]) for one in found["results"]):
+    for model, name in dict.fromkeys((result["model"], result["algorithm"]) for result in values["results"]):
         cells = []
         for backend in backends:
-            one = results.get((model, name, backend))
-            cells.append(f"{one['ratio']:.2f} ({one['ratio_with_startup']:.2f})" if one else "")
+            result = results.get((model, name, backend))
+            cells.append(f"{result['ratio']:.2f} ({result['ratio_with_startup']:.2f})" if result else "")
         lines.append(f"| {model}, {ALGORITHMS[name]} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        textwrap.fill(_notes(found), 120, break_long_words=False, break_on_hyphens=False),
+        textwrap.fill(_notes(values), 120, break_long_words=False, break_on_hyphens=False),
     ]
     return "\n".join(lines) + "\n"
 
@@ -272,23 +272,23 @@ def main() -> None:
         readme={"action": "store_true", "help": "copy the table of the report to README.md; measure nothing"},
         child={"help": "for its own processes"},
     )
-    kept = REPORTS / "against_fit.json"
+    path = REPORTS / "against_fit.json"
     if options.child:
         train(**json.loads(options.child))
     elif options.readme:
-        README.write_text(with_table(README.read_text(), table(json.loads(kept.read_text()))))
+        README.write_text(with_table(README.read_text(), table(json.loads(path.read_text()))))
     elif options.all:
         same = ["--rounds", str(options.rounds), "--seconds", str(options.seconds), "--optimizer", options.optimizer]
         same += ["--model", ",".join(options.model), "--algorithm", ",".join(options.algorithm)]
         parts = [run("against_fit", "--backend", name, *same, *["--quick"] * options.quick) for name in BACKENDS]
-        results = [one for part in parts for one in part["results"]]
-        found = {"run_s": RUN, "optimizer": options.optimizer, "results": results, "machine": machine()}
-        found["machine"]["backends"] = {part["backend"]: part["version"] for part in parts}
+        results = [item for part in parts for item in part["results"]]
+        report = {"run_s": RUN, "optimizer": options.optimizer, "results": results, "machine": machine()}
+        report["machine"]["backends"] = {part["backend"]: part["version"] for part in parts}
         if not options.quick:
-            kept.write_text(json.dumps(found, indent=1) + "\n")
-            kept.with_suffix(".md").write_text(table(found))
-        print(json.dumps(found))
-        print(table(found), file=sys.stderr)
+            path.write_text(json.dumps(report, indent=1) + "\n")
+            path.with_suffix(".md").write_text(table(report))
+        print(json.dumps(report))
+        print(table(report), file=sys.stderr)
     else:
         result = {"run_s": RUN, "results": measure(options), "machine": machine()}
         version = importlib.import_module(options.backend).__version__

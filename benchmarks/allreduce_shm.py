@@ -39,7 +39,7 @@ def rank_main(fd: int, rank: int, count: int, rounds: int, spin: float) -> None:
     slots = [group._segment.array("float32", count, group._slot_offset(r)) for r in range(group.size)]
 
     def floor() -> None:
-        """What a sum must do at the least: this rank's share, with no meeting at all."""
+        """Calculate the least that a sum must do: this rank's share, without a barrier."""
         np.add(slots[0][share], slots[1][share], out=target[share])
 
     for _ in range(rounds):
@@ -55,7 +55,7 @@ def rank_main(fd: int, rank: int, count: int, rounds: int, spin: float) -> None:
     gathered = [json.loads(text) for text in group.gather(json.dumps(taken).encode())]
     if rank == 0:
         medians = {
-            name: statistics.median(map(max, zip(*[one[name] for one in gathered], strict=True))) for name in taken
+            name: statistics.median(map(max, zip(*[item[name] for item in gathered], strict=True))) for name in taken
         }
         medians["memcpy"] = statistics.median(gathered[0]["memcpy"])
         base = medians["memcpy"]
@@ -88,8 +88,8 @@ def main() -> None:
     for count in options.sizes:
         rounds = options.rounds or max(15, min(2000, 200_000_000 // count))
         with SharedGroup.create(options.ranks, 4 * count) as segment:
-            words = ["--spin", options.spin, "--child", segment.fd]
-            results.append(ranks([[*words, rank, count, rounds] for rank in range(options.ranks)], [segment.fd]))
+            command = ["--spin", options.spin, "--child", segment.fd]
+            results.append(ranks([[*command, rank, count, rounds] for rank in range(options.ranks)], [segment.fd]))
     print(json.dumps({"benchmark": "allreduce_shm", "spin": options.spin, "results": results}, indent=1))
 
 

@@ -39,10 +39,10 @@ def rank_main(fd: int, rank: int, side: int, rounds: int, backend: str) -> None:
     def timed(name: str, call, alone: bool = False) -> None:
         group.barrier()
         begin = time.perf_counter()
-        kept = None if alone and rank else call()
+        saved = None if alone and rank else call()
         taken.setdefault(name, []).append(time.perf_counter() - begin)
         group.barrier()  # what was kept may lie in the segment: it is dropped before that is written again
-        del kept
+        del saved
 
     def reduce(back) -> list:
         for part, tensor in zip(parts, tensors, strict=True):
@@ -70,29 +70,34 @@ def ways(backend: str, arrays: list) -> tuple:
     if backend == "jax":
         import jax
 
-        def own(found: list) -> list:
-            return jax.block_until_ready([jax.numpy.array(one, copy=True) for one in found])
+        def own(values: list) -> list:
+            return jax.block_until_ready([jax.numpy.array(result, copy=True) for result in values])
 
-        return [jax.numpy.array(a) for a in arrays], np.asarray, own, lambda found: [jax.device_put(f) for f in found]
+        return [jax.numpy.array(a) for a in arrays], np.asarray, own, lambda values: [jax.device_put(f) for f in values]
     if backend == "torch":
         import torch
 
         torch.set_num_threads(1)
-        kept = [torch.from_numpy(a) for a in arrays]
-        targets = [torch.empty_like(tensor) for tensor in kept]
+        saved = [torch.from_numpy(a) for a in arrays]
+        targets = [torch.empty_like(tensor) for tensor in saved]
 
-        def fill(found: list) -> list:
-            for tensor, one in zip(targets, found, strict=True):
-                np.copyto(tensor.numpy(), one)
+        def fill(values: list) -> list:
+            for tensor, result in zip(targets, values, strict=True):
+                np.copyto(tensor.numpy(), result)
             return targets
 
-        return kept, lambda tensor: tensor.numpy(), fill, lambda found: [torch.from_numpy(writable(f)) for f in found]
+        return (
+            saved,
+            lambda tensor: tensor.numpy(),
+            fill,
+            lambda values: [torch.from_numpy(writable(f)) for f in values],
+        )
     import tensorflow as tf
 
-    def lent(found: list) -> list:
-        return [tf.experimental.dlpack.from_dlpack(writable(one).__dlpack__()) for one in found]
+    def lent(values: list) -> list:
+        return [tf.experimental.dlpack.from_dlpack(writable(result).__dlpack__()) for result in values]
 
-    return [tf.constant(a) for a in arrays], np.asarray, lambda found: [tf.constant(f) for f in found], lent
+    return [tf.constant(a) for a in arrays], np.asarray, lambda values: [tf.constant(f) for f in values], lent
 
 
 def writable(array: np.ndarray) -> np.ndarray:
@@ -112,8 +117,8 @@ def main() -> None:
     side = 90 if options.quick else options.side
     rounds = options.rounds or (3 if options.quick else 15)
     with SharedGroup.create(2, 4 * 3 * side * side) as segment:
-        words = ["--backend", options.backend, "--child", segment.fd]
-        figures = ranks([[*words, rank, side, rounds] for rank in range(2)], [segment.fd])
+        command = ["--backend", options.backend, "--child", segment.fd]
+        figures = ranks([[*command, rank, side, rounds] for rank in range(2)], [segment.fd])
     head = {"benchmark": "allreduce_tensors", "backend": options.backend, "quick": options.quick}
     print(json.dumps({**head, "ranks": 2, "rounds": rounds, **figures}, indent=1))
 

@@ -112,8 +112,8 @@ def main() -> None:
         segments = [SharedGroup.create(options.clients, 1 << 16)]
         segments += [SharedMemoryParameterServer.create(start, NONE, (), options.clients) for _ in range(2)]
         fds = [segment.fd for segment in segments]
-        words = ["--child", ",".join(map(str, fds))]
-        results.append(ranks([[*words, rank, count, rounds] for rank in range(options.clients)], fds))
+        command = ["--child", ",".join(map(str, fds))]
+        results.append(ranks([[*command, rank, count, rounds] for rank in range(options.clients)], fds))
         for segment in segments:
             segment.close()
     print(json.dumps({"benchmark": "center_shm", "results": results}, indent=1))

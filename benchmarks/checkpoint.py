@@ -1,4 +1,4 @@
-"""What checkpoints cost: processor time in their code over all processor time, from the end of the first epoch on.
+"""Measure the cost of checkpoints: CPU time in their code over all CPU time, from the end of the first epoch on.
 
 python benchmarks/checkpoint.py --backend jax --every 30 --seconds 100
 """
@@ -36,18 +36,18 @@ def measure(name: str, load: Workload, every: float, seconds: float) -> dict[str
 
     with tempfile.TemporaryDirectory() as room:
         trainer = choros.Trainer(model, name, workers=2, echo=False)
-        kept = choros.Checkpoint(room, every=timedelta(seconds=every))
+        saved = choros.Checkpoint(room, every=timedelta(seconds=every))
         numbers: list[int] = []
-        save = kept.store.save
+        save = saved.store.save
 
         def count(facts, arrays):  # type: ignore[no-untyped-def]
             numbers.append(sum(array.nbytes for array in arrays))
             return save(facts, arrays)
 
-        kept.store.save = count  # type: ignore[method-assign]
+        saved.store.save = count  # type: ignore[method-assign]
         batch = load.batch * 2
         x, y = load.data(2)
-        run = trainer.fit(x, y, batch_size=batch, epochs=100_000, verbose=0, checkpoint=kept, callbacks=[Watch()]).run
+        run = trainer.fit(x, y, batch_size=batch, epochs=100_000, verbose=0, checkpoint=saved, callbacks=[Watch()]).run
     return {
         "share": run.keeping / begun[2],
         "checkpoints": len(numbers),
@@ -66,9 +66,9 @@ def main() -> None:
     )
     every, seconds = (1.0, 3.0) if options.quick else (options.every, options.seconds)
     load = Workload("mlp", 128, 20 if options.quick else 200, options.optimizer)
-    found = {name: measure(name, load, every, seconds) for name in options.algorithms}
+    results = {name: measure(name, load, every, seconds) for name in options.algorithms}
     facts = {"benchmark": "checkpoint", "backend": options.backend, "every": every, "bar": BAR, "workers": 2}
-    facts |= {"workload": load.json(), "host": platform.machine(), "cores": os.cpu_count(), "results": found}
+    facts |= {"workload": load.json(), "host": platform.machine(), "cores": os.cpu_count(), "results": results}
     print(json.dumps(facts, indent=1))
 
 

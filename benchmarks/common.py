@@ -1,4 +1,4 @@
-"""What the benchmarks share: control processes, turns, one core and one thread for each, JSON.
+"""Common parts of the benchmarks: control processes, turns, one core and one thread for each, JSON.
 
 "Control" is plain Keras: independent processes that run ``model.fit`` at the same time, one core and one thread each.
 Control and Choros take turns on the same cores, ``TURN`` seconds each, while the other side is stopped: whatever else
@@ -194,28 +194,28 @@ def compare(
     seconds = max(seconds, 4 * turn) if as_run else seconds
     import choros
 
-    mine, others = cores()[:workers], cores()[workers:]
-    if len(mine) < workers:
-        raise SystemExit(f"{workers} cores are needed; this process may use {len(mine)}")
-    whole = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, mine)  # the workers bind themselves to what they find
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in algorithms}
+    worker_cores, others = cores()[:workers], cores()[workers:]
+    if len(worker_cores) < workers:
+        raise SystemExit(f"{workers} cores are needed; this process may use {len(worker_cores)}")
+    complete = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, worker_cores)  # the workers bind themselves to what they find
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in algorithms}
     with choros.WorkerPool(workers, threads=1) as pool:
         pool.start()
-        os.sched_setaffinity(0, others or mine)  # the caller stays out of the way where it can
+        os.sched_setaffinity(0, others or worker_cores)  # the caller stays out of the way where it can
         for _ in range(rounds):
             for name, algorithm in algorithms.items():
-                found[name].append(beside(workload, algorithm, mine, pool, seconds, turn, plain))
-    os.sched_setaffinity(0, whole)
-    result = {name: {key: median(runs, key) for key in runs[0]} for name, runs in found.items()}
-    for name, runs in found.items():
+                results[name].append(beside(workload, algorithm, worker_cores, pool, seconds, turn, plain))
+    os.sched_setaffinity(0, complete)
+    result = {name: {key: median(runs, key) for key in runs[0]} for name, runs in results.items()}
+    for name, runs in results.items():
         result[name]["ratios"] = [round(run["ratio"], 3) for run in runs]
     times = {"rounds": rounds, "seconds": seconds, "turn": turn}
     return {"workload": workload.json(), "workers": workers, **times, "algorithms": result}
 
 
 def beside(
-    workload: Any, algorithm: Any, mine: list[int], pool: Any, seconds: float, turn: float, plain: Any = None
+    workload: Any, algorithm: Any, worker_cores: list[int], pool: Any, seconds: float, turn: float, plain: Any = None
 ) -> dict[str, float]:
     """Train by an algorithm while control trains on the same cores, in turns."""
     import keras
@@ -229,9 +229,9 @@ def beside(
             ends.append(time.perf_counter())
             self.model.stop_training = ends[-1] - ends[0] > seconds
 
-    workers = len(mine)
+    workers = len(worker_cores)
     x, y = workload.data(workers)
-    control = Control(plain or workload, mine)
+    control = Control(plain or workload, worker_cores)
     settings = algorithm if isinstance(algorithm, dict) else {"algorithm": algorithm}
     trainer = choros.Trainer(workload.make(), workers=workers, pool=pool, **settings)
     control.start()
@@ -250,9 +250,9 @@ def ratio(
     """
     if turns[0].end - turns[0].begin < LONG_TURN / 2:
         return compared(ends, control, steps)
-    mine = 1000 * within_turns(turns, 0, ends) / steps
+    worker_ms = 1000 * within_turns(turns, 0, ends) / steps
     plain = statistics.fmean(1000 * within_turns(turns, 1, times) / steps for times in control)
-    return {"ratio": plain / mine, "step_ms": mine, "control_step_ms": plain}
+    return {"ratio": plain / worker_ms, "step_ms": worker_ms, "control_step_ms": plain}
 
 
 class TooShortError(SystemExit):
@@ -260,7 +260,7 @@ class TooShortError(SystemExit):
 
 
 def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: int, sides: int = 2) -> dict[str, float]:
-    """What came of taking turns, from when all have ended a first epoch to when the first has ended its last.
+    """Return the figures of the turns, between every side's first epoch and the first end.
 
     Args:
         ends: when our epochs ended, in which every worker made ``steps`` steps.
@@ -277,11 +277,14 @@ def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: i
             f"too short: the sides have ended {counts} epochs, not two each at once; is the machine busy?"
         )
     epochs, *plain = (np.diff(np.interp([begin, end], times, np.arange(len(times))))[0] for times in everyone)
-    own, workers = 1000 * (end - begin) / (sides * steps), len(control)  # ms of one side's turns, a step of each epoch
+    worker_ms, workers = (
+        1000 * (end - begin) / (sides * steps),
+        len(control),
+    )  # ms of one side's turns, a step of each epoch
     return {
         "ratio": epochs * workers / sum(plain),
-        "step_ms": own / epochs,
-        "control_step_ms": own * workers / sum(plain),
+        "step_ms": worker_ms / epochs,
+        "control_step_ms": worker_ms * workers / sum(plain),
     }
 
 
@@ -302,11 +305,11 @@ def measure(
 
 def pin(rank: int) -> None:
     """Bind this process to one core, another one for each rank."""
-    found = cores()
-    os.sched_setaffinity(0, {found[rank % len(found)]})
+    result = cores()
+    os.sched_setaffinity(0, {result[rank % len(result)]})
 
 
-def ranks(words: Sequence[Sequence[object]], fds: Sequence[int]) -> dict[str, Any]:
+def ranks(message: Sequence[Sequence[object]], fds: Sequence[int]) -> dict[str, Any]:
     """Run this script once for each list of words, with one thread each; return the JSON that the first one prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     children = [
@@ -317,7 +320,7 @@ def ranks(words: Sequence[Sequence[object]], fds: Sequence[int]) -> dict[str, An
             text=True,
             env=environment,
         )
-        for of_rank in words
+        for of_rank in message
     ]
     outputs = [child.communicate(timeout=600)[0] for child in children]
     if any(child.returncode for child in children):
@@ -328,8 +331,8 @@ def ranks(words: Sequence[Sequence[object]], fds: Sequence[int]) -> dict[str, An
 
 def of_child(kind: str) -> list[str]:
     """Run this script with ``--child KIND`` in addition to its options; return the words that it prints."""
-    words = [sys.executable, *sys.argv, "--child", kind]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    command = [sys.executable, *sys.argv, "--child", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
     return done.stdout.split()

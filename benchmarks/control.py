@@ -28,8 +28,8 @@ def main() -> None:
     model.fit(x, y, batch_size=load.batch, epochs=1, verbose=0)
     print("ready", time.perf_counter() - begin, flush=True)
     sys.stdin.readline()
-    tell = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(time.perf_counter(), flush=True))
-    model.fit(x, y, batch_size=load.batch, epochs=1_000_000, verbose=0, callbacks=[tell])
+    report = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(time.perf_counter(), flush=True))
+    model.fit(x, y, batch_size=load.batch, epochs=1_000_000, verbose=0, callbacks=[report])
 
 
 if __name__ == "__main__":

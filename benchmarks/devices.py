@@ -22,17 +22,19 @@ DEVICES = 2
 TARGET = 0.90
 
 
-def fit(workload: Workload, seconds: float, own: dict[str, str]) -> dict[str, float]:
+def fit(workload: Workload, seconds: float, values: dict[str, str]) -> dict[str, float]:
     """Train over the devices while control trains on the same cores, in turns."""
     control = Control(workload, cores()[:DEVICES])
     task = json.dumps({"workload": workload.json(), "seconds": seconds})
-    process = subprocess.Popen([sys.executable, __file__, "--child", task], stdout=subprocess.PIPE, text=True, env=own)
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--child", task], stdout=subprocess.PIPE, text=True, env=values
+    )
     ends: list[float] = []
     try:
         if process.stdout.readline().strip() != "ready":
             raise SystemExit("the process of several devices failed")
         control.start()
-        with taking_turns([process.pid], [one.pid for one in control.processes]):
+        with taking_turns([process.pid], [result.pid for result in control.processes]):
             while (line := process.stdout.readline().strip()) not in ("", "done"):
                 ends.append(float(line))
     finally:
@@ -69,18 +71,18 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         fit_over_devices(**json.loads(sys.argv[2]))
         return
-    given = dict(os.environ)
+    environment = dict(os.environ)
     options = arguments(__doc__)
     if len(cores()) < DEVICES:
         raise SystemExit(f"{DEVICES} cores are needed; this process may use {len(cores())}")
     os.sched_setaffinity(0, cores()[:DEVICES])
     one_thread = variables(1)  # is for control alone
-    kept = {name: value for name, value in given.items() if name in one_thread}
-    own = {name: value for name, value in os.environ.items() if name not in one_thread} | kept
+    saved = {name: value for name, value in environment.items() if name in one_thread}
+    user_environment = {name: value for name, value in os.environ.items() if name not in one_thread} | saved
     quick = options.quick
     load, seconds = Workload("cnn", 32, 3 if quick else 40), 3.0 if quick else 30.0
     rounds = options.rounds or (1 if quick else 3)
-    runs = [fit(load, seconds, own) for _ in range(rounds)]
+    runs = [fit(load, seconds, user_environment) for _ in range(rounds)]
     figures = {key: median(runs, key) for key in runs[0]}
     figures["ratios"] = [round(run["ratio"], 3) for run in runs]
     emit("devices", options, TARGET, {"devices": DEVICES, "rounds": rounds, "algorithms": {"make_parallel": figures}})

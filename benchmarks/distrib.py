@@ -94,7 +94,7 @@ class Shipped:
         return np.frombuffer(self._local.file.read(3072 * len(wanted)), "uint8").reshape(-1, 32, 32, 3)
 
 
-def sent():
+def bytes_sent():
     """Return the bytes that this host has sent by its network."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     return int(next(line.split(":")[1].split()[8] for line in lines if line.strip().startswith("eth0")))
@@ -126,30 +126,30 @@ def rank(options):
 
     hvd.init()
     folder = Path(options.rank)
-    own = np.load(folder / "x.npy", mmap_mode="r")
-    y, numbers = np.load(folder / "y.npy"), np.arange(len(own))
+    values = np.load(folder / "x.npy", mmap_mode="r")
+    y, numbers = np.load(folder / "y.npy"), np.arange(len(values))
     test = pictures(1000, 2)
     if hvd.rank() == 0:
         server = subprocess.Popen([sys.executable, __file__, "--serve", str(folder / "x.npy")])
         alone, clock = network(), Clock()
-        alone.fit(own, y, options.batch, options.epochs, verbose=0, callbacks=[clock])
+        alone.fit(values, y, options.batch, options.epochs, verbose=0, callbacks=[clock])
         baseline = {"seconds": clock.seconds(), "accuracy": alone.evaluate(*test, verbose=0)[1]}
     try:
         hvd.barrier()
         for data, mode in WAYS:
             model = network()
             algorithm = "allreduce" if mode == "sync" else "adag"
-            x = choros.prefetch((numbers, y), augment=Shipped()) if data == "ship" else choros.prefetch((own, y))
+            x = choros.prefetch((numbers, y), augment=Shipped()) if data == "ship" else choros.prefetch((values, y))
             hvd.barrier()
-            before = sent()
+            before = bytes_sent()
             trainer = choros.Trainer(model, algorithm)
             history = trainer.fit(x, None, 2 * options.batch, options.epochs, verbose=0, seed=1)
             hvd.barrier()
-            nbytes = sum(hvd.allgather_object(sent() - before)) / options.epochs
+            nbytes = sum(hvd.allgather_object(bytes_sent() - before)) / options.epochs
             if hvd.rank() == 0:
                 rows = sum(worker.rows for worker in history.run.workers) // options.epochs
-                if rows != len(own):
-                    raise SystemExit(f"{rows} of {len(own)} rows were trained")
+                if rows != len(values):
+                    raise SystemExit(f"{rows} of {len(values)} rows were trained")
                 seconds = max(worker.seconds for worker in history.run.workers) / options.epochs  # without compiling
                 figures = {
                     "data": data,
@@ -179,12 +179,12 @@ def measure(options, rate, folder):
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=1800, check=True)
     finally:
         hosts.away()
-    found = {"BASELINE": [], "RESULT": []}
+    report = {"BASELINE": [], "RESULT": []}
     for line in done.stdout.splitlines():
         kind, _, text = line.partition("] ")[2].partition(" ")
-        if kind in found:
-            found[kind].append(json.loads(text))
-    return {"rate": rate, "baseline": found["BASELINE"][0], "results": found["RESULT"]}
+        if kind in report:
+            report[kind].append(json.loads(text))
+    return {"rate": rate, "baseline": report["BASELINE"][0], "results": report["RESULT"]}
 
 
 def count(text):
@@ -220,9 +220,9 @@ def main():
             hosts.write_files(folder)
             for file, array in zip(("x.npy", "y.npy"), pictures(options.rows, 1), strict=True):
                 np.save(folder / file, array)
-            found = [measure(options, rate, folder) for rate in options.rates]
+            results = [measure(options, rate, folder) for rate in options.rates]
         settings = {"rows": options.rows, "epochs": options.epochs, "batch": options.batch}
-        print(json.dumps({**settings, "backend": os.environ.get("KERAS_BACKEND", "jax"), "rates": found}, indent=2))
+        print(json.dumps({**settings, "backend": os.environ.get("KERAS_BACKEND", "jax"), "rates": results}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured first on a machine with a GPU, one sub-command each; each prints JSON.
+"""The first measurements on a machine with a GPU: a sub-command for each, which prints JSON.
 
     python benchmarks/gpu.py all --output gpu.json       # everything below, on each backend, what failed included
     python benchmarks/gpu.py tests --backend jax         # tests/parallel/test_gpus.py and tests/backend, on the GPU
@@ -92,8 +92,8 @@ def host_path(options: argparse.Namespace) -> dict[str, Any]:
         for number in range(7):
             fresh = up(host + number)  # JAX keeps what it has brought down once
             marks = [time.perf_counter()]
-            for call, given in ((down, (fresh,)), (np.add, (host, other, total)), (up, (host,))):
-                call(*given)
+            for call, value in ((down, (fresh,)), (np.add, (host, other, total)), (up, (host,))):
+                call(*value)
                 marks.append(time.perf_counter())
             for into, (sooner, later) in zip(times.values(), itertools.pairwise(marks), strict=True):
                 into.append(later - sooner)
@@ -141,7 +141,7 @@ def nccl(options: argparse.Namespace) -> dict[str, Any]:
     on_gpu = options.device == "gpu"
     begin = time.perf_counter()
     device = carrier.device()
-    found = seconds(begin)
+    result = seconds(begin)
     port, hears = listening_socket("127.0.0.1")
     begin = time.perf_counter()
     store = carrier.open_store("127.0.0.1", port, 1, hears, 60.0)
@@ -159,7 +159,7 @@ def nccl(options: argparse.Namespace) -> dict[str, Any]:
     made.close()
     first, *others = times
     sums = {"first_sum_s": first, "sum_of_1M_s": statistics.median(others)}
-    return {"carrier": made.name, "device": device, "device_s": found, "start_s": started, **sums}
+    return {"carrier": made.name, "device": device, "device_s": result, "start_s": started, **sums}
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:

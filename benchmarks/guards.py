@@ -27,7 +27,7 @@ FIRST = ("ControlBlock.beat", "NonFiniteDetector.gradient", "NonFiniteDetector.w
 
 
 class Nothing:
-    """What is called once a step, to see what a clock costs there: much more than in a row."""
+    """A call at each step, to measure the cost of a clock there: much more than in a loop of its own."""
 
     @staticmethod
     def at_all() -> None:
@@ -44,7 +44,7 @@ class Clock:
     def around(self, where: Any, name: str) -> None:
         """Put the clock around a function of a class or a module."""
         plain: Callable[..., Any] = getattr(where, name)
-        told = self.spent.setdefault(f"{where.__name__.rpartition('.')[2]}.{name}", [0.0, 0.0])
+        calls = self.spent.setdefault(f"{where.__name__.rpartition('.')[2]}.{name}", [0.0, 0.0])
         clock = time.thread_time
 
         def timed(*args: Any, **named: Any) -> Any:
@@ -54,21 +54,21 @@ class Clock:
             try:
                 return plain(*args, **named)
             finally:
-                told[0] += clock() - begun
-                told[1] += 1
+                calls[0] += clock() - begun
+                calls[1] += 1
                 self.inside = False
 
         setattr(where, name, timed)
 
     def empty(self) -> float:
         """Seconds that one call of an empty function is counted for, in a row."""
-        own = Clock()
+        inner = Clock()
         plain = Nothing.at_all
-        own.around(Nothing, "at_all")
+        inner.around(Nothing, "at_all")
         for _ in range(20_000):
             Nothing.at_all()
         Nothing.at_all = plain  # type: ignore[method-assign]
-        seconds, calls = own.spent["Nothing.at_all"]
+        seconds, calls = inner.spent["Nothing.at_all"]
         return seconds / calls
 
 
@@ -106,8 +106,8 @@ def rank(name: str, load: Workload, seconds: float) -> None:
 
     def batches(self: Any, epoch: int) -> Iterator[Any]:
         if epoch == 1:
-            for told in clock.spent.values():
-                told[:] = [0.0, 0.0]
+            for message in clock.spent.values():
+                message[:] = [0.0, 0.0]
             begun[:] = [processor([os.getpid()]), processor([os.getppid()])]
         return plain(self, epoch)
 
@@ -123,31 +123,38 @@ def rank(name: str, load: Workload, seconds: float) -> None:
     x, y = load.data(RANKS)
     trainer = choros.Trainer(load.make(), name)
     trainer.fit(x, y, batch_size=load.batch * RANKS, epochs=100_000, verbose=0, callbacks=[Watch()])
-    own, head = processor([os.getpid()]) - begun[0], processor([os.getppid()]) - begun[1]
-    calls = {each: told for each, told in clock.spent.items() if told[1]}
-    print("COUNTED " + json.dumps({"own": own, "head": head, "empty": clock.empty(), "calls": calls}), flush=True)
+    rank_seconds, head = processor([os.getpid()]) - begun[0], processor([os.getppid()]) - begun[1]
+    calls = {each: message for each, message in clock.spent.items() if message[1]}
+    print(
+        "COUNTED " + json.dumps({"own": rank_seconds, "head": head, "empty": clock.empty(), "calls": calls}), flush=True
+    )
 
 
 def measure(name: str, load: Workload, seconds: float) -> dict[str, object]:
     """Run a job, and add up what its ranks counted."""
     command = [sys.executable, "-m", "choros", "run", "-n", str(RANKS), "--threads", "1", __file__, "--seconds"]
-    told = [str(seconds), "--rank", name, "--load", json.dumps(load.json())]
-    done = subprocess.run([*command, *told], capture_output=True, text=True, check=False)
-    said = [json.loads(line.partition("COUNTED ")[2]) for line in done.stdout.splitlines() if "COUNTED " in line]
-    if len(said) != RANKS:
+    settings = [str(seconds), "--rank", name, "--load", json.dumps(load.json())]
+    done = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
+    lines = [json.loads(line.partition("COUNTED ")[2]) for line in done.stdout.splitlines() if "COUNTED " in line]
+    if len(lines) != RANKS:
         raise SystemExit(done.stdout + done.stderr)
-    head = max(one["head"] for one in said)
-    whole = sum(one["own"] for one in said) + head
+    head = max(result["head"] for result in lines)
+    complete = sum(result["own"] for result in lines) + head
     by_name: dict[str, list[float]] = {}
-    for one in said:
-        seconds, count = one["calls"].pop("Nothing.at_all")
-        for each, (spent, calls) in one["calls"].items():
+    for result in lines:
+        seconds, count = result["calls"].pop("Nothing.at_all")
+        for each, (spent, calls) in result["calls"].items():
             known = by_name.setdefault(each, [0.0, 0.0])
-            known[0] += max(0.0, spent - calls * (seconds / count if each in FIRST else one["empty"]))
+            known[0] += max(0.0, spent - calls * (seconds / count if each in FIRST else result["empty"]))
             known[1] += calls
     guards = head + sum(spent for spent, _ in by_name.values())
-    shares = {each: [round(spent / whole, 6), int(calls)] for each, (spent, calls) in by_name.items()}
-    return {"share": guards / whole, "head": head / whole, "processor_seconds": whole, "share_and_calls": shares}
+    shares = {each: [round(spent / complete, 6), int(calls)] for each, (spent, calls) in by_name.items()}
+    return {
+        "share": guards / complete,
+        "head": head / complete,
+        "processor_seconds": complete,
+        "share_and_calls": shares,
+    }
 
 
 def main() -> None:
@@ -164,9 +171,9 @@ def main() -> None:
         return
     seconds = 2.0 if options.quick else options.seconds
     load = Workload("mlp", 128, 20 if options.quick else 200, options.optimizer)
-    found = {name: measure(name, load, seconds) for name in options.algorithms}
+    results = {name: measure(name, load, seconds) for name in options.algorithms}
     facts = {"benchmark": "guards", "backend": options.backend, "bar": BAR, "ranks": RANKS, "workload": load.json()}
-    print(json.dumps(facts | {"host": platform.machine(), "cores": os.cpu_count(), "results": found}, indent=1))
+    print(json.dumps(facts | {"host": platform.machine(), "cores": os.cpu_count(), "results": results}, indent=1))
 
 
 if __name__ == "__main__":

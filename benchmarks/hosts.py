@@ -52,19 +52,19 @@ def say(rank, **facts):
 
 
 def mpi(rounds):
-    """What a sum costs more than MPI_Allreduce of the same bytes, in place in a buffer of its own."""
+    """Measure a sum against MPI_Allreduce of the same bytes, in place in a separate buffer."""
     from choros.comm.p2p.mpi_group import MpiGroup
 
     group = MpiGroup(timeout=120)
     from mpi4py import MPI
 
     for count in (2_560, 1_000_000, 25_000_000):
-        slot, mine, out = group.slot(count, "float32"), np.ones(count, "float32"), np.empty(count, "float32")
+        slot, worker_cores, out = group.slot(count, "float32"), np.ones(count, "float32"), np.empty(count, "float32")
         slot[:] = 1
         bare, ours = [], []
         for turn in range(rounds * (4 if count > 1e7 else 20) + 2):
             MPI.COMM_WORLD.Barrier()
-            bare.append(timed(lambda mine=mine, out=out: MPI.COMM_WORLD.Allreduce(mine, out)))
+            bare.append(timed(lambda worker_cores=worker_cores, out=out: MPI.COMM_WORLD.Allreduce(worker_cores, out)))
             group.barrier()
             ours.append(timed(lambda count=count: group.sum_slots(count, "float32")))
             if turn < 2:
@@ -74,7 +74,7 @@ def mpi(rounds):
         say(group.rank, values=count, bare_us=median(bare) * 1e6, ours_us=median(ours) * 1e6, ratio=ratio, more_us=more)
 
 
-def sent():
+def bytes_sent():
     """Bytes that this host has sent to the other."""
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
@@ -92,10 +92,10 @@ def sums(rounds):
             for name, group in (("flat", flat), ("hosts", hosts)):
                 group.slot(count, "float32")[:] = flat.rank
                 flat.barrier()
-                before = sent()
+                before = bytes_sent()
                 spent = timed(lambda group=group, count=count: group.sum_slots(count, "float32"))
                 flat.barrier()
-                bytes_[name] = sent() - before
+                bytes_[name] = bytes_sent() - before
                 if turn:
                     took[name].append(spent)
         say(
@@ -285,34 +285,36 @@ def main():
         {"mpi": mpi, "sums": sums, "center": center}[options.what](options.rounds)
         return
     mpiexec = Path(sys.executable).parent / "mpiexec"
-    own = [sys.executable, __file__, "--rank", "--what", options.what, "--rounds", str(options.rounds)]
-    own += ["--busy"] * options.busy
+    options_ = [sys.executable, __file__, "--rank", "--what", options.what, "--rounds", str(options.rounds)]
+    options_ += ["--busy"] * options.busy
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as room:
         namespaces = options.what != "mpi" and not options.here
         if not namespaces:
-            command = [str(mpiexec), "-n", "2", *own]
+            command = [str(mpiexec), "-n", "2", *options_]
             environment |= {"CHOROS_NETWORK": "lo"}
         else:
             write_files(Path(room))
             each = 2 if options.what == "sums" else 1
             hosts = ",".join(f"{name}:{each}" for name in HOSTS)
             how = ["-launcher", "ssh", "-launcher-exec", f"{room}/ssh", "-hosts", hosts, "-localhost", HERE]
-            command = [str(mpiexec), *how, "-n", str(2 * each), *own]
+            command = [str(mpiexec), *how, "-n", str(2 * each), *options_]
             environment |= {"CHOROS_NETWORK": "eth0"}
         try:
             if namespaces:
                 cluster(options.rate)
-            said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
+            output = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True
+            )
         finally:
             if namespaces:
                 away()
-    found = [json.loads(line.partition(" ")[2]) for line in said.stdout.splitlines() if line.startswith("RESULT ")]
+    results = [json.loads(line.partition(" ")[2]) for line in output.stdout.splitlines() if line.startswith("RESULT ")]
     rate = options.rate or "not limited"
     where = "two namespaces" if namespaces else "one host"
     print(
         json.dumps(
-            {"what": options.what, "where": where, "rate": rate, "busy": options.busy, "results": found}, indent=2
+            {"what": options.what, "where": where, "rate": rate, "busy": options.busy, "results": results}, indent=2
         )
     )
 

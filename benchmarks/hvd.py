@@ -30,7 +30,7 @@ def start(task: dict[str, Any]) -> subprocess.Popen:
     return subprocess.Popen([*command, __file__, "--child", json.dumps(task)], stdout=subprocess.PIPE, text=True)
 
 
-def said(ranks: subprocess.Popen) -> list[Any]:
+def next_line(ranks: subprocess.Popen) -> list[Any]:
     """The next line of any rank, ``[RANK] word JSON``, as (word, value)."""
     line = ranks.stdout.readline()
     if not line:
@@ -47,13 +47,13 @@ def fit(workload: Workload, seconds: float, turn: float) -> dict[str, float]:
     """Train by two ranks while control trains on the same cores, in turns."""
     control = Control(workload, cores()[:RANKS])
     ranks = start({"workload": workload.json(), "seconds": seconds})
-    pids = [value for _, value in (said(ranks) for _ in range(RANKS))]
+    pids = [value for _, value in (next_line(ranks) for _ in range(RANKS))]
     control.start()
     ends: list[float] = []
     try:
         with taking_turns(pids, [process.pid for process in control.processes], turn=turn) as turns:
-            while (told := said(ranks))[0] == "end":
-                ends.append(told[1])
+            while (message := next_line(ranks))[0] == "end":
+                ends.append(message[1])
     finally:
         times = control.end()
         ranks.send_signal(signal.SIGTERM)
@@ -116,18 +116,18 @@ def latency_as_rank(rounds: int) -> None:
 def latency(rounds: int) -> dict[str, Any]:
     """Milliseconds of a call, and how many bare sums of the group that is."""
     ranks = start({"rounds": rounds})
-    _, found = said(ranks)
+    _, actual = next_line(ranks)
     ranks.communicate()
-    result: dict[str, Any] = {"bytes": 1024, "rounds": rounds, "target": LATENCY, "group_ms": round(found["group"], 4)}
+    result: dict[str, Any] = {"bytes": 1024, "rounds": rounds, "target": LATENCY, "group_ms": round(actual["group"], 4)}
     for name in ("numpy", "tensor"):
-        sums = round(found[name] / found["group"], 1)
-        result[name] = {"ms": round(found[name], 4), "sums": sums, "reached": found[name] < LATENCY}
+        sums = round(actual[name] / actual["group"], 1)
+        result[name] = {"ms": round(actual[name], 4), "sums": sums, "reached": actual[name] < LATENCY}
     return result
 
 
 def main() -> None:
-    what = {"nargs": "+", "default": [*TARGETS, "latency"], "choices": [*TARGETS, "latency"]}
-    options = arguments(__doc__, what=what, child={"help": "for its own ranks"})
+    kind = {"nargs": "+", "default": [*TARGETS, "latency"], "choices": [*TARGETS, "latency"]}
+    options = arguments(__doc__, what=kind, child={"help": "for its own ranks"})
     if options.child:
         task = json.loads(options.child)
         if "workload" in task:
@@ -138,19 +138,19 @@ def main() -> None:
     if len(cores()) < RANKS:
         raise SystemExit(f"{RANKS} cores are needed; this process may use {len(cores())}")
     os.sched_setaffinity(0, cores()[:RANKS])
-    quick, found, result = options.quick, {name: [] for name in options.what if name in TARGETS}, {}
+    quick, actual, result = options.quick, {name: [] for name in options.what if name in TARGETS}, {}
     loads = {
         "mlp": (Workload("mlp", 128, 10 if quick else 1000), 25.0),
         "cnn": (Workload("cnn", 32, 3 if quick else 100), 40.0),
     }
     rounds, turn = options.rounds or (1 if quick else 3), LONG_TURN if options.as_run else TURN
     for _ in range(rounds):
-        for name, runs in found.items():
+        for name, runs in actual.items():
             load, seconds = loads[name]
             seconds = max(seconds, 4 * turn) if options.as_run else seconds
             runs.append(fit(load, 3.0 if quick else seconds, turn))
-    result["algorithms"] = {name: {key: median(runs, key) for key in runs[0]} for name, runs in found.items()}
-    for name, runs in found.items():
+    result["algorithms"] = {name: {key: median(runs, key) for key in runs[0]} for name, runs in actual.items()}
+    for name, runs in actual.items():
         result["algorithms"][name]["ratios"] = [round(run["ratio"], 3) for run in runs]
     if "latency" in options.what:
         result["latency"] = latency(300 if quick else 3000)

@@ -84,7 +84,7 @@ def main() -> None:
         watch.join(5)
         size = sum(path.stat().st_size for path in Path(folder).iterdir()) / 1e9
     above = {pid: watch.most[pid] - before[pid] for pid in pids}
-    found = {
+    report = {
         "gigabytes": round(size, 2),
         "rows": rows,
         "seconds": round(seconds, 1),
@@ -92,7 +92,7 @@ def main() -> None:
         "worker_gb_before": [round(value, 3) for value in before.values()],
         "worker_gb_above": [round(value, 3) for value in above.values()],
     }
-    print(json.dumps({**found, "target": TARGET, "reached": max(above.values()) <= TARGET, "quick": options.quick}))
+    print(json.dumps({**report, "target": TARGET, "reached": max(above.values()) <= TARGET, "quick": options.quick}))
 
 
 if __name__ == "__main__":

@@ -46,12 +46,12 @@ def measure(counts: list[int], rounds: int, nccl: bool) -> None:
                 begin = time.perf_counter()
                 if name == "bare":
                     distributed.all_reduce(tensor)
-                    found = float(tensor[-1])  # which waits for a GPU
+                    result = float(tensor[-1])  # which waits for a GPU
                 else:
-                    found = float(group.sum_slots(count, np.float32)[-1])
+                    result = float(group.sum_slots(count, np.float32)[-1])
                 took = time.perf_counter() - begin
-                if found != place.size:
-                    raise ArithmeticError(f"{name} sums to {found}")
+                if result != place.size:
+                    raise ArithmeticError(f"{name} sums to {result}")
                 times[name].append(max(json.loads(text) for text in group.gather(json.dumps(took).encode())))
         medians = {name: statistics.median(some[2:]) for name, some in times.items()}
         if place.rank == 0:

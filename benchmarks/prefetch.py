@@ -28,15 +28,15 @@ def pngs(count: int) -> list[bytes]:
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
-    rng, found = np.random.default_rng(0), []
+    rng, result = np.random.default_rng(0), []
     photographs = load_sample_images().images
     for number in range(count):
         photograph = photographs[number % len(photographs)]
         top, left = (int(rng.integers(0, length - SIDE)) for length in photograph.shape[:2])
         file = io.BytesIO()
         Image.fromarray(photograph[top : top + SIDE, left : left + SIDE]).save(file, "png")
-        found.append(file.getvalue())
-    return found
+        result.append(file.getvalue())
+    return result
 
 
 def rows(load: Workload, decoded: int) -> Any:
@@ -77,8 +77,8 @@ def main() -> None:
 
     def run(data: Any) -> Any:
         model = load.make()
-        asked = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: logs["loss"])]
-        callbacks = asked if options.each_batch else []
+        requested = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: logs["loss"])]
+        callbacks = requested if options.each_batch else []
         trainer = choros.Trainer(model, "single", workers=1, pool=pool)
         return trainer.fit(data, epochs=2, verbose=0, callbacks=callbacks).run
 
@@ -87,8 +87,8 @@ def main() -> None:
     for index in range(10):
         plain[index]
     decoding = (time.perf_counter() - begun) / 10
-    told = run(plain).workers[0]
-    step = told.seconds * (1 - told.waiting) / told.steps
+    stats = run(plain).workers[0]
+    step = stats.seconds * (1 - stats.waiting) / stats.steps
     decoded = max(load.batch, round(load.batch * step / decoding))
     taken: dict[str, list[Any]] = {"without": [], "with": []}
     for _ in range(rounds):

@@ -36,17 +36,17 @@ def memory(workload: Workload, divided: bool) -> float:
 
     import choros
 
-    found: list[float] = []
+    results: list[float] = []
 
     class Look(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            found.append(proportional_mb(pool.start().pids))
+            results.append(proportional_mb(pool.start().pids))
 
     with choros.WorkerPool(2) as pool:
         x, y = workload.data(2)
         trainer = choros.Trainer(workload.make(), workers=2, pool=pool, shard_optimizer=divided)
         trainer.fit(x, y, batch_size=2 * workload.batch, epochs=3, verbose=0, callbacks=[Look()])
-    return found[1]
+    return results[1]
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
         load = Workload(model, batch, 2 if options.quick else steps, options.optimizer)
         seconds, rounds = (1.0, 1) if options.quick else (12.0, options.rounds or 3)
         result = compare(load, WAYS, 2, rounds, seconds, options.as_run)
-        step = {name: found["step_ms"] for name, found in result["algorithms"].items()}
+        step = {name: item["step_ms"] for name, item in result["algorithms"].items()}
         result["divided_to_whole"] = round(step["divided"] / step["whole"], 3)
         emit(f"shard_optimizer_{model}", options, 1.0, result)
 

@@ -41,8 +41,8 @@ print(json.dumps(2 * rows / (time.perf_counter() - begun)))
 """
 
 
-def median(found):
-    return statistics.median(found)
+def median(result):
+    return statistics.median(result)
 
 
 def say(**facts):
@@ -51,16 +51,16 @@ def say(**facts):
 
 def plain(file):
     """Rows a second of two independent processes, each on a core of its own."""
-    words = [sys.executable, "-c", PLAIN, str(file)]
+    command = [sys.executable, "-c", PLAIN, str(file)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environ}
-    both = [subprocess.Popen([*words, str(number)], **how) for number in (0, 1)]
-    for one in both:
-        one.stdout.readline()  # it is ready
-    for one in both:
-        one.stdin.write("go\n")
-        one.stdin.flush()
-    return sum(json.loads(one.communicate(timeout=600)[0]) for one in both)
+    both = [subprocess.Popen([*command, str(number)], **how) for number in (0, 1)]
+    for result in both:
+        result.stdout.readline()  # it is ready
+    for result in both:
+        result.stdin.write("go\n")
+        result.stdin.flush()
+    return sum(json.loads(result.communicate(timeout=600)[0]) for result in both)
 
 
 def frame_of(spark, file, rows, vector=False):
@@ -68,8 +68,8 @@ def frame_of(spark, file, rows, vector=False):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = np.load(file)
-    x, y = found["x"][:rows], found["y"][:rows]
+    result = np.load(file)
+    x, y = result["x"][:rows], result["y"][:rows]
     lists = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), FEATURES).cast(pa.list_(pa.float32()))
     path = Path(file).with_suffix(f".{rows}.parquet")
     path.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ def train(spark, file, rows, rounds):
 
     frame, columns = normalise(frame_of(spark, file, rows), "x", "y", inputs=[("x", (FEATURES,))])
     rules = {"AEASGD": AEASGD(window=30), "AllReduce": AllReduce()}
-    found = {name: [] for name in rules}
+    results = {name: [] for name in rules}
     over, base = {name: [] for name in rules}, []
     for turn in range(rounds + 1):
         if turn:
@@ -108,9 +108,9 @@ def train(spark, file, rows, rounds):
             )
             if turn:  # the first run starts Python's workers
                 over[name].append(time.perf_counter() - begun - history.run.seconds)
-                found[name].append(history.run.samples_per_second)
+                results[name].append(history.run.samples_per_second)
     for name in rules:
-        ratios = [ours / control for ours, control in zip(found[name], base, strict=True)]
+        ratios = [ours / control for ours, control in zip(results[name], base, strict=True)]
         say(what="train", algorithm=name, rows=rows, ratio=median(ratios), ratios=[round(r, 3) for r in ratios])
         say(what="overhead", algorithm=name, warm_s=median(over[name]), each=[round(s, 2) for s in over[name]])
 
@@ -120,8 +120,8 @@ def feed(spark, file, rows, rounds):
     from choros.spark import barrier
     from choros.spark.feature_columns import normalise
 
-    given = frame_of(spark, file, rows)
-    frame, columns = normalise(given, "x", "y", inputs=[("x", (FEATURES,))])
+    values = frame_of(spark, file, rows)
+    frame, columns = normalise(values, "x", "y", inputs=[("x", (FEATURES,))])
 
     def bare(batches):
         import pyarrow as pa
@@ -137,8 +137,8 @@ def feed(spark, file, rows, rounds):
     times = {"bare": [], "ours": [], "nothing": []}
     for turn in range(rounds + 1):
         for name, call in {
-            "bare": lambda: given.mapInArrow(bare, "total double", barrier=True).collect(),
-            "nothing": lambda: given.limit(2).repartition(2).mapInArrow(bare, "total double", barrier=True).collect(),
+            "bare": lambda: values.mapInArrow(bare, "total double", barrier=True).collect(),
+            "nothing": lambda: values.limit(2).repartition(2).mapInArrow(bare, "total double", barrier=True).collect(),
             "ours": lambda: barrier.run(frame, empty, 2, columns=columns),
         }.items():
             begun = time.perf_counter()
@@ -159,8 +159,8 @@ def transform(spark, file, rows, rounds):
 
     model = build(FEATURES, CLASSES, 0)
     x = np.load(file)["x"][:rows]
-    given, few, some = (frame_of(spark, file, count) for count in (rows, 4, 400))
-    cached = given.select("*").cache()
+    inputs, few, some = (frame_of(spark, file, count) for count in (rows, 4, 400))
+    cached = inputs.select("*").cache()
     cached.foreach(lambda row: None)
     stage = KerasModel(model, featuresCol="x")  # batches of 1,024
     packed = model.__reduce__()[1][0].getvalue()
@@ -171,13 +171,13 @@ def transform(spark, file, rows, rounds):
         import keras
         import pyarrow as pa
 
-        one = keras.Model._unpickle_model(io.BytesIO(packed))
+        first = keras.Model._unpickle_model(io.BytesIO(packed))
         for batch in batches:
-            found = [
-                float(np.argmax(one.predict(np.array([row], "float32"), verbose=0)))
+            results = [
+                float(np.argmax(first.predict(np.array([row], "float32"), verbose=0)))
                 for row in batch.column("x").to_pylist()
             ]
-            yield pa.RecordBatch.from_pydict({"prediction": found})
+            yield pa.RecordBatch.from_pydict({"prediction": results})
 
     def consumed(frame):
         return frame.agg({"prediction": "sum"}).collect()
@@ -187,7 +187,7 @@ def transform(spark, file, rows, rounds):
         for name, call in {
             "predict": lambda: model.predict(x, batch_size=1024, verbose=0),
             "few": lambda: consumed(stage.transform(few)),
-            "parquet": lambda: consumed(stage.transform(given)),
+            "parquet": lambda: consumed(stage.transform(inputs)),
             "cached": lambda: consumed(stage.transform(cached)),
             "rows_few": lambda: consumed(few.mapInArrow(rowwise, "prediction double")),
             "rows": lambda: consumed(some.mapInArrow(rowwise, "prediction double")),
@@ -202,7 +202,7 @@ def transform(spark, file, rows, rounds):
         net[source] = rows / (median(times[source]) - fixed)
         each = [done / (ours - fixed) for done, ours in zip(times["predict"], times[source], strict=True)]
         ratio = net[source] * median(times["predict"]) / rows
-        facts = {"rows_per_s": net[source], "ratio": ratio, "ratios": [round(one, 3) for one in each]}
+        facts = {"rows_per_s": net[source], "ratio": ratio, "ratios": [round(first, 3) for first in each]}
         say(what="transform", source=source, rows=rows, fixed_s=fixed, **facts)
     slow = 400 / (median(times["rows"]) - median(times["rows_few"]))
     say(what="transform", row_by_row_per_s=slow, times=net["parquet"] / slow)
@@ -221,8 +221,8 @@ def main():
         x = rng.normal(size=(args.rows, FEATURES)).astype("float32")
         np.savez(file, x=x, y=(x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("int32"))
         spark = session("local[2]", spark_ui_enabled="false", spark_ui_showConsoleProgress="false")
-        for what in args.what:
-            {"train": train, "feed": feed, "transform": transform}[what](spark, file, args.rows, args.rounds)
+        for kind in args.what:
+            {"train": train, "feed": feed, "transform": transform}[kind](spark, file, args.rows, args.rounds)
         spark.stop()
 
 

@@ -46,7 +46,7 @@ def main():
     spark = session("local[2]", spark_ui_enabled="false", spark_ui_showConsoleProgress="false")
     spark.sparkContext.setLogLevel("ERROR")
     train, test = frame_of(spark, data.x_train, data.y_train), frame_of(spark, data.x_test, data.y_test)
-    evaluator, found = MulticlassClassificationEvaluator(metricName="f1"), {}
+    evaluator, result = MulticlassClassificationEvaluator(metricName="f1"), {}
     others = sorted(set(args.algorithms or choros.algorithms()) - {"Single"})
     for name in ["Single", *others]:
         begun = time.perf_counter()
@@ -59,13 +59,13 @@ def main():
             learningRate=RATES.get(name),
             seed=args.seed,
         )
-        found[name] = evaluator.evaluate(estimator.fit(train).transform(test))
+        result[name] = evaluator.evaluate(estimator.fit(train).transform(test))
         seconds = time.perf_counter() - begun
-        print(json.dumps({"algorithm": name, "f1": round(found[name], 4), "seconds": round(seconds, 1)}), flush=True)
-    worst = min(found, key=found.get)
-    within = found[worst] >= found["Single"] - 0.02
+        print(json.dumps({"algorithm": name, "f1": round(result[name], 4), "seconds": round(seconds, 1)}), flush=True)
+    worst = min(result, key=result.get)
+    within = result[worst] >= result["Single"] - 0.02
     rows = {"train": len(data.y_train), "test": len(data.y_test)}
-    print(json.dumps({"rows": rows, "single": round(found["Single"], 4), "worst": worst, "within_2_points": within}))
+    print(json.dumps({"rows": rows, "single": round(result["Single"], 4), "worst": worst, "within_2_points": within}))
     spark.stop()
     sys.exit(not within)
 

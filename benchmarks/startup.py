@@ -60,16 +60,16 @@ print(f"SAID python={begun:.3f} keras={time.time():.3f}", flush=True)
 
 
 def step(ranks, environment, *command):
-    """What the ranks said, as seconds since srun was started; and the seconds until srun ended."""
-    words = ["srun", "--mpi=pmi2", f"-n{ranks}", *map(str, command)]
+    """Return the ranks' times in seconds since the start of srun, and the seconds until srun ended."""
+    arguments = ["srun", "--mpi=pmi2", f"-n{ranks}", *map(str, command)]
     begun = time.time()
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
     ended = time.time() - begun
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     lines = [line for line in done.stdout.splitlines() if line.startswith("SAID")]
-    found = [{name: float(at) - begun for name, at in re.findall(r"(\w+)=([\d.]+)", line)} for line in lines]
-    return {name: max(each[name] for each in found) for name in found[0]} | {"ended": ended}
+    matches = [{name: float(at) - begun for name, at in re.findall(r"(\w+)=([\d.]+)", line)} for line in lines]
+    return {name: max(each[name] for each in matches) for name in matches[0]} | {"ended": ended}
 
 
 def medians(rounds):
@@ -82,31 +82,31 @@ def main():
     parser.add_argument("--ranks", type=int, default=8)
     options = parser.parse_args()
     cluster = runpy.run_path(str(TESTBED))["Slurm"]()
-    told = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-    found = {"bare": [], "plain": [], "allreduce": []}
+    values = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    report = {"bare": [], "plain": [], "allreduce": []}
     with tempfile.TemporaryDirectory() as room:
         script = Path(room) / "script.py"
         script.write_text(SCRIPT)
         try:
             cluster.up()
-            environment = {**os.environ, **cluster.environment, **told}
+            environment = {**os.environ, **cluster.environment, **values}
             environment.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs, the next line this tree
             step(1, {**environment, "ALGORITHM": "allreduce"}, sys.executable, script)
             step(options.ranks, environment, sys.executable, "-c", BARE)  # reads all files once
             for _ in range(options.rounds):
-                found["bare"].append(step(options.ranks, environment, sys.executable, "-c", BARE))
+                report["bare"].append(step(options.ranks, environment, sys.executable, "-c", BARE))
                 for name in ("plain", "allreduce"):
                     more = {**environment, "ALGORITHM": name}
-                    found[name].append(step(options.ranks, more, sys.executable, script))
+                    report[name].append(step(options.ranks, more, sys.executable, script))
         finally:
             cluster.down()
-    middle = {name: medians(rounds) for name, rounds in found.items()}
+    middle = {name: medians(rounds) for name, rounds in report.items()}
     ready = middle["allreduce"]["ready"]
     bare = middle["bare"]
     floors = {"bare": bare["ended"], "imported": bare["keras"], "plain": middle["plain"]["model"]}
     over = {name: round(ready - floor, 2) for name, floor in floors.items()}
     facts = {"ranks": options.ranks, "cores": os.cpu_count(), "rounds": options.rounds, "bar": 2.0}
-    print(json.dumps({**facts, "seconds": middle, "over": over, "each": found}, indent=2))
+    print(json.dumps({**facts, "seconds": middle, "over": over, "each": report}, indent=2))
 
 
 if __name__ == "__main__":

@@ -50,12 +50,12 @@ def parquet(path: str, rows: int) -> None:
 
 def seconds_a_block(kind: str, blocks: int, folder: str) -> float:
     """Return the processor time of reading a block of ``blocks`` that lie in several files."""
-    files, given = [], []
+    files, inputs = [], []
     for number in range(FILES):
         files.append(os.path.join(folder, f"{blocks}-{number}.{kind}"))
         parts = {"hdf5": hdf5, "arrow": arrow, "parquet": parquet}[kind](files[-1], blocks // FILES)
-        given += [[number, *part] for part in parts or ()]
-    table = reopen({"kind": kind, "files": files, **({"blocks": given} if given else {})})
+        inputs += [[number, *part] for part in parts or ()]
+    table = reopen({"kind": kind, "files": files, **({"blocks": inputs} if inputs else {})})
     chosen = np.random.default_rng(0).permutation(len(table.rows))[:READS].tolist()
     for number in range(FILES):  # the first read of a file opens it
         list(table.read(number * blocks // FILES, ["x", "y"]))

@@ -12,7 +12,7 @@ UNITS = {"mlp": 600, "wide": 1600, "huge": 5000}  # of each hidden layer
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained.
+    """A model, its data and its batch size.
 
     Attributes:
         model: "mlp" (30-600-600-2, 380,402 values, Horovod's and dist-keras' size), "wide" (30-1600-1600-2, 2,614,402

@@ -97,13 +97,13 @@ def process_of(worker: int, before: set[int]) -> int | None:
     return None
 
 
-def carry_out(kill: Kill, phases: Phases, whole: Whole, before: set[int]) -> None:
+def carry_out(kill: Kill, phases: Phases, uninterrupted: Whole, before: set[int]) -> None:
     """Wait for the moment, or for the next phase if that comes first; kill the worker as soon as it has a process."""
     while not phases.events[kill.phase].wait(0.05):
         if phases.over.is_set():
             return
     following = [phases.events[phase] for phase in PHASES[PHASES.index(kill.phase) + 1 :]]
-    seconds = whole.seconds[kill.phase] / (1 if following else 2)  # workers end before the run does
+    seconds = uninterrupted.seconds[kill.phase] / (1 if following else 2)  # workers end before the run does
     (following or [phases.over])[0].wait(kill.share * seconds)
     while not phases.over.is_set():
         pid = process_of(kill.worker, before)
@@ -154,22 +154,22 @@ def measure(name: str) -> Whole:
 
 
 def faults(error: Exception, model: Any, restarts: int, kills: list[Kill]) -> list[str]:
-    """What is wrong where a run ended with an error."""
+    """Return the faults of a run that ended with an error."""
     import numpy as np
 
     import choros
 
     if restarts or not isinstance(error, choros.WorkerFailedError):
         return [f"{type(error).__name__}: {error}".partition("\n")[0]]
-    found = []
+    problems = []
     if (error.rank, error.signal) != (kills[0].worker, "SIGKILL") or "SIGKILL" not in str(error) or not error.host:
-        found.append(f"worker {kills[0].worker} was killed, but: {error}".partition("\n")[0])
+        problems.append(f"worker {kills[0].worker} was killed, but: {error}".partition("\n")[0])
     if kills[0].done is None:
-        found.append("nobody was killed")
-    given = model_of(len(model.weights) > 1).get_weights()
-    if not all(np.array_equal(one, other) for one, other in zip(model.get_weights(), given, strict=True)):
-        found.append("the given model has changed")
-    return found
+        problems.append("nobody was killed")
+    inputs = model_of(len(model.weights) > 1).get_weights()
+    if not all(np.array_equal(value, other) for value, other in zip(model.get_weights(), inputs, strict=True)):
+        problems.append("the given model has changed")
+    return problems
 
 
 def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ..
     ]
     facts["began"] = {phase: at - begun for phase, at in phases.begun.items()}
     if isinstance(history, Exception):
-        facts["outcome"], found = type(history).__name__, faults(history, model, restarts, kills)
+        facts["outcome"], problems = type(history).__name__, faults(history, model, restarts, kills)
         facts["peak_memory"] = getattr(history, "peak_memory", None)
     else:
         ending = phases.begun["end"]
@@ -207,10 +207,10 @@ def drill(number: int, seed: int, wholes: dict[str, Whole], names: tuple[str, ..
         early = [kill for kill in kills if kill.done is not None and kill.done < ending]
         facts["outcome"], facts["restarts"] = "right", len(history.run.restarts)
         done = {kill.worker for kill in kills if kill.done is not None}
-        found = wrong(name, model, history, wholes[name].model, int(bool(early)), done)
+        problems = wrong(name, model, history, wholes[name].model, int(bool(early)), done)
         if len(history.run.restarts) > len(done and kills):
-            found.append(f"{len(history.run.restarts)} restarts after {len(kills)} kills")
-    return {**facts, "seconds": ended - begun, "wrong": found + left_behind(before, descriptors)}
+            problems.append(f"{len(history.run.restarts)} restarts after {len(kills)} kills")
+    return {**facts, "seconds": ended - begun, "wrong": problems + left_behind(before, descriptors)}
 
 
 def main() -> int:
@@ -226,9 +226,11 @@ def main() -> int:
         with_kills += any(kill["at"] is not None for kill in done[-1]["kills"])
         if with_kills == options.number and not options.only:
             break
-    kills = [kill for one in done for kill in one["kills"] if kill["at"] is not None]
+    kills = [kill for result in done for kill in result["kills"] if kill["at"] is not None]
     of_phases = {phase: sum(kill["phase"] == phase for kill in kills) for phase in PHASES}
-    outcomes = {name: sum(one["outcome"] == name for one in done) for name in {one["outcome"] for one in done}}
+    outcomes = {
+        name: sum(result["outcome"] == name for result in done) for name in {result["outcome"] for result in done}
+    }
     return report(options, done, with_kills=with_kills, kills=of_phases, outcomes=outcomes)
 
 

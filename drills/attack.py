@@ -66,7 +66,7 @@ def train(epochs: int) -> None:
 
         def on_epoch_end(self, epoch, logs=None):
             if epoch == epochs - 1:
-                ticks = [Path(f"/proc/self/task/{one}/stat").read_text().rpartition(")")[2].split() for one in doors]
+                ticks = [Path(f"/proc/self/task/{door}/stat").read_text().rpartition(")")[2].split() for door in doors]
                 spent[0] += sum(int(each[11]) + int(each[12]) for each in ticks) / os.sysconf("SC_CLK_TCK")
 
     begun = time.perf_counter()
@@ -74,25 +74,25 @@ def train(epochs: int) -> None:
     history = trainer.fit(x, y, epochs=epochs, batch_size=64, seed=1, verbose=0, callbacks=[Note()])
     seconds = time.perf_counter() - begun
     digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    told = {"weights": digest[:16], "loss": history.history["loss"][-1], "seconds": seconds, "listener": spent[0]}
-    told["processor"] = sum(each.ru_utime + each.ru_stime for each in used)
-    told["peak_mb"] = round(used[0].ru_maxrss / 1024)
-    print(json.dumps(told), flush=True)
+    used = [resource.getrusage(process) for process in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    facts = {"weights": digest[:16], "loss": history.history["loss"][-1], "seconds": seconds, "listener": spent[0]}
+    facts["processor"] = sum(each.ru_utime + each.ru_stime for each in used)
+    facts["peak_mb"] = round(used[0].ru_maxrss / 1024)
+    print(json.dumps(facts), flush=True)
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """Where a process hears."""
-    found = set()
+    """Return the addresses at which a process listens."""
+    results = set()
     for each in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            found.add(os.readlink(each))
+            results.add(os.readlink(each))
         except OSError:
             continue
     places = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in found:
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in results:
             host, port = fields[1].split(":")
             places.append((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
     return places
@@ -109,16 +109,16 @@ def attack(place: tuple[str, int], over: threading.Event) -> dict[str, int]:
         greeting + os.urandom(32) + b"\xff" * 4,
         NOISE,
     )
-    told, silent, begun = {"connections": 0, "bytes": 0}, [], time.monotonic()
+    facts, silent, begun = {"connections": 0, "bytes": 0}, [], time.monotonic()
     while not over.is_set():
-        behind = (time.monotonic() - begun) * CONNECTIONS - told["connections"]
+        behind = (time.monotonic() - begun) * CONNECTIONS - facts["connections"]
         if behind < 1:
             time.sleep(0.5 / CONNECTIONS)
             continue
-        way = ways[told["connections"] % len(ways)]
-        if told["bytes"] < (time.monotonic() - begun) * BYTES - len(NOISE):
+        way = ways[facts["connections"] % len(ways)]
+        if facts["bytes"] < (time.monotonic() - begun) * BYTES - len(NOISE):
             way = NOISE
-        told["connections"] += 1
+        facts["connections"] += 1
         end = socket.socket()
         end.settimeout(2.0)
         try:
@@ -127,13 +127,13 @@ def attack(place: tuple[str, int], over: threading.Event) -> dict[str, int]:
                 silent.append(end)
                 continue
             end.sendall(way)
-            told["bytes"] += len(way)
+            facts["bytes"] += len(way)
         except OSError:
-            told["bytes"] += len(way or b"")  # cut off in the middle of it
+            facts["bytes"] += len(way or b"")  # cut off in the middle of it
         end.close()
     for end in silent:
         end.close()
-    return told
+    return facts
 
 
 def run(epochs: int, attacked: bool) -> dict:
@@ -141,11 +141,11 @@ def run(epochs: int, attacked: bool) -> dict:
     command = [sys.executable, __file__, "--train", "--epochs", str(epochs)]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     over, did = threading.Event(), {}
-    said, errors = [], []
+    output, errors = [], []
     reading = threading.Thread(target=lambda: errors.extend(job.stderr))
     reading.start()
     for line in job.stdout:
-        said.append(line)
+        output.append(line)
         if attacked and line.strip() == "training" and not did:
             (place,) = listening(job.pid)
             did["by"] = threading.Thread(target=lambda at=place: did.update(attack(at, over)))
@@ -159,7 +159,7 @@ def run(epochs: int, attacked: bool) -> dict:
         did.pop("by").join()
     assert code == 0, "".join(errors[-30:])
     turned = [re.search(r"choros: (\d+) peers? that did not know this job's secret", line) for line in errors]
-    return {**json.loads(said[-1]), **did, "logged": sum(int(each[1]) for each in turned if each)}
+    return {**json.loads(output[-1]), **did, "logged": sum(int(each[1]) for each in turned if each)}
 
 
 def main() -> int:
@@ -172,7 +172,7 @@ def main() -> int:
         return 0
     quiet, attacked = run(options.epochs, False), run(options.epochs, True)
     seconds = attacked["seconds"]
-    told = {
+    facts = {
         "same_weights": quiet["weights"] == attacked["weights"],
         "connections": attacked["connections"],
         "mb": round(attacked["bytes"] / 1e6, 1),
@@ -182,8 +182,8 @@ def main() -> int:
         "cost": round(attacked["listener"] / attacked["processor"], 4),
         "at_most": COST,
     }
-    print(json.dumps(told, indent=1))
-    return 0 if told["same_weights"] and told["logged"] and told["cost"] < COST else 1
+    print(json.dumps(facts, indent=1))
+    return 0 if facts["same_weights"] and facts["logged"] and facts["cost"] < COST else 1
 
 
 if __name__ == "__main__":

@@ -49,40 +49,40 @@ RAW = (b"\0", b"\xff" * 4, b"\xff" * 8, b"\x7f" * 8, b"\x80", b"[", b"{", b'"', 
 @st.composite
 def near(draw: Any, examples: tuple[Any, ...]) -> Any:
     """A good input, changed in up to six places."""
-    found = draw(st.sampled_from(examples))
-    text = isinstance(found, str)
+    result = draw(st.sampled_from(examples))
+    text = isinstance(result, str)
     for _ in range(draw(st.integers(0, 6))):
-        at = draw(st.integers(0, len(found)))
+        at = draw(st.integers(0, len(result)))
         kind = draw(st.integers(0, 4))
-        end = min(at + draw(st.integers(0, 12)), len(found))
+        end = min(at + draw(st.integers(0, 12)), len(result))
         if kind == 0:
-            found = found[:at] + found[end:]
+            result = result[:at] + result[end:]
         elif kind == 1:
-            found = found[:at] + found[at:end] * 2 + found[end:]
+            result = result[:at] + result[at:end] * 2 + result[end:]
         elif kind == 2:
-            found = found[:at] + draw(st.sampled_from(NUMBERS if text else RAW)) + found[end:]
+            result = result[:at] + draw(st.sampled_from(NUMBERS if text else RAW)) + result[end:]
         elif kind == 3:
-            found = found[:at] + draw(st.text(max_size=4) if text else st.binary(max_size=4)) + found[at:]
+            result = result[:at] + draw(st.text(max_size=4) if text else st.binary(max_size=4)) + result[at:]
         else:
-            found = found[:at]
-    return found
+            result = result[:at]
+    return result
 
 
 def fuzz(name: str, target: Target, inputs: int, first: int) -> dict[str, Any]:
     """Give one parser so many inputs; returns what became of them."""
     text = isinstance(target.examples[0], str)
     anything = st.text(max_size=200) if text else st.binary(max_size=400)
-    told = {"inputs": 0, "refused": 0}
+    facts = {"inputs": 0, "refused": 0}
 
     def call(data: Any) -> tuple[float, float]:
         begun, clock = time.process_time(), time.perf_counter()
         try:
             target.call(data)
         except ChorosError:
-            told["refused"] += 1
+            facts["refused"] += 1
         except SystemExit as ending:  # argparse has said why
             assert ending.code in (0, 2), ending.code
-            told["refused"] += 1
+            facts["refused"] += 1
         return time.process_time() - begun, time.perf_counter() - clock
 
     @seed(first)
@@ -96,7 +96,7 @@ def fuzz(name: str, target: Target, inputs: int, first: int) -> dict[str, Any]:
     )
     @given(st.one_of(anything, near(target.examples), near(target.examples)))
     def one(data: Any) -> None:
-        told["inputs"] += 1
+        facts["inputs"] += 1
         took, waited = call(data)
         if took > SLOW:  # once more: Python may have collected the garbage of a whole run meanwhile
             took, waited = call(data)
@@ -105,7 +105,7 @@ def fuzz(name: str, target: Target, inputs: int, first: int) -> dict[str, Any]:
 
     begun = time.perf_counter()
     one()
-    return told | {"seconds": round(time.perf_counter() - begun, 1)}
+    return facts | {"seconds": round(time.perf_counter() - begun, 1)}
 
 
 def limit_memory() -> None:
@@ -127,12 +127,12 @@ def main() -> int:
             target.call(target.examples[0])
     limit_memory()
     shares = sum(target.share for target in chosen.values())
-    found = {}
+    results = {}
     for name, target in chosen.items():
-        found[name] = fuzz(name, target, max(options.inputs * target.share // shares, 1), options.seed)
-        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    total = sum(each["inputs"] for each in found.values())
-    print(json.dumps({"inputs": total, "seed": options.seed, "failures": 0, "parsers": found}))
+        results[name] = fuzz(name, target, max(options.inputs * target.share // shares, 1), options.seed)
+        print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
+    total = sum(each["inputs"] for each in results.values())
+    print(json.dumps({"inputs": total, "seed": options.seed, "failures": 0, "parsers": results}))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What each rank of a drill's job runs (``drills/jobs.py``): as on a host of its own, reached through the proxy."""
+"""The script of each rank of a drill's job (``drills/jobs.py``): as on a separate host, reached through the proxy."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def main(name: str, room: Path, worker: int) -> None:
     model = model_of(together)
     algorithm = getattr(choros, name)(**{**SYNCHRONOUS, **ASYNCHRONOUS}[name])
     trainer = choros.Trainer(model, algorithm, timeout=TIMEOUT, first_timeout=60.0)
-    kept = choros.Checkpoint(room / "states", every=7, keep=2)
+    saved = choros.Checkpoint(room / "states", every=7, keep=2)
     source = data_of(together, str(room / "flag"), worker)
     how = {"epochs": EPOCHS, "seed": 3, "verbose": 0, "callbacks": [Say()]}
-    done = trainer.fit(source, **how, checkpoint=kept, resume=True).run
+    done = trainer.fit(source, **how, checkpoint=saved, resume=True).run
     digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
     weight = float(model.get_weights()[0].reshape(-1)[0])
-    found = {"digest": digest, "weight": weight, "rows": done.rows, "group": done.group}
-    (room / f"end-{rank}").write_text(json.dumps(found))
+    report = {"digest": digest, "weight": weight, "rows": done.rows, "group": done.group}
+    (room / f"end-{rank}").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -63,10 +63,10 @@ class Job:
         furthest = (-1, -1)
         for line in self.process.stdout or ():
             self.output.append(line)
-            told = re.search(r"batch (\d+) (\d+)\s*$", line)
-            if not told:
+            match = re.search(r"batch (\d+) (\d+)\s*$", line)
+            if not match:
                 continue
-            epoch, batch = int(told[1]), int(told[2])
+            epoch, batch = int(match[1]), int(match[2])
             if moment is not None and self.harmed is None and (epoch, batch) >= moment[:2]:
                 time.sleep(moment[2])
                 self.harmed = time.monotonic()
@@ -80,12 +80,12 @@ class Job:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Return the number of restarts of the job."""
         return sum("started again" in line for line in self.output)
 
     @property
     def servers(self) -> int:
-        """How often a server of the center was started again."""
+        """Return the number of restarts of the center's servers."""
         return sum("continues with the same center, restart" in line for line in self.output)
 
     def harm(self, how: str) -> None:
@@ -123,43 +123,43 @@ class Job:
 
     def left(self) -> list[str]:
         """The processes of this job that are still there."""
-        found = []
+        problems = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if f"DRILL={self.mark}".encode() in (entry / "environ").read_bytes():
-                    found.append(entry.name)
-        return found
+                    problems.append(entry.name)
+        return problems
 
 
 def serves(pid: str) -> bool:
-    """Whether a process is a server of the center."""
+    """Return whether a process is a server of the center."""
     try:
         return b"choros.training.async_control.shard_server" in Path("/proc", pid, "cmdline").read_bytes()
     except OSError:
         return False
 
 
-def wrong(name: str, how: str, job: Job, code: int, whole: str) -> list[str]:
-    """What of a job is not as it must be."""
+def wrong(name: str, how: str, job: Job, code: int, uninterrupted: str) -> list[str]:
+    """Return the faults of a job."""
     restarts = job.restarts
-    found = [] if code == 0 else [f"it ended with {code}: {''.join(job.output[-12:])}"]
+    problems = [] if code == 0 else [f"it ended with {code}: {''.join(job.output[-12:])}"]
     fatal = how not in ("delay", "server") and job.harmed is not None
     if restarts > int(fatal) or (fatal and not restarts and name in SYNCHRONOUS):
-        found.append(f"{restarts} restarts after: {how}")
+        problems.append(f"{restarts} restarts after: {how}")
     ends = [json.loads(path.read_text()) for path in sorted(job.room.glob("end-*"))]
     if len(ends) != WORKERS or len({end["digest"] for end in ends}) != 1:
-        return [*found, f"the ranks ended with {ends}"]
-    if name in SYNCHRONOUS and whole and ends[0]["digest"] != whole:
-        found.append("the weights are not those of a job without a failure")
+        return [*problems, f"the ranks ended with {ends}"]
+    if name in SYNCHRONOUS and uninterrupted and ends[0]["digest"] != uninterrupted:
+        problems.append("the weights are not those of a job without a failure")
     steps = EPOCHS * BATCHES
     if name == "DOWNPOUR" and ends[0]["weight"] != -RATE * WORKERS * steps:
-        found.append(f"the center holds {-ends[0]['weight'] / RATE:g} steps, not {WORKERS * steps}")
+        problems.append(f"the center holds {-ends[0]['weight'] / RATE:g} steps, not {WORKERS * steps}")
     rows = ends[0]["rows"]  # since it went on
     if name in ASYNCHRONOUS and (rows > steps * ROWS if restarts else rows != steps * ROWS):
-        found.append(f"{rows} rows, not {steps * ROWS}")
+        problems.append(f"{rows} rows, not {steps * ROWS}")
     if restarts and how == "full" and not any("CheckpointError" in line for line in job.output):
-        found.append("CheckpointError was not told")
-    return found
+        problems.append("CheckpointError was not told")
+    return problems
 
 
 def run(
@@ -167,7 +167,7 @@ def run(
     how: str,
     worker: int,
     moment: tuple[int, int, float] | None,
-    whole: str,
+    uninterrupted: str,
     kills: Sequence[float] = (),
 ) -> dict[str, Any]:
     """One job: what came of it, and what was wrong."""
@@ -175,20 +175,20 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         job = Job(name, Path(folder), proxy, worker, kills)
         code = job.follow(how, moment)
-        found = wrong(name, how, job, code, whole)
+        problems = wrong(name, how, job, code, uninterrupted)
         ends = [json.loads(path.read_text())["digest"] for path in Path(folder).glob("end-*")]
     if job.process.stdout is not None:
         job.process.stdout.close()
     until = time.monotonic() + 10.0
-    while (left := [*job.left(), *(["a connection"] * proxy.open)]) and time.monotonic() < until:
+    while (remaining := [*job.left(), *(["a connection"] * proxy.open)]) and time.monotonic() < until:
         time.sleep(0.05)
     proxy.close()
-    found += [f"left behind: {left}"] if left else []
-    found += [f"in shared memory: {name}" for name in os.listdir("/dev/shm") if "choros" in name]
+    problems += [f"left behind: {remaining}"] if remaining else []
+    problems += [f"in shared memory: {name}" for name in os.listdir("/dev/shm") if "choros" in name]
     while (now := len(os.listdir("/proc/self/fd"))) > before and time.monotonic() < until:
         time.sleep(0.05)
-    found += [f"{now - before} descriptors more than before"] if now > before else []
-    facts = {"restarts": job.restarts, "servers": job.servers, "recovered": job.back, "wrong": found}
+    problems += [f"{now - before} descriptors more than before"] if now > before else []
+    facts = {"restarts": job.restarts, "servers": job.servers, "recovered": job.back, "wrong": problems}
     return {**facts, "seconds": time.monotonic() - begun, "digest": ends[0] if ends else ""}
 
 
@@ -221,10 +221,13 @@ def main() -> int:
     for number in options.only or range(options.number):
         done.append(drill(number, options.seed, wholes, options.ways))
         print(json.dumps(done[-1]), file=sys.stderr, flush=True)
-    back = {way: sorted(one["recovered"] for one in done if one["how"] == way and one["recovered"]) for way in WAYS}
-    ways = {way: sum(one["how"] == way for one in done) for way in WAYS}
+    back = {
+        way: sorted(result["recovered"] for result in done if result["how"] == way and result["recovered"])
+        for way in WAYS
+    }
+    ways = {way: sum(result["how"] == way for result in done) for way in WAYS}
     recovered = {way: [statistics.median(each), each[-1]] for way, each in back.items() if each}
-    servers = sum(one["servers"] for one in done)
+    servers = sum(result["servers"] for result in done)
     return report(options, done, ways=ways, servers=servers, recovered_seconds=recovered)
 
 

@@ -106,8 +106,8 @@ def go_through(port: int) -> None:
     """
     plain: Any = socket.create_connection
 
-    def create_connection(address: tuple[str, int], *given: Any, **how: Any) -> socket.socket:
-        end: socket.socket = plain(("127.0.0.1", port), *given, **how)
+    def create_connection(address: tuple[str, int], *values: Any, **how: Any) -> socket.socket:
+        end: socket.socket = plain(("127.0.0.1", port), *values, **how)
         end.sendall(f"{address[0] or '127.0.0.1'}:{address[1]}\n".encode())
         return end
 

@@ -51,8 +51,8 @@ def model_of(together: bool) -> Any:
         model = keras.Sequential([keras.Input((4,)), *inner, keras.layers.Dense(1)])
         model.compile("adam", "mse", metrics=["mae"])
     else:
-        one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-        model = keras.Sequential([keras.Input((1,)), one])
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
         model.compile(keras.optimizers.SGD(RATE), mean_prediction)
     return model
 
@@ -120,8 +120,8 @@ def fit(name: str, pool: Any, flag: str, worker: int, moment: tuple[int, int, fl
     return model, history, seen
 
 
-def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, harmed: Collection[int]) -> list[str]:
-    """What of the run is not as it must be.
+def wrong(name: str, model: Any, history: Any, uninterrupted: Any, failed: int, harmed: Collection[int]) -> list[str]:
+    """Return the faults of the run.
 
     Args:
         name: of the algorithm.
@@ -133,56 +133,56 @@ def wrong(name: str, model: Any, history: Any, whole: Any, failed: int, harmed: 
     """
     import numpy as np
 
-    run, found = history.run, []
+    run, problems = history.run, []
     if any(restart.rank not in harmed for restart in run.restarts):
         named = [restart.rank for restart in run.restarts]
-        found.append(f"of the workers {sorted(harmed)} each may have failed, but the record names {named}")
+        problems.append(f"of the workers {sorted(harmed)} each may have failed, but the record names {named}")
     if name in SYNCHRONOUS and len(run.restarts) < failed:  # one that trains alone may have been done already
-        found.append(f"{failed} failures, but {len(run.restarts)} restarts in the record")
+        problems.append(f"{failed} failures, but {len(run.restarts)} restarts in the record")
     rows, steps = EPOCHS * BATCHES * ROWS, EPOCHS * BATCHES  # each worker has a share of every batch
     if name in SYNCHRONOUS:
-        pairs = zip(model.get_weights(), whole.get_weights(), strict=True)
-        if not all(np.array_equal(one, other) for one, other in pairs):
-            found.append("the weights are not those of a run without a failure")
+        pairs = zip(model.get_weights(), uninterrupted.get_weights(), strict=True)
+        if not all(np.array_equal(pair, other) for pair, other in pairs):
+            problems.append("the weights are not those of a run without a failure")
         if run.rows != rows:
-            found.append(f"{run.rows} rows in the record, not {rows}")
-        return found
+            problems.append(f"{run.rows} rows in the record, not {rows}")
+        return problems
     window = ASYNCHRONOUS[name]["window"]
     missing = len(run.restarts) * window * ROWS // WORKERS
     if not rows - missing <= run.rows <= rows:
-        found.append(f"{run.rows} rows in the record, not {rows} (or up to {missing} fewer)")
+        problems.append(f"{run.rows} rows in the record, not {rows} (or up to {missing} fewer)")
     if name == "DOWNPOUR":
         weight = float(np.asarray(model.get_weights()[0]).item())
         if weight != -RATE * WORKERS * steps:
-            found.append(f"the center holds {-weight / RATE:g} steps, not {WORKERS * steps}")
+            problems.append(f"the center holds {-weight / RATE:g} steps, not {WORKERS * steps}")
     meetings = WORKERS * -(-steps // window)
     if not meetings - len(run.restarts) <= run.exchanges <= meetings + len(run.restarts):
-        found.append(f"{run.exchanges} meetings, not {meetings}")
-    return found
+        problems.append(f"{run.exchanges} meetings, not {meetings}")
+    return problems
 
 
 def children() -> set[int]:
     """The processes that this one has started."""
-    found: set[int] = set()
+    results: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
+            results |= {int(pid) for pid in (task / "children").read_text().split()}
+    return results
 
 
 def left_behind(before: set[int], descriptors: int, pool: Any = None) -> list[str]:
-    """What a run has left: processes, descriptors, shared memory."""
+    """Return what a run has left behind: processes, descriptors, shared memory."""
     deadline = time.monotonic() + 5.0
     while True:
-        found = []
+        problems = []
         if more := children() - before - set(() if pool is None else pool.start().pids):
-            found.append(f"orphans: {sorted(more)}")
+            problems.append(f"orphans: {sorted(more)}")
         if (now := len(os.listdir("/proc/self/fd"))) > descriptors:
-            found.append(f"{now - descriptors} descriptors more than before")
-        if left := [name for name in os.listdir("/dev/shm") if "choros" in name]:
-            found.append(f"in shared memory: {left}")
-        if not found or time.monotonic() > deadline:
-            return found
+            problems.append(f"{now - descriptors} descriptors more than before")
+        if remaining := [name for name in os.listdir("/dev/shm") if "choros" in name]:
+            problems.append(f"in shared memory: {remaining}")
+        if not problems or time.monotonic() > deadline:
+            return problems
         time.sleep(0.05)
 
 
@@ -200,20 +200,20 @@ def drill(number: int, seed: int, pool: Any, wholes: dict[str, Any], room: str) 
     try:
         model, history, seen = fit(name, pool, os.path.join(room, f"flag-{number}"), worker, moment, how)
         failed = not (how == "raise" and os.path.exists(os.path.join(room, f"flag-{number}")))
-        found = wrong(name, model, history, wholes.get(name), int(failed), {worker})
+        problems = wrong(name, model, history, wholes.get(name), int(failed), {worker})
         facts["restarts"] = len(history.run.restarts)
         facts["recovered"] = seen["back"]  # nobody waits for one that trains alone
         facts["blamed"] = [restart.rank for restart in history.run.restarts]
     except Exception as error:
-        found = [f"{type(error).__name__}: {error}".partition("\n")[0]]
+        problems = [f"{type(error).__name__}: {error}".partition("\n")[0]]
     facts["seconds"] = time.monotonic() - begun
     for pid in pool.start().pids if how == "stop" else ():  # a worker that was done when it was stopped
         os.kill(pid, signal.SIGCONT)
-    facts["wrong"] = found + left_behind(before, descriptors, pool)
+    facts["wrong"] = problems + left_behind(before, descriptors, pool)
     return facts
 
 
-def parser_of(text: str | None, number: int, what: str = "how many drills") -> argparse.ArgumentParser:
+def parser_of(text: str | None, number: int, kind: str = "how many drills") -> argparse.ArgumentParser:
     """Return a parser of the options that all drills have.
 
     Args:
@@ -223,7 +223,7 @@ def parser_of(text: str | None, number: int, what: str = "how many drills") -> a
     """
     parser = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
     parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND", "jax"))
-    parser.add_argument("--number", type=int, default=number, help=what)
+    parser.add_argument("--number", type=int, default=number, help=kind)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of drills to repeat")
     return parser
@@ -257,10 +257,12 @@ def report(options: argparse.Namespace, done: list[dict[str, Any]], **more: Any)
         "backend": options.backend,
         "seed": options.seed,
         "drills": len(done),
-        "wrong": [one for one in done if one["wrong"]],
-        "algorithms": {name: sum(one["algorithm"] == name for one in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]},
-        "restarts": sum(one.get("restarts", 0) for one in done),
-        "longest_seconds": max(one["seconds"] for one in done),
+        "wrong": [result for result in done if result["wrong"]],
+        "algorithms": {
+            name: sum(result["algorithm"] == name for result in done) for name in [*SYNCHRONOUS, *ASYNCHRONOUS]
+        },
+        "restarts": sum(result.get("restarts", 0) for result in done),
+        "longest_seconds": max(result["seconds"] for result in done),
         **more,
     }
     print(json.dumps(facts, indent=1))
@@ -279,13 +281,13 @@ def main() -> int:
         pool.start()
         numbers = options.only or range(options.number)
         done += [limited(LIMIT, drill, number, options.seed, pool, wholes, room) for number in numbers]
-    back = sorted(one["recovered"] for one in done if one.get("recovered"))
+    back = sorted(result["recovered"] for result in done if result.get("recovered"))
     recovered = {
         "median": statistics.median(back) if back else None,
         "most": back[-1] if back else None,
         "of": len(back),
     }
-    ways = {way: sum(one["how"] == way for one in done) for way in WAYS}
+    ways = {way: sum(result["how"] == way for result in done) for way in WAYS}
     return report(options, done, ways=ways, recovered_seconds=recovered)
 
 

@@ -22,21 +22,21 @@ MORE = {"mb": 0.02, "descriptors": 0.0, "threads": 0.0}  # what may come to it
 
 
 def facts(pid: int) -> dict[str, float]:
-    """What a process takes now."""
+    """Return the memory (MB), descriptors and threads of a process."""
     place = Path(f"/proc/{pid}")
     lines = (place / "smaps_rollup").read_text().splitlines()
     pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    own = [os.readlink(each) for each in (place / "fd").iterdir() if each.is_symlink()]
-    return {"mb": pss / 1024, "descriptors": len(own), "threads": len(list((place / "task").iterdir()))}
+    values = [os.readlink(each) for each in (place / "fd").iterdir() if each.is_symlink()]
+    return {"mb": pss / 1024, "descriptors": len(values), "threads": len(list((place / "task").iterdir()))}
 
 
 def children(pid: int) -> list[int]:
     """The processes that one has started, and those that these have."""
-    found = []
+    results = []
     for each in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (each / "children").read_text().split()):
-            found += [child, *children(child)]
-    return found
+            results += [child, *children(child)]
+    return results
 
 
 class Watch(threading.Thread):
@@ -49,28 +49,28 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(EACH):
-            found = {}
+            results = {}
             for pid in (os.getpid(), *children(os.getpid())):
                 try:
-                    found[pid] = facts(pid)
+                    results[pid] = facts(pid)
                 except OSError:
                     continue
-            self.seen.append((self.stage, found))
+            self.seen.append((self.stage, results))
 
     def verdict(self, stage: str) -> dict[str, Any]:
         """Compare the last third of a stage with the one before."""
-        seen = [found for name, found in self.seen if name == stage]
+        seen = [result for name, result in self.seen if name == stage]
         third = len(seen) // 3
-        told: dict[str, Any] = {"looks": len(seen), "flat": third > 2}
-        for what, more in MORE.items():
+        values: dict[str, Any] = {"looks": len(seen), "flat": third > 2}
+        for kind, more in MORE.items():
             rows = []
-            for pid in sorted(set.intersection(*(set(found) for found in seen))):
+            for pid in sorted(set.intersection(*(set(result) for result in seen))):
                 parts = seen[third : 2 * third], seen[2 * third :]
-                before, after = (statistics.median(found[pid][what] for found in part) for part in parts)
+                before, after = (statistics.median(result[pid][kind] for result in part) for part in parts)
                 rows.append([round(before, 1), round(after, 1)])
-                told["flat"] &= after <= before * (1 + more)
-            told[what] = rows
-        return told
+                values["flat"] &= after <= before * (1 + more)
+            values[kind] = rows
+        return values
 
 
 def model_of(width: int) -> Any:
@@ -116,9 +116,9 @@ def main() -> int:
         watch.stage = ""
         watch.over.set()
         watch.join()
-    told = {stage: watch.verdict(stage) for stage in ("one long fit", "many fits")}
-    flat = all(each["flat"] for each in told.values())
-    print(json.dumps({"minutes": options.minutes, "epochs": len(long.epoch), "fits": fits, "flat": flat, **told}))
+    result = {stage: watch.verdict(stage) for stage in ("one long fit", "many fits")}
+    flat = all(each["flat"] for each in result.values())
+    print(json.dumps({"minutes": options.minutes, "epochs": len(long.epoch), "fits": fits, "flat": flat, **result}))
     return 0 if flat else 1
 
 

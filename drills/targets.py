@@ -60,23 +60,23 @@ def frames(data: bytes) -> None:
     """Messages of a channel, until the line ends."""
     from choros.comm.tcp.rpc import RpcConnection
 
-    one, two = socket.socketpair()
-    with one, two:
-        one.sendall(data)
-        one.shutdown(socket.SHUT_WR)
+    near, two = socket.socketpair()
+    with near, two:
+        near.sendall(data)
+        near.shutdown(socket.SHUT_WR)
         channel = RpcConnection(two, "a peer", 5.0)
         for _ in range(4):
             channel.receive()
 
 
 def guests(data: bytes) -> None:
-    """What one who comes to a listener says before he is known: nobody comes of it."""
+    """Send a listener what a peer may send before it is authenticated. No connection may result."""
     from choros.errors import CommTimeoutError
 
-    listener, (one, two) = _listener(), socket.socketpair()
-    with one, contextlib.redirect_stderr(io.StringIO()):
-        one.sendall(data)
-        one.shutdown(socket.SHUT_WR)
+    listener, (near, two) = _listener(), socket.socketpair()
+    with near, contextlib.redirect_stderr(io.StringIO()):
+        near.sendall(data)
+        near.shutdown(socket.SHUT_WR)
         listener._handshakes[two] = "here"
         listener._authenticate(two, "here")
     with contextlib.suppress(CommTimeoutError):
@@ -95,13 +95,13 @@ _kept: list[Any] = []
 
 
 def hosts_of_doors(data: bytes) -> None:
-    """What one who was dialled answers before he is known."""
+    """Answer a caller as a host may answer before it is authenticated."""
     from choros.comm.tcp.auth_socket import _handshake
 
-    one, two = socket.socketpair()
-    with one:
-        one.sendall(data)
-        one.shutdown(socket.SHUT_WR)
+    near, two = socket.socketpair()
+    with near:
+        near.sendall(data)
+        near.shutdown(socket.SHUT_WR)
         _handshake(two, "here:1", SECRET, b"{}").close()
 
 
@@ -109,15 +109,15 @@ def messages(data: bytes) -> None:
     """Messages between two ranks, asked for and not."""
     from choros.comm.tcp.connections import ConnectionMesh, TcpMessages
 
-    one, two = socket.socketpair()
-    with one, two:
-        one.sendall(data)
-        one.shutdown(socket.SHUT_WR)
+    near, two = socket.socketpair()
+    with near, two:
+        near.sendall(data)
+        near.shutdown(socket.SHUT_WR)
         link = TcpMessages(ConnectionMesh({1: (two, "rank 1")}), 0, range(2))
-        asked = [link.receive(np.empty(16, np.uint8), 1, tag) for tag in (0, 1)]
+        requested = [link.receive(np.empty(16, np.uint8), 1, tag) for tag in (0, 1)]
         try:
             for _ in range(8):
-                link.done(asked)
+                link.done(requested)
         except ConnectionError as error:
             if "rank 1" not in str(error):
                 raise
@@ -177,8 +177,8 @@ def checkpoint(data: bytes) -> None:
     from choros.errors import CheckpointError
     from choros.training.checkpoint.store import _DIGEST, read
 
-    whole = data[:-_DIGEST] + hashlib.blake2b(data[:-_DIGEST], digest_size=_DIGEST).digest()
-    with _file(whole, "state") as path:
+    complete = data[:-_DIGEST] + hashlib.blake2b(data[:-_DIGEST], digest_size=_DIGEST).digest()
+    with _file(complete, "state") as path:
         read(Path(path))
     with _file(data, "state") as path, contextlib.suppress(CheckpointError):
         read(Path(path))

@@ -1,4 +1,4 @@
-"""What the tests share: one pool of workers a size, and a watch for whatever is left behind."""
+"""Fixtures of all tests: one worker pool for each size, and checks that nothing is left behind."""
 
 import contextlib
 import gc
@@ -133,16 +133,16 @@ def pools():
     """Worker pools by size, started when first asked for and kept for the whole session."""
     import choros
 
-    kept = {}
+    by_size = {}
 
     def pool(size):
-        if size not in kept:
-            kept[size] = choros.WorkerPool(size)
-        return kept[size]
+        if size not in by_size:
+            by_size[size] = choros.WorkerPool(size)
+        return by_size[size]
 
     yield pool
-    for one in kept.values():
-        one.close()
+    for result in by_size.values():
+        result.close()
 
 
 @pytest.fixture
@@ -152,11 +152,11 @@ def children():
     def look():
         if idle_workers := sys.modules.get("choros.training.executors.idle_workers"):
             idle_workers.close()
-        found = set()
+        results = set()
         for task in pathlib.Path("/proc/self/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-                found |= set((task / "children").read_text().split())
-        return found
+                results |= set((task / "children").read_text().split())
+        return results
 
     return look
 
@@ -165,18 +165,21 @@ def children():
 def nothing_left(children):
     """Check that the test leaves no process, no thread and no open file behind."""
 
-    def held():
+    def open_resources():
         processes = children()  # first: it ends idle workers, whose descriptors do not count
         gc.collect()
         fds = {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the list's own
         return fds, processes, {thread.name for thread in threading.enumerate()}
 
-    before = held()
+    before = open_resources()
     yield
     limit = time.monotonic() + 2  # a pool that other tests keep opens a file for a moment, to look at its workers
-    while any(left := [now - then for now, then in zip(held(), before, strict=True)]) and time.monotonic() < limit:
+    while (
+        any(remaining := [now - then for now, then in zip(open_resources(), before, strict=True)])
+        and time.monotonic() < limit
+    ):
         time.sleep(0.02)
-    assert not any(left), left
+    assert not any(remaining), remaining
 
 
 HIDING = """
@@ -205,11 +208,13 @@ def user(tmp_path, monkeypatch):
 
     def run(*command, without=("torch", "tensorflow"), code=0, **environment):
         (site / "sitecustomize.py").write_text(HIDING.format(hidden=set(without)))
-        kept = {name: value for name, value in os.environ.items() if name not in ("KERAS_BACKEND", "KERAS_HOME")}
+        saved_environment = {
+            name: value for name, value in os.environ.items() if name not in ("KERAS_BACKEND", "KERAS_HOME")
+        }
         path = os.pathsep.join([str(site), str(pathlib.Path(choros.__file__).parents[1])])
         done = subprocess.run(
             [sys.executable, *map(str, command)],
-            env={**kept, "HOME": str(home), "PYTHONPATH": path, **environment},
+            env={**saved_environment, "HOME": str(home), "PYTHONPATH": path, **environment},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -268,8 +273,8 @@ class Ranks:
             self.processes.append(process)
         return self
 
-    def line(self, rank):
-        """The next line that a rank says."""
+    def next_line(self, rank):
+        """Return the next line of a rank, parsed as JSON."""
         line = self.processes[rank].stdout.readline()
         assert line, f"rank {rank} said nothing: {self.processes[rank].stderr.read()}"
         return json.loads(line)
@@ -280,14 +285,14 @@ class Ranks:
     def finish(self, within=60.0, codes=None):
         """Each rank's remaining lines, once all have ended with the expected codes."""
         end = time.monotonic() + within
-        said = []
+        output = []
         for rank, process in enumerate(self.processes):
             process.wait(timeout=max(end - time.monotonic(), 0.1))
             out, errors = process.stdout.read(), process.stderr.read()
             expected = (codes or {}).get(rank, 0)
             assert process.returncode == expected, f"rank {rank} ended with {process.returncode}:\n{errors}"
-            said.append([json.loads(line) for line in out.splitlines()])
-        return said
+            output.append([json.loads(line) for line in out.splitlines()])
+        return output
 
     def close(self):
         for process in self.processes:
@@ -319,15 +324,15 @@ class Mpi:
         # A rank on a simulated host has crashed in MPI_Init while it took the machine's topology from shared memory,
         # which the daemons of these hosts publish on one file system. With this each rank reads the topology itself.
         apart = ["--pmixmca", "pmix_hwloc_hole_kind", "none"]
-        own = ["--oversubscribe", "--bind-to", "none", *apart] if self.open else []
-        words = [self.path, *own, *map(str, more), "-n", str(size), *map(str, command)]
-        return words, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **needed}
+        options_ = ["--oversubscribe", "--bind-to", "none", *apart] if self.open else []
+        arguments = [self.path, *options_, *map(str, more), "-n", str(size), *map(str, command)]
+        return arguments, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **needed}
 
     def __call__(self, size, *command, timeout=120, code=0, cwd=None, more=(), **environment):
         """Run a program on so many ranks; return what they printed once it has ended with the expected code."""
-        words, needed = self.starting(size, *command, more=more)
+        arguments, needed = self.starting(size, *command, more=more)
         with subprocess.Popen(
-            words,
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -337,7 +342,7 @@ class Mpi:
             env={**os.environ, **needed, **environment},
         ) as job:
             try:
-                said = job.communicate(timeout=timeout)[0]
+                output = job.communicate(timeout=timeout)[0]
             except BaseException:
                 job.terminate()  # which ends its ranks too
                 try:
@@ -345,8 +350,8 @@ class Mpi:
                 finally:
                     job.kill()
                 raise
-        assert code is None or job.returncode == code, f"{command} ended with {job.returncode}:\n{said}"
-        return said
+        assert code is None or job.returncode == code, f"{command} ended with {job.returncode}:\n{output}"
+        return output
 
 
 @pytest.fixture(scope="session")
@@ -423,8 +428,8 @@ def failing(tmp_path):
         assert took < 10, f"{took} s after rank 1 raised:\n{job.stdout}"
         end = "\n".join(job.stdout.rstrip().splitlines()[-lines:])
         cause = "SystemExit: 3" if how == "exit" else "ValueError: the cause"
-        for words in ("Traceback (most recent call last):", "in fail", cause):
-            assert words in end, job.stdout
+        for message in ("Traceback (most recent call last):", "in fail", cause):
+            assert message in end, job.stdout
         if says:
             word = r"failed \(ValueError\), which ends the job"
             word = r"ended in the middle of training, by sys.exit\(3\)" if how == "exit" else word
@@ -441,5 +446,5 @@ def _nothing_in_shared_memory():
     before = sorted(room.iterdir()) if room.is_dir() else []
     yield
     after = sorted(room.iterdir()) if room.is_dir() else []
-    left = [path for path in after if path not in before and "choros" in path.name]
-    assert not left, f"left in shared memory: {left}"
+    remaining = [path for path in after if path not in before and "choros" in path.name]
+    assert not remaining, f"left in shared memory: {remaining}"

@@ -183,7 +183,7 @@ OMPI_LOCAL = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "
 
 
 @pytest.mark.parametrize(
-    ("environment", "says"),
+    ("environment", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, True),
         ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, False),
@@ -191,10 +191,10 @@ OMPI_LOCAL = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "
         ({"CHOROS_RANK": "1", "CHOROS_SIZE": "2"}, True),  # no place, as CHOROS_LOCAL_RANK is missing
     ],
 )
-def test_of_ranks_only_the_first_says_it(user, environment, says):
+def test_of_ranks_only_the_first_says_it(user, environment, message):
     done = user("-c", STATE, **environment)
     assert done.stdout.split() == ["jax"]
-    assert done.stderr.count(SAID) == says
+    assert done.stderr.count(SAID) == message
 
 
 def test_a_task_of_spark_says_nothing(user):

@@ -62,11 +62,11 @@ def host(tmp_path):
         (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(lines + divided))
         (tmp_path / "nvidia-smi").chmod(0o755)
         (tmp_path / "jax_plugins" / "xla_cuda13").mkdir(parents=True, exist_ok=True)
-        kept = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")}
+        saved_environment = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")}
         path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
         return {
-            **kept,
-            "PATH": f"{tmp_path}{os.pathsep}{kept['PATH']}",
+            **saved_environment,
+            "PATH": f"{tmp_path}{os.pathsep}{saved_environment['PATH']}",
             "PYTHONPATH": path,
             "FAKE_GPUS": str(count),
         }
@@ -279,9 +279,9 @@ try:
 except InvalidInputError as error:
     print(json.dumps(str(error)))
 """
-    said = rank(script)
-    assert "had started" in said
-    assert "not on GPU 2. Import choros before Keras" in said
+    output = rank(script)
+    assert "had started" in output
+    assert "not on GPU 2. Import choros before Keras" in output
 
 
 IDIOMS = """
@@ -311,8 +311,8 @@ def job(script, environ, *options, code=0):
 
 
 def test_horovods_idioms_work_and_all_gpus_stay_visible(host):
-    said = job(FAKES + IDIOMS, host(2))
-    assert {"chosen 0 0 None", "chosen 1 1 None"} <= {line.partition("] ")[2] or line for line in said.splitlines()}
+    output = job(FAKES + IDIOMS, host(2))
+    assert {"chosen 0 0 None", "chosen 1 1 None"} <= {line.partition("] ")[2] or line for line in output.splitlines()}
 
 
 SHARED = "import choros.hvd as hvd\nhvd.init()\nprint('met')"
@@ -321,11 +321,11 @@ SHARED = "import choros.hvd as hvd\nhvd.init()\nprint('met')"
 def test_ranks_on_one_gpu_are_refused_unless_that_was_asked_for(host, backend):
     if backend != "jax":
         pytest.skip("which build there is, is faked for JAX: once is enough")
-    said = job(SHARED, host(1), code=1)
-    assert "Ranks 0, 1 on " in said
-    assert "compute on the same GPU (GPU-0000): 2 ranks run there on 1 GPU" in said
-    assert "choros run --share-gpus" in said
+    output = job(SHARED, host(1), code=1)
+    assert "Ranks 0, 1 on " in output
+    assert "compute on the same GPU (GPU-0000): 2 ranks run there on 1 GPU" in output
+    assert "choros run --share-gpus" in output
     assert job(SHARED, host(1), "--share-gpus").count("met") == 2
     assert job(SHARED, host(1) | {"CUDA_VISIBLE_DEVICES": ""}).count("met") == 2
-    own = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = os.environ['CHOROS_LOCAL_RANK']\n"
-    assert job(own + SHARED, host(2)).count("met") == 2
+    user_environment = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = os.environ['CHOROS_LOCAL_RANK']\n"
+    assert job(user_environment + SHARED, host(2)).count("met") == 2

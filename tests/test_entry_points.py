@@ -120,7 +120,7 @@ def start(environment, *command, **more):
     return subprocess.Popen([sys.executable, *command], env={**environment, **more}, text=True, **pipes)
 
 
-def told(process, code=0):
+def output_of(process, code=0):
     with process:
         try:
             out = process.communicate(timeout=250)[0]
@@ -132,12 +132,12 @@ def told(process, code=0):
 
 def test_its_ranks_meet_in_its_group(package, tmp_path):
     (tmp_path / "room").mkdir()
-    own = {"TOY_SIZE": "3", "TOY_ROOM": str(tmp_path / "room")}
+    values = {"TOY_SIZE": "3", "TOY_ROOM": str(tmp_path / "room")}
     there = package()
-    jobs = [start(there, "-c", SCRIPT, TOY_RANK=str(rank), **own) for rank in range(3)]
+    jobs = [start(there, "-c", SCRIPT, TOY_RANK=str(rank), **values) for rank in range(3)]
     for rank, job in enumerate(jobs):
-        assert json.loads(told(job)) == ["toy", "toy", rank, 3, rank, *([] if rank == 1 else [2.0])]
-    where = told(start(there, "-m", "choros", "where", TOY_RANK="1", **own))
+        assert json.loads(output_of(job)) == ["toy", "toy", rank, 3, rank, *([] if rank == 1 else [2.0])]
+    where = output_of(start(there, "-m", "choros", "where", TOY_RANK="1", **values))
     assert re.search(r"^launcher +toy$", where, re.M)
     assert re.search(r"^group +the first that takes the job of toy$", where, re.M)
 
@@ -145,12 +145,12 @@ def test_its_ranks_meet_in_its_group(package, tmp_path):
 def test_the_laws_are_tested_on_it(package):
     tests = pathlib.Path(__file__).parent / "laws" / "test_3_one_worker.py"
     wanted = "every_group and toy and LocalSGD"
-    out = told(start(package(), "-m", "pytest", "-q", "-rA", str(tests), "-k", wanted))
+    out = output_of(start(package(), "-m", "pytest", "-q", "-rA", str(tests), "-k", wanted))
     assert re.findall(r"^PASSED .*\[(\w+)-toy\]", out, re.M) == ["LocalSGD"], out
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
         ({}, "no group takes this job, though these are installed: toy"),
         ({"toy": TOY.replace("return None", "return Files(0, 1, 1.0, None)")}, "it is rank 0 of 1"),
@@ -159,8 +159,10 @@ def test_the_laws_are_tested_on_it(package):
         ({"points": POINTS.replace("toy:PLACE", "toy:join")}, "toy:join is no choros.cluster.LauncherEnv"),
     ],
 )
-def test_what_does_not_fit_is_said(package, changed, words):
+def test_what_does_not_fit_is_said(package, changed, message):
     environment = package(**changed)
-    out = told(start(environment, "-c", "import choros.hvd as hvd; hvd.init()", TOY_RANK="1", TOY_SIZE="2"), code=1)
+    out = output_of(
+        start(environment, "-c", "import choros.hvd as hvd; hvd.init()", TOY_RANK="1", TOY_SIZE="2"), code=1
+    )
     assert "InvalidInputError" in out
-    assert words in out
+    assert message in out

@@ -23,9 +23,14 @@ def test_every_error_survives_pickle_with_all_that_it_holds(kind):
     error.args = ("what happened",)
     error.rank, error.more = 3, {"a": np.arange(3)}
     error.add_note("and what to do")
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), again.rank, again.__notes__) == (kind, str(error), 3, ["and what to do"])
-    np.testing.assert_array_equal(again.more["a"], [0, 1, 2])
+    reloaded = pickle.loads(pickle.dumps(error))
+    assert (type(reloaded), str(reloaded), reloaded.rank, reloaded.__notes__) == (
+        kind,
+        str(error),
+        3,
+        ["and what to do"],
+    )
+    np.testing.assert_array_equal(reloaded.more["a"], [0, 1, 2])
 
 
 def test_fields_survive():

@@ -17,14 +17,14 @@ WITHOUT = re.compile(r"\b(untested|no test|none was run|the same|on three ranks|
 
 def rows(page):
     """Return the cells of each row of a page's tables, after a check that their last column is that of tests."""
-    found = []
+    results = []
     for table in re.findall(r"(?:^\|.*\n)+", PAGES[page], re.MULTILINE):
         head, _, *lines = ([cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table.splitlines())
         assert head[-1].strip(" |") in ("test", "tested by"), f"{page}: {head}"
         for cells in lines:
             assert len(cells) == len(head), f"{page}: {cells}"
-        found += lines
-    return found
+        results += lines
+    return results
 
 
 @pytest.fixture(scope="module")

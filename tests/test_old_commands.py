@@ -134,11 +134,11 @@ def test_the_folder_of_keras_is_read(cifar, old_scripts):
 
 def test_an_archive_is_read_without_unpacking(cifar, old_scripts):
     datasets = old_scripts / "home" / "datasets"
-    whole = cifar.load(options_of(cifar))
+    complete = cifar.load(options_of(cifar))
     with tarfile.open(datasets / "cifar-10-batches-py-target_archive", "w:gz") as archive:
         archive.add(datasets / "cifar-10-batches-py-target" / "cifar-10-batches-py", "cifar-10-batches-py")
     (datasets / "cifar-10-batches-py-target" / "cifar-10-batches-py" / "test_batch").unlink()  # not all unpacked
-    for (x, y), (x_same, y_same) in zip(whole, cifar.load(options_of(cifar)), strict=True):
+    for (x, y), (x_same, y_same) in zip(complete, cifar.load(options_of(cifar)), strict=True):
         np.testing.assert_array_equal(x, x_same)
         np.testing.assert_array_equal(y, y_same)
 
@@ -227,8 +227,8 @@ def test_weights_are_loaded_where_the_file_exists(cifar, tmp_path, capsys):
     assert not cifar.load_weights(options, loaded)
     keras.Sequential([keras.Input((32, 32, 3)), *cifar.changes(), saved]).save(options.checkpt)
     assert cifar.load_weights(options, loaded)
-    for ours, theirs in zip(saved.get_weights(), loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for ours, expected in zip(saved.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, expected)
     assert "c.keras are loaded" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="is of another network: remove it, or give --checkpt another name"):
         cifar.load_weights(options, small(3))

@@ -271,13 +271,13 @@ def inherited(name, known, seen=()):
     """Return what a class and its bases of Choros define."""
     if name not in known or name in seen:
         return set()
-    own = known[name]
-    return own.names.union(*(inherited(base.split(".")[-1], known, (*seen, name)) for base in own.bases))
+    values = known[name]
+    return values.names.union(*(inherited(base.split(".")[-1], known, (*seen, name)) for base in values.bases))
 
 
 def uses(path, tree, known):
     """Yield (name, line) of each private name that a file uses of a library's."""
-    everything = set().union(*(one.names for one in known.values()))
+    everything = set().union(*(result.names for result in known.values()))
     here = set(defined(tree))
     within = {}
     for owner in ast.walk(tree):  # outer classes first, so that the inner one stays
@@ -290,7 +290,7 @@ def uses(path, tree, known):
                 ours = owner is None or node.attr in inherited(owner, known)
             elif base == "super()":
                 bases = known[owner].bases
-                ours = any(node.attr in inherited(one.split(".")[-1], known) for one in bases)
+                ours = any(node.attr in inherited(result.split(".")[-1], known) for result in bases)
             elif base in known:
                 ours = node.attr in inherited(base, known)
             else:
@@ -305,23 +305,23 @@ def uses(path, tree, known):
             if MODULE.fullmatch(word) or (IDENTIFIER.fullmatch(word) and not ours):
                 yield word, node.lineno
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            whole = getattr(node, "module", None)
+            complete = getattr(node, "module", None)
             for alias in node.names:
-                module = alias.name if isinstance(node, ast.Import) else f"{whole or ''}.{alias.name}"
-                ours = node.col_offset >= 0 and (whole or alias.name).startswith(("choros", "__future__"))
+                module = alias.name if isinstance(node, ast.Import) else f"{complete or ''}.{alias.name}"
+                ours = node.col_offset >= 0 and (complete or alias.name).startswith(("choros", "__future__"))
                 if not ours and (MODULE.fullmatch(module) or any(part.startswith("_") for part in module.split("."))):
-                    yield module if isinstance(node, ast.Import) else f"{whole}:{alias.name}", node.lineno
+                    yield module if isinstance(node, ast.Import) else f"{complete}:{alias.name}", node.lineno
 
 
 def scanned(sources):
     """Return the private names in sources, a dict from paths to text, and where each is used."""
     trees = {path: ast.parse(text) for path, text in sources.items()}
     known = classes(trees.values())
-    found = defaultdict(list)
+    results = defaultdict(list)
     for path, tree in trees.items():
         for name, line in uses(path, tree, known):
-            found[name].append(f"{path}:{line}")
-    return found
+            results[name].append(f"{path}:{line}")
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -331,11 +331,11 @@ def sources():
 
 
 def test_every_private_name_that_the_source_uses_is_listed(sources):
-    found = scanned(sources)
+    result = scanned(sources)
     listed = {entry.name for entry in PRIVATE}
-    missing = [f"{name} in {', '.join(places)}" for name, places in sorted(found.items()) if name not in listed]
+    missing = [f"{name} in {', '.join(places)}" for name, places in sorted(result.items()) if name not in listed]
     assert not missing, "Use a public name, or list these in PRIVATE: " + "; ".join(missing)
-    assert listed <= found.keys(), f"no longer used: {sorted(listed - found.keys())}"
+    assert listed <= result.keys(), f"no longer used: {sorted(listed - result.keys())}"
 
 
 def test_every_undocumented_name_is_still_used(sources):
@@ -470,12 +470,12 @@ def found_in(path):
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:count]))
+            result = importlib.import_module(".".join(parts[:count]))
         except ModuleNotFoundError:
             continue
         for part in parts[count:]:
-            found = getattr(found, part)
-        return found
+            result = getattr(result, part)
+        return result
     raise ModuleNotFoundError(path)
 
 

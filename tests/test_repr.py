@@ -41,14 +41,14 @@ def classes(name):
     module = importlib.import_module(name)
     names = getattr(module, "__all__", [each for each in vars(module) if not each.startswith("_")])
     values = {each: getattr(module, each) for each in names}
-    own = hasattr(module, "__all__")
+    local_values = hasattr(module, "__all__")
     return {
         each: value
         for each, value in values.items()
         if inspect.isclass(value)
         and not isinstance(value, types.GenericAlias)
         and not issubclass(value, BaseException)
-        and (own or value.__module__ == name)
+        and (local_values or value.__module__ == name)
     }
 
 

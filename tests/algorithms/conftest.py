@@ -44,11 +44,11 @@ class Simulation:
         message = sum(n * m for n, m in zip(weights, proposals, strict=True)) / sum(weights)
         self._merge(message, ExchangeInfo(self.workers), list(range(self.workers)))
 
-    def _merge(self, message: Any, info: ExchangeInfo, who: list[int]) -> None:
+    def _merge(self, message: Any, info: ExchangeInfo, members: list[int]) -> None:
         before = self.center
         self.center, self.memory = self.algorithm.merge(before, message, info, self.memory)
         shown = before if self.algorithm.shows == "before" else self.center
-        for k in who:
+        for k in members:
             self.local[k], self.seen[k] = self.algorithm.adopt(self.local[k], shown), shown
 
 

@@ -1,4 +1,4 @@
-"""What a file of this folder may be: short, documented, and of the standard library and the errors alone."""
+"""Rules for the files of algorithms: short, documented, importing only the standard library and the errors."""
 
 from __future__ import annotations
 

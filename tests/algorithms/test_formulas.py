@@ -106,8 +106,8 @@ def test_the_figures_are_what_the_code_draws(name, figures, tmp_path):
     def numbers(path):
         return json.loads(re.search(r"<dc:description>(.*?)</dc:description>", path.read_text())[1])
 
-    drawn, kept = numbers(figures.save(name, tmp_path)), numbers(DOCS / "figures" / f"{name}.svg")
-    assert drawn.keys() == kept.keys()
-    for key, values in kept.items():
+    drawn, saved = numbers(figures.save(name, tmp_path)), numbers(DOCS / "figures" / f"{name}.svg")
+    assert drawn.keys() == saved.keys()
+    for key, values in saved.items():
         np.testing.assert_allclose(drawn[key], values, rtol=1e-4, atol=1e-5, err_msg=key)
     assert f"figures/{name}.svg" in PAGE

@@ -1,4 +1,4 @@
-"""What every algorithm must obey, from one list."""
+"""The laws that every algorithm must obey, applied to all from one list."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_blocks_give_what_the_whole_gives(algorithm, rng):
     """Elementwise means so: two halves are the whole; who says not is really not."""
     center, local, seen = rng.normal(size=(3, 6))
     memory = tuple(v + rng.normal(size=6) ** 2 for v in algorithm.start(center, WORKERS))
-    whole = exchange(algorithm, center, local, seen, ExchangeInfo(1, 2, 1), memory)
+    complete = exchange(algorithm, center, local, seen, ExchangeInfo(1, 2, 1), memory)
     parts = [
         exchange(algorithm, center[s], local[s], seen[s], ExchangeInfo(1, 2, 1), tuple(v[s] for v in memory))
         for s in (slice(0, 4), slice(4, 6))
     ]
-    same = all(np.array_equal(np.concatenate([p[i] for p in parts]), whole[i]) for i in (0, 1))
+    same = all(np.array_equal(np.concatenate([p[i] for p in parts]), complete[i]) for i in (0, 1))
     assert same == algorithm.elementwise
 
 
@@ -128,8 +128,8 @@ def test_same_on_every_array_library(algorithm, library, simulation):
         run.exchange_all(window=2, rows=[1, 2, 3])
         results.append([np.asarray(run.center), *(np.asarray(x) for x in run.local)])
         assert type(run.center) is type(convert(np.zeros(1, "float32")))
-    for ours, theirs in zip(*results, strict=True):
-        np.testing.assert_allclose(theirs, ours, rtol=2e-5, atol=1e-6)
+    for ours, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(expected, ours, rtol=2e-5, atol=1e-6)
 
 
 ADDERS = [

@@ -89,9 +89,9 @@ def test_aeasgd_in_turn_is_stable_up_to_its_bound(p, z):
 
 @pytest.mark.parametrize(("eta", "alpha"), [(0.1, 0.9746), (0.5, 0.8578), (1.0, 0.6672)])
 def test_aeasgd_in_the_papers_order_has_the_papers_threshold(eta, alpha):
-    found = threshold(lambda a: in_turn(a, 16, eta, paper=True))
-    assert found == pytest.approx(alpha, abs=2e-4)
-    assert found >= (4 - 2 * eta) / (4 - eta)
+    result = threshold(lambda a: in_turn(a, 16, eta, paper=True))
+    assert result == pytest.approx(alpha, abs=2e-4)
+    assert result >= (4 - 2 * eta) / (4 - eta)
 
 
 def test_unstable_alphas_are_refused_with_the_bound():
@@ -135,7 +135,7 @@ def test_dilocos_bound_is_the_threshold_of_its_outer_step(momentum):
 # -- 2: one worker is the plain optimizer (its float32 form is law 3, in test_laws.py)
 @pytest.mark.parametrize("algorithm", [DOWNPOUR(1), AGN(1), ADAG(1), DynSGD(1)], ids=repr)
 def test_one_worker_is_the_plain_optimizer_bit_for_bit_on_whole_numbers(algorithm, simulation):
-    """Where no subtraction rounds, not even the last bit differs."""
+    """If no subtraction rounds, even the last bit is equal."""
     run = simulation(algorithm, np.array([4096.0, -512.0]), 1)
     plain = run.start
     for _ in range(8):

@@ -277,8 +277,8 @@ def agree(replicas, history, model, expected):
         allowed = 1e-4 if "auc" in name else 3e-6
         assert [logs[name] for logs in history] == pytest.approx(expected[name], rel=allowed, abs=allowed), name
     for replica in replicas:
-        for ours, theirs, first in zip(values(replica.model), values(model), values(replicas[0].model), strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        for ours, other, first in zip(values(replica.model), values(model), values(replicas[0].model), strict=True):
+            np.testing.assert_allclose(ours, other, atol=1e-5)
             np.testing.assert_array_equal(ours, first)
 
 
@@ -290,5 +290,5 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def lab():
-    """What stands in this file, for the test files beside it."""
+    """Return this module, whose helpers the tests beside it use."""
     return types.SimpleNamespace(**globals())

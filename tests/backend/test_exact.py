@@ -40,8 +40,8 @@ def test_one_rank_is_fit(lab, case):
     logs = replica.metrics()
     replica.finish()
     assert all(logs[name] == pytest.approx(expected[name][0], rel=1e-6) for name in logs)
-    for ours, theirs in zip(lab.values(replica.model), lab.values(model), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+    for ours, other in zip(lab.values(replica.model), lab.values(model), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-6, atol=1e-7)
 
 
 def test_mixed_precision_keeps_loss_scaling(lab):
@@ -62,8 +62,8 @@ def test_mixed_precision_keeps_loss_scaling(lab):
     assert replicas[0].learning_rate == pytest.approx(0.01)
     history = lab.train(replicas * 3, lab.X, lab.SOFT, None)
     assert history[-1]["loss"] == pytest.approx(expected["loss"][-1], rel=5e-3)
-    for ours, theirs in zip(lab.values(replicas[0].model), lab.values(model), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-2)
+    for ours, other in zip(lab.values(replicas[0].model), lab.values(model), strict=True):
+        np.testing.assert_allclose(ours, other, atol=2e-2)
         assert ours.dtype == np.float32
 
     huge = Batch(lab.X[:4] * 1e30, lab.SOFT[:4], None, 4, 4)  # not finite in float16: no step, half the scale
@@ -97,8 +97,8 @@ def test_not_compiled(lab, how):
     logs = lab.gathered(replicas, [replica.metric_state() for replica in replicas])
     replicas[1].finish()
     assert logs["loss"] == pytest.approx(expected["loss"][0], rel=1e-5)
-    for ours, theirs in zip(lab.values(replicas[1].model), lab.values(model), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    for ours, other in zip(lab.values(replicas[1].model), lab.values(model), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-6)
 
 
 def test_a_wholly_masked_rank_weighs_nothing(lab):
@@ -134,12 +134,12 @@ def test_float16_gradients_overflow_at_the_scale_of_one_process(lab):
             replica.gradients(Batch(x[:rows], y[:rows], None, rows, 16), slot)
         return slot
 
-    found = []
+    results = []
     for power in range(8, 20):
         replica._assign([model.optimizer.dynamic_scale], [np.float32(2.0**power)])
-        whole, share = gradient(16), gradient(4)
-        found.append(bool(np.isfinite(whole).all()))
-        if found[-1]:
-            largest = np.abs(whole[:-2]).max()
-            np.testing.assert_allclose(share[:-2], whole[:-2], rtol=2e-2, atol=1e-2 * largest)
-    assert len(set(found)) == 2
+        complete, share = gradient(16), gradient(4)
+        results.append(bool(np.isfinite(complete).all()))
+        if results[-1]:
+            largest = np.abs(complete[:-2]).max()
+            np.testing.assert_allclose(share[:-2], complete[:-2], rtol=2e-2, atol=1e-2 * largest)
+    assert len(set(results)) == 2

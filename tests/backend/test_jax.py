@@ -1,4 +1,4 @@
-"""What only the replica on JAX can get wrong: aliased memory, leaked tracers, retracing, train_step by state."""
+"""Errors that only the replica on JAX can make: aliased memory, leaked tracers, retracing, a stateless train_step."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def test_own_train_step_keeps_its_meaning_and_its_logs():
     model = stepped()
     model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
     replica = replica_of(stepped(), workers=2)
-    one, other = slot_of(replica), slot_of(replica)
-    replica.gradients(part(0, 8), one)
+    first, other = slot_of(replica), slot_of(replica)
+    replica.gradients(part(0, 8), first)
     replica.gradients(part(8, 12), other)
-    assert (one[-1], other[-1]) == (8, 4)
-    replica.apply(one + other)
+    assert (first[-1], other[-1]) == (8, 4)
+    replica.apply(first + other)
     assert set(replica.metrics()) == {"own"}
     replica.finish()
-    for ours, theirs in zip(replica.model.trainable_variables, model.trainable_variables, strict=True):
-        np.testing.assert_allclose(ours.value, theirs.value, atol=1e-6)
+    for ours, expected in zip(replica.model.trainable_variables, model.trainable_variables, strict=True):
+        np.testing.assert_allclose(ours.value, expected.value, atol=1e-6)
 
 
 @pytest.mark.parametrize("updates", [0, 2])
@@ -175,9 +175,9 @@ def test_memory_of_the_caller_may_be_overwritten_at_once(offset):
 def test_vectors_read_do_not_change_with_the_model():
     replica = replica_of(wide())
     before = replica.snapshot()
-    kept = [array.copy() for array in before]
+    saved = [array.copy() for array in before]
     replica.step(part(0, 4))
-    assert all((a == b).all() for a, b in zip(before, kept, strict=True))
+    assert all((a == b).all() for a, b in zip(before, saved, strict=True))
 
 
 def test_setting_weights_leaves_those_of_the_model_until_finish():

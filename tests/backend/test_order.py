@@ -39,8 +39,8 @@ class Teacher(keras.Model):
         return after_step(self, data, self.follow)
 
     def follow(self):
-        for mine, taught in zip(self.teacher.variables, self.student.variables, strict=True):
-            mine.assign(0.9 * mine + 0.1 * taught)
+        for value, taught in zip(self.teacher.variables, self.student.variables, strict=True):
+            value.assign(0.9 * value + 0.1 * taught)
 
 
 class Clipped(keras.Model):
@@ -93,8 +93,8 @@ class Averaged(Clipped):
         return self.dense(x) + 0 * keras.ops.stop_gradient(self.teacher(x))
 
     def clip(self):
-        for mine, taught in zip(self.teacher.variables, self.dense.variables, strict=True):
-            mine.assign(0.999 * mine + 0.001 * taught)
+        for value, taught in zip(self.teacher.variables, self.dense.variables, strict=True):
+            value.assign(0.999 * value + 0.001 * taught)
 
 
 class Shrunk(Clipped):
@@ -153,11 +153,11 @@ class PythonThird(EveryThird):
 
 
 def equal(model, plain, history, other):
-    for mine, theirs in zip(
+    for value, expected in zip(
         [*model.variables, *model.optimizer.variables], [*plain.variables, *plain.optimizer.variables], strict=True
     ):
-        mine, theirs = (keras.ops.convert_to_numpy(each) for each in (mine, theirs))
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+        value, expected = (keras.ops.convert_to_numpy(each) for each in (value, expected))
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
     assert history.history.keys() == other.history.keys()
     for name, figures in history.history.items():
         np.testing.assert_allclose(figures, other.history[name], rtol=1e-5, atol=1e-6, err_msg=name)
@@ -226,14 +226,14 @@ def test_callbacks_of_such_steps_see_and_set_what_they_do_in_plain_fit(pools):
 
 def test_such_a_step_goes_on_from_a_checkpoint(pools, tmp_path):
     x, y = rows()
-    whole, first, second = (made(Teacher, x) for _ in range(3))
+    complete, first, second = (made(Teacher, x) for _ in range(3))
     options = {"batch_size": 5, "seed": 3, "verbose": 0}
-    choros.Trainer(whole, workers=2, pool=pools(2)).fit(x, y, epochs=3, **options)
+    choros.Trainer(complete, workers=2, pool=pools(2)).fit(x, y, epochs=3, **options)
     for model, epochs in ((first, 1), (second, 3)):
         trainer = choros.Trainer(model, workers=2, pool=pools(2))
         trainer.fit(x, y, epochs=epochs, checkpoint=tmp_path, resume=True, **options)
-    for mine, theirs in zip(second.variables, whole.variables, strict=True):
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs))
+    for value, expected in zip(second.variables, complete.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(value), keras.ops.convert_to_numpy(expected))
 
 
 def test_other_algorithms_make_whole_steps(pools):
@@ -271,8 +271,8 @@ def test_a_trial_leaves_weights_that_a_step_sets_as_they_were():
     model = made(Shrunk, x)
     before = model.get_weights()
     check_exact(model, 2, Batch(x, y, None, rows=16, total=16))
-    for mine, theirs in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for value, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="the other backends trace a step once")
@@ -287,7 +287,7 @@ def test_a_step_that_uses_updated_weights_late_is_refused_by_name_or_made_again_
         WorkerFailedError, match="PythonThird.train_step .*kernel.* after the update.*repeat_step = True"
     ):
         trainer.fit(x, y, **options)
-    for mine, theirs in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for value, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, expected)
     model.repeat_step = True
     equal(model, plain, choros.Trainer(model, workers=2, pool=pools(2)).fit(x, y, **options), other)

@@ -1,4 +1,4 @@
-"""What AllReduce could not train exactly is refused by name; what it can is not."""
+"""AllReduce refuses, by name, models that it could not train exactly, and accepts all others."""
 
 from __future__ import annotations
 

@@ -23,41 +23,41 @@ def test_vectors_are_copied_both_ways(lab):
     (replica,) = lab.ranks_of(lab.adam_l2, 1, lab.X, lab.LABEL, lab.WEIGHT)
     vector = np.arange(replica.size, dtype=replica.dtype)
     replica.set(vector)
-    kept = vector.copy()
+    saved = vector.copy()
     vector[:] = -1
     out = np.empty(replica.size, replica.dtype)
     replica.get(out)
-    np.testing.assert_array_equal(out, kept)
+    np.testing.assert_array_equal(out, saved)
     replica.step(next(lab.shares(lab.X, lab.LABEL, lab.WEIGHT, 1))[0])
-    np.testing.assert_array_equal(out, kept)
+    np.testing.assert_array_equal(out, saved)
     slot = np.empty(replica.size + 2, replica.dtype)
     replica.gradients(next(lab.shares(lab.X, lab.LABEL, lab.WEIGHT, 1))[0], slot)
     replica.apply(slot)
     replica.get(out)
     slot[:] = np.nan
-    again = np.empty_like(out)
-    replica.get(again)
-    np.testing.assert_array_equal(again, out)
+    repeated = np.empty_like(out)
+    replica.get(repeated)
+    np.testing.assert_array_equal(repeated, out)
 
 
 def test_a_batch_made_ready_in_another_thread_is_the_same_batch(lab):
-    (one,), (other,) = (lab.ranks_of(lab.adam_l2, 1, lab.X, lab.LABEL, lab.WEIGHT) for _ in range(2))
-    other.restore(one.snapshot())
+    (first,), (other,) = (lab.ranks_of(lab.adam_l2, 1, lab.X, lab.LABEL, lab.WEIGHT) for _ in range(2))
+    other.restore(first.snapshot())
     for (batch,) in list(lab.shares(lab.X, lab.LABEL, lab.WEIGHT, 1))[:3]:
         with ThreadPoolExecutor(1) as thread:
             ready = thread.submit(other.ready, batch).result(60)
         assert not any(isinstance(leaf, np.ndarray) for leaf in keras.tree.flatten(ready.packed))
-        one.step(batch)
+        first.step(batch)
         other.step(ready)
-        slots = np.empty((2, one.size + 2), one.dtype)
-        one.gradients(batch, slots[0])
+        slots = np.empty((2, first.size + 2), first.dtype)
+        first.gradients(batch, slots[0])
         other.gradients(ready, slots[1])
         np.testing.assert_array_equal(*slots)
-        one.evaluate(batch)
+        first.evaluate(batch)
         other.evaluate(ready)
-    np.testing.assert_array_equal(one.metric_state(), other.metric_state())
-    for mine, its in zip(one.snapshot(), other.snapshot(), strict=True):
-        np.testing.assert_array_equal(mine, its)
+    np.testing.assert_array_equal(first.metric_state(), other.metric_state())
+    for value, expected in zip(first.snapshot(), other.snapshot(), strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_snapshot_and_restore_are_in_keras_order(lab):
@@ -70,12 +70,12 @@ def test_snapshot_and_restore_are_in_keras_order(lab):
     first.step(batches[1])
     second.restore(state)
     second.step(batches[1])
-    one, other = first.snapshot(), second.snapshot()
-    assert len(one) == len(first.model.variables) + len(first.model.optimizer.variables)
-    assert all((a == b).all() for a, b in zip(one, other, strict=True))
-    assert not all((a == b).all() for a, b in zip(one, state, strict=True))
+    single, other = first.snapshot(), second.snapshot()
+    assert len(single) == len(first.model.variables) + len(first.model.optimizer.variables)
+    assert all((a == b).all() for a, b in zip(single, other, strict=True))
+    assert not all((a == b).all() for a, b in zip(single, state, strict=True))
     first.finish()
-    for array, variable in zip(one, first.model.variables, strict=False):
+    for array, variable in zip(single, first.model.variables, strict=False):
         np.testing.assert_array_equal(array, keras.ops.convert_to_numpy(variable))
 
 
@@ -104,16 +104,16 @@ def test_moving_statistics_are_apart_from_weights_and_seeds(lab):
 def test_seeds_differ_by_rank_and_are_reproducible(lab):
     def states(rank, seed):
         (replica,) = lab.ranks_of(normed, 1, lab.X, lab.SOFT, None)
-        own = [a.tolist() for a in replica._values(replica.seeds)]
+        values = [a.tolist() for a in replica._values(replica.seeds)]
         replica.fold_seeds(rank, seed)
-        return own, [a.tolist() for a in replica._values(replica.seeds)]
+        return values, [a.tolist() for a in replica._values(replica.seeds)]
 
-    own, kept = states(0, None)
-    assert len(own) == 2
-    assert kept == own
+    values, saved = states(0, None)
+    assert len(values) == 2
+    assert saved == values
     folded = [states(rank, None)[1] for rank in (1, 2)]
     seeded = [states(rank, 11)[1] for rank in (0, 1)]
-    everything = [tuple(s) for state in (own, *folded, *seeded) for s in state]
+    everything = [tuple(s) for state in (values, *folded, *seeded) for s in state]
     assert len(set(everything)) == len(everything)
     assert states(2, None)[1] == folded[1]
     assert states(1, 11)[1] == seeded[1]
@@ -192,10 +192,10 @@ def test_look_ahead_is_nesterov_around_the_step(lab):
 
 def test_local_metrics_add_over_workers(lab):
     replicas = lab.ranks_of(lab.adam_l2, 2, lab.X, lab.LABEL, lab.WEIGHT)
-    own = []
+    values = []
     for replica, part in zip(replicas, (slice(0, 12), slice(12, lab.ROWS)), strict=True):
         replica.step(Batch(lab.X[part], lab.LABEL[part], lab.WEIGHT[part], part.stop - part.start, lab.ROWS))
-        own.append((replica.metrics(), part.stop - part.start))
+        values.append((replica.metrics(), part.stop - part.start))
     logs = lab.gathered(replicas, [replica.metric_state() for replica in replicas])
     for name in ("loss", "accuracy"):
-        assert logs[name] == pytest.approx(sum(log[name] * n for log, n in own) / lab.ROWS, rel=1e-6)
+        assert logs[name] == pytest.approx(sum(log[name] * n for log, n in values) / lab.ROWS, rel=1e-6)

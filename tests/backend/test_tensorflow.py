@@ -1,4 +1,4 @@
-"""What only the replica on TensorFlow does: traces, XLA, borrowed memory, embeddings' sparse gradients."""
+"""Behavior of the replica on TensorFlow alone: traces, XLA, borrowed memory, sparse gradients of embeddings."""
 
 from __future__ import annotations
 

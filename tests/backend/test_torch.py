@@ -1,4 +1,4 @@
-"""What only the replica on PyTorch does: torch.compile, train mode, memory that is and is not shared."""
+"""Behavior of the replica on PyTorch alone: torch.compile, train mode, shared and separate memory."""
 
 from __future__ import annotations
 

@@ -270,16 +270,16 @@ def test_mixed_precision_passes_and_hides_nothing(policy):
 
 @pytest.mark.parametrize("kind", [Balance, AddsSquare])
 def test_a_balancing_loss_passes_with_a_warning(kind):
-    said = []
+    output = []
     for seed in range(5):  # where both halves have the same statistics by chance, there is nothing to say
         x = np.random.default_rng(seed).normal(size=X.shape).astype("float32")
         keras.utils.set_random_seed(seed)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             check_exact(model_of(keras.Model, kind()), 2, batch(x=x))
-        said += [str(each.message) for each in caught if each.category is UserWarning]
-    assert said
-    assert all(f"{kind.__name__} " in each and "depends on a batch as a whole" in each for each in said)
+        output += [str(each.message) for each in caught if each.category is UserWarning]
+    assert output
+    assert all(f"{kind.__name__} " in each and "depends on a batch as a whole" in each for each in output)
 
 
 def test_random_numbers_that_hide_the_answer_are_warned_about():

@@ -86,8 +86,8 @@ def test_weights_of_half_precision_keep_their_type():
 
 
 class OwnStep(keras.Sequential):
-    def train_step(self, *given):
-        return super().train_step(*given)
+    def train_step(self, *values):
+        return super().train_step(*values)
 
 
 class OwnLogs(keras.Sequential):

@@ -120,24 +120,24 @@ def test_a_plain_fit_is_cut_short_and_goes_on(tmp_path):
 
 
 def test_the_clock_is_looked_at_and_the_scripts_file_left(tmp_path):
-    where, asked = tmp_path / "state", tmp_path / "again"
-    with Turn(PLAIN, where, SLOW="0.05", CHOROS_STOP_AT=str(time.time()), CHOROS_REQUEUE=str(asked)) as turn:
+    where, requested = tmp_path / "state", tmp_path / "again"
+    with Turn(PLAIN, where, SLOW="0.05", CHOROS_STOP_AT=str(time.time()), CHOROS_REQUEUE=str(requested)) as turn:
         turn.ends(0)
-    assert asked.exists()
+    assert requested.exists()
     assert [line for line in turn.said if line.startswith(("epoch", "batch"))] == ["epoch 0"]  # no second step
     assert BeforeTimeLimit(where).point() == (0, 1)
 
 
 @pytest.mark.long
 def test_turns_that_all_end_in_one_epoch_come_to_an_end(tmp_path):
-    where, asked = tmp_path / "state", tmp_path / "again"
-    environment = {"CHOROS_STOP_AT": str(time.time()), "CHOROS_REQUEUE": str(asked)}
+    where, requested = tmp_path / "state", tmp_path / "again"
+    environment = {"CHOROS_STOP_AT": str(time.time()), "CHOROS_REQUEUE": str(requested)}
     codes = []
     for _ in range(4):
-        asked.unlink(missing_ok=True)
+        requested.unlink(missing_ok=True)
         with Turn(PLAIN, where, **environment) as turn:
             turn.process.wait(120)
-            codes.append((turn.process.returncode, asked.exists()))
+            codes.append((turn.process.returncode, requested.exists()))
             errors = turn.process.stderr.read()
     assert codes == [(0, True)] * 3 + [(1, False)]
     assert "the job is not requeued: 4 jobs in a row ended in epoch 1" in errors
@@ -170,8 +170,8 @@ def test_ranks_end_together_when_one_is_told(script, tmp_path):
     name, _, value = mark.partition("=")
     with Turn(script, where, 2, SLOW="0.05", CHOROS_REQUEUE=str(tmp_path / "again"), **{name: value}) as turn:
         turn.until("epoch 1").until("batch 2")
-        told = 1 if script is HVD else 0  # a Trainer's callbacks are on rank 0
-        os.kill(rank_process(mark, told), signal.SIGUSR2)
+        notified_rank = 1 if script is HVD else 0  # a Trainer's callbacks are on rank 0
+        os.kill(rank_process(mark, notified_rank), signal.SIGUSR2)
         turn.ends(0)
     assert (tmp_path / "again").exists()
     assert not any("done" in line for line in turn.said)
@@ -187,10 +187,10 @@ def rank_process(mark, rank):
     """The process of a rank, by its environment."""
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
         try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
+            command = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if mark in words and f"CHOROS_RANK={rank}" in words:
+        if mark in command and f"CHOROS_RANK={rank}" in command:
             return int(path.parent.name)
     raise AssertionError(f"no process of rank {rank}")
 
@@ -208,9 +208,9 @@ def test_a_state_that_was_not_finished_does_not_count(tmp_path):
     saved = [np.array(w) for w in model.get_weights()]
     (tmp_path / "new-1").mkdir()  # as a process that was killed leaves it
     model.set_weights([w + 1 for w in saved])
-    again = BeforeTimeLimit(tmp_path)
-    again.restore(model)
-    assert again.point() == (2, 0)
+    repeated = BeforeTimeLimit(tmp_path)
+    repeated.restore(model)
+    assert repeated.point() == (2, 0)
     for old, new in zip(saved, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
 

@@ -1,4 +1,4 @@
-"""How long steps take, by a clock that the test moves."""
+"""The duration of steps, by a clock that the test moves."""
 
 import math
 import time
@@ -20,13 +20,13 @@ def tell(monkeypatch):
 
     def drive(callback, epochs):
         callback.on_train_begin()
-        for number, (steps, besides) in enumerate(epochs):
+        for number, (steps, epoch) in enumerate(epochs):
             callback.on_epoch_begin(number)
             for step, seconds in enumerate(steps):
                 callback.on_train_batch_begin(step)
                 now[0] += seconds
                 callback.on_train_batch_end(step)
-            now[0] += besides
+            now[0] += epoch
             callback.on_epoch_end(number)
         callback.on_train_end()
 
@@ -39,9 +39,9 @@ def test_the_median_step_the_overhead_and_what_the_first_epoch_adds(tell, capsys
     assert timing.steps == [1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 2.0]
     assert (timing.median, timing.total, timing.total_but_first) == (1.0, 21.5, 5.5)
     assert timing.overhead == [16.0 - 4 * 2.0, 1.5]
-    said = capsys.readouterr().out
-    assert "BatchTiming: epoch 1: 16.00 s, 8.00 s of it not in steps" in said
-    assert "BatchTiming: 2 epochs in 21.50 s (5.50 s without the first), a step 1000.00 ms (median)" in said
+    output = capsys.readouterr().out
+    assert "BatchTiming: epoch 1: 16.00 s, 8.00 s of it not in steps" in output
+    assert "BatchTiming: 2 epochs in 21.50 s (5.50 s without the first), a step 1000.00 ms (median)" in output
     tell(timing, [([4.0, 4.0], 0.0)])
     assert timing.steps == [4.0]  # a second fit begins anew
 

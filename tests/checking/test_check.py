@@ -49,8 +49,8 @@ def test_workers_and_a_resumed_run_equal_plain_fit_and_the_model_is_as_before(ma
     assert {("metric", "loss"), ("metric", "mae"), ("weight", f"{model.name}/{model.layers[0].name}/kernel")} <= names
     assert any(kind == "optimizer" for kind, _ in names)
     assert json.loads(json.dumps(report.to_dict()))["verdict"] == "equal"
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for value, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, other)
     assert not any(np.asarray(keras.ops.convert_to_numpy(v)).any() for v in model.optimizer.variables[2:])
 
 
@@ -138,8 +138,8 @@ def test_another_algorithm_is_trained_and_not_compared(make, rows, pools):
 
 def test_numbers_that_are_not_finite_differ():
     nan = float("nan")
-    for expected, found in ((1.0, nan), (nan, 1.0), (1.0, float("inf"))):
-        (each,) = differences(({}, {"loss": [expected]}), ({}, {"loss": [found]}), 1e-5, {})
+    for expected, result in ((1.0, nan), (nan, 1.0), (1.0, float("inf"))):
+        (each,) = differences(({}, {"loss": [expected]}), ({}, {"loss": [result]}), 1e-5, {})
         assert not each.passed
     (each,) = differences(({}, {"loss": [nan]}), ({}, {"loss": [nan]}), 1e-5, {})
     assert each.passed
@@ -177,9 +177,9 @@ def test_rows_are_drawn_by_inputs_outputs_and_losses():
         [text, size], {"a": keras.layers.Dense(4, "softmax", name="a")(x), "b": keras.layers.Dense(1)(x)}
     )
     model.compile("sgd", {"a": "sparse_categorical_crossentropy", "b": "mse"})
-    (words, sizes), targets = made_rows(model, 20)
-    assert words.shape == (20, 8)
-    assert words.max() < 9
+    (message, sizes), targets = made_rows(model, 20)
+    assert message.shape == (20, 8)
+    assert message.max() < 9
     assert sizes.shape == (20, 3)
     assert set(np.unique(targets["a"])) <= set(range(4))
     assert targets["a"].shape == (20,)
@@ -213,6 +213,6 @@ def test_the_command_prints_the_table_and_ends_with_the_verdict(tmp_path):
     command = [sys.executable, "-m", "choros", "check", str(file), "--workers", "2", "--batch-size", "8", "--variables"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("2 workers, resumed", "Verdict: equal", "drawn at random", "2 of 2 weights", "dense/kernel"):
-        assert words in done.stdout
+    for message in ("2 workers, resumed", "Verdict: equal", "drawn at random", "2 of 2 weights", "dense/kernel"):
+        assert message in done.stdout
     assert "choros-check-" not in done.stdout + done.stderr  # a folder that is gone

@@ -30,13 +30,13 @@ def test_what_was_saved_comes_back(tmp_path):
     facts = {"epoch": 3, "names": ["a", "ü"], "loss": 0.1 + 0.2}
     path = store.save(facts, arrays(7))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = store.latest()
-    assert found.path == path
-    assert found.facts == facts
-    for one, other in zip(found.arrays, arrays(7), strict=True):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-        np.testing.assert_array_equal(one, other)
+    result = store.latest()
+    assert result.path == path
+    assert result.facts == facts
+    for value, other in zip(result.arrays, arrays(7), strict=True):
+        assert value.dtype == other.dtype
+        assert value.shape == other.shape
+        np.testing.assert_array_equal(value, other)
     assert CheckpointStore(tmp_path / "none").latest() is None
 
 
@@ -61,9 +61,9 @@ def test_as_many_are_kept_as_were_asked_for(keep, tmp_path):
 def test_arrays_of_another_byte_order_keep_their_values(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save({}, [np.array([1.5, -2.0], ">f4"), np.array(258, ">i2"), np.array([1, 2], "<i8")])
-    found = store.latest().arrays
-    assert [array.tolist() for array in found] == [[1.5, -2.0], 258, [1, 2]]
-    assert [array.dtype for array in found] == ["float32", "int16", "int64"]
+    result = store.latest().arrays
+    assert [array.tolist() for array in result] == [[1.5, -2.0], 258, [1, 2]]
+    assert [array.dtype for array in result] == ["float32", "int16", "int64"]
 
 
 def spoilt(path, how):
@@ -92,17 +92,17 @@ def test_one_that_is_not_whole_is_left_out_and_the_one_before_is_used(how, tmp_p
     assert store.save({"number": 3}, []).name == "checkpoint-00000003.choros"  # no number is used twice
 
 
-@pytest.mark.parametrize("what", ["a directory", "a pipe", "more than fits into memory", "a link to nothing"])
-def test_what_has_the_name_of_one_but_is_none_does_no_harm(what, tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["a directory", "a pipe", "more than fits into memory", "a link to nothing"])
+def test_what_has_the_name_of_one_but_is_none_does_no_harm(kind, tmp_path, capsys):
     store = CheckpointStore(tmp_path, keep=2)
     store.save({"number": 1}, arrays(1))
     newest, oldest = tmp_path / "checkpoint-00000002.choros", tmp_path / "checkpoint-00000000.choros"
-    if what == "a directory":
+    if kind == "a directory":
         oldest.mkdir()
         newest.mkdir()
-    elif what == "a pipe":
+    elif kind == "a pipe":
         os.mkfifo(newest)
-    elif what == "a link to nothing":
+    elif kind == "a link to nothing":
         newest.symlink_to("nothing")
     else:
         newest.touch()
@@ -255,23 +255,23 @@ for number in itertools.count(1):
 
 def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path):
     rng = np.random.default_rng(11)
-    said = 0
+    output = 0
     for _ in range(4):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as process:
             process.stdout.readline()
             time.sleep(rng.uniform(0, 0.05))
             process.kill()
             rest = process.stdout.read().split()
-        said = int(rest[-1]) if rest else 1
-        found = CheckpointStore(tmp_path).latest()
-        assert found.facts["number"] in (said, said + 1)  # what it said was there; it may have done one more
-        assert (found.arrays[0] == found.facts["number"]).all()
+        output = int(rest[-1]) if rest else 1
+        result = CheckpointStore(tmp_path).latest()
+        assert result.facts["number"] in (output, output + 1)  # what it said was there; it may have done one more
+        assert (result.arrays[0] == result.facts["number"]).all()
     CheckpointStore(tmp_path).save({}, [])
     assert len(os.listdir(tmp_path)) == 3  # what was half written is gone too
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "message"),
     [
         ({"every": 0}, "every=0"),
         ({"every": "hour"}, "every='hour'"),
@@ -280,8 +280,8 @@ def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path):
         ({"signals": ["SIGTERM", "SIGKILL", "SIGSTOP"]}, "SIGKILL, SIGSTOP cannot be caught"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(how, words, tmp_path):
-    with pytest.raises(InvalidInputError, match=words):
+def test_settings_without_a_meaning_are_refused(how, message, tmp_path):
+    with pytest.raises(InvalidInputError, match=message):
         Checkpoint(tmp_path, **how)
 
 

@@ -154,7 +154,7 @@ def test_the_inner_launcher_wins(environ, launcher):
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({**CHOROS, "CHOROS_RANK": "x"}, "CHOROS_RANK='x' is not a whole number"),
         ({**CHOROS, "CHOROS_RANK": "-1"}, "CHOROS_RANK='-1' is not a whole number"),
@@ -189,10 +189,10 @@ def test_the_inner_launcher_wins(environ, launcher):
         ),
     ],
 )
-def test_contradictions_are_refused(environ, words):
+def test_contradictions_are_refused(environ, message):
     with pytest.raises(InvalidInputError) as caught:
         Place.here(environ)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -219,18 +219,18 @@ def test_the_refusal_says_what_to_do():
 
 
 @pytest.mark.parametrize(
-    ("fields", "environ", "words"),
+    ("fields", "environ", "message"),
     [
         ({"local_rank": ("TOY_LOCAL",)}, {"TOY_LOCAL": "0"}, "names no variable for the local size (local_size, or"),
         ({"local_size": ("TOY_LOCALS",)}, {"TOY_LOCALS": "2"}, "names no variable for the local rank (local_rank)"),
     ],
 )
-def test_a_launcher_entry_without_names_is_named(monkeypatch, fields, environ, words):
+def test_a_launcher_entry_without_names_is_named(monkeypatch, fields, environ, message):
     entry = LauncherEnv(launcher="toy", detect_any=("TOY_RANK",), rank=("TOY_RANK",), size=("TOY_SIZE",), **fields)
     monkeypatch.setattr(launcher_env, "TABLES", (*launcher_env.TABLES, entry))
     with pytest.raises(InvalidInputError) as caught:
         Place.here({"TOY_RANK": "0", "TOY_SIZE": "2", **environ})
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "is not set" not in str(caught.value)
 
 

@@ -36,7 +36,7 @@ def test_host_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("n1 slots=4\nn2\n", "line 2 .* is 'n2', not of the form: host slots=n"),
         ("n1 slots=4 max_slots=8\n", "line 1 "),
@@ -46,10 +46,10 @@ def test_host_files(tmp_path):
         (b"\xff\xfe", "cannot be read"),
     ],
 )
-def test_host_files_of_another_form(tmp_path, text, words):
+def test_host_files_of_another_form(tmp_path, text, message):
     path = tmp_path / "hosts"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(InvalidInputError, match=message):
         read_hostfile(str(path))
 
 

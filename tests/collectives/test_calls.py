@@ -49,16 +49,16 @@ for op in (AVERAGE, SUM, MIN, MAX, PRODUCT):
         assert (many == np.tile(got, (300, 1))).all() and many.dtype == got.dtype
         say(op=int(op), kind=kind, mine=kept.astype(complex).real.tolist(), got=got.astype(complex).real.tolist())
 """
-    said = run(size, script)
+    results = run(size, script)
     functions = {SUM: np.sum, AVERAGE: np.mean, MIN: np.min, MAX: np.max, PRODUCT: np.prod}
-    for lines in zip(*said, strict=True):
+    for lines in zip(*results, strict=True):
         kind = np.dtype(lines[0]["kind"])
-        mine = np.array([line["mine"] for line in lines])
+        actual = np.array([line["mine"] for line in lines])
         if kind.kind in "iu":
             with np.errstate(over="ignore"):
-                want = functions[lines[0]["op"]](mine, axis=0).astype("int64").astype(kind)
+                want = functions[lines[0]["op"]](actual, axis=0).astype("int64").astype(kind)
         else:
-            want = functions[lines[0]["op"]](mine, axis=0)
+            want = functions[lines[0]["op"]](actual, axis=0)
         tolerance = 2e-3 if kind == "float16" else 1e-5
         for line in lines:
             assert line["got"] == lines[0]["got"]  # the same bits everywhere
@@ -108,14 +108,14 @@ np.testing.assert_allclose(c.allreduce(np.tile(vectors[rank], 500), ADASUM)[:6].
 one = np.eye(4)[rank]
 say(apart=c.allreduce(one, ADASUM).tolist(), alike=c.allreduce(np.ones(3), ADASUM).tolist())
 """
-    said = run(4, script)
+    results = run(4, script)
 
     def pair(a, b):
         return (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
 
-    vectors = np.array(said[0][0]["vectors"])
+    vectors = np.array(results[0][0]["vectors"])
     want = pair(pair(vectors[0], vectors[1]), pair(vectors[2], vectors[3]))
-    for lines in said:
+    for lines in results:
         assert lines[0]["kind"] == kind
         np.testing.assert_allclose(lines[0]["got"], want, rtol=1e-2 if kind == "bfloat16" else 1e-6)
         np.testing.assert_allclose(lines[1]["apart"], np.ones(4))
@@ -141,7 +141,7 @@ say(next=c.allreduce(np.full(2, rank + 1.0), SUM).tolist())
 """
     first, second = run(2, script)
     assert first == second  # the same words everywhere
-    words = [
+    messages = [
         ("allreduce 'shape' of float32 (3,)", "(4,)"),
         ("float32", "float64"),
         ("by Max", "by Sum"),
@@ -155,8 +155,8 @@ say(next=c.allreduce(np.full(2, rank + 1.0), SUM).tolist())
         ("rank 0: the object['a'] is a builtins.function", "cannot be sent to other ranks"),
         ("values of <U4 cannot be reduced",),
     ]
-    assert len(first) == len(words) + 1
-    for line, parts in zip(first, words, strict=False):
+    assert len(first) == len(messages) + 1
+    for line, parts in zip(first, messages, strict=False):
         for part in parts:
             assert part in line["error"]
     assert first[-1] == {"next": [3.0, 3.0]}
@@ -171,10 +171,10 @@ for turn in range(rank + 1):
 say(last=c.join())
 say(after=c.allreduce(np.array([1.0]), SUM).tolist())
 """
-    said = run(3, script)
-    assert [line["mean"] for line in said[2][:3]] == [[4.0], [8 / 3], [4 / 3]]
-    assert [line["rows"] for line in said[2][:3]] == [6, 4, 2]
-    for lines in said:
+    results = run(3, script)
+    assert [line["mean"] for line in results[2][:3]] == [[4.0], [8 / 3], [4 / 3]]
+    assert [line["rows"] for line in results[2][:3]] == [6, 4, 2]
+    for lines in results:
         assert lines[-2:] == [{"last": 2}, {"after": [3.0]}]
 
 

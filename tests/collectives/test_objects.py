@@ -54,7 +54,7 @@ def test_bfloat16():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
         ({"a": [1, object()]}, r"the object\['a'\]\[1\] is a builtins.object"),
         (lambda: 1, "builtins.function"),
@@ -64,8 +64,8 @@ def test_bfloat16():
     ],
     ids=["nested", "function", "array of objects", "key", "subclass"],
 )
-def test_what_cannot_travel(value, words):
-    with pytest.raises(InvalidInputError, match=words):
+def test_what_cannot_travel(value, message):
+    with pytest.raises(InvalidInputError, match=message):
         encode(value)
 
 

@@ -53,16 +53,16 @@ def late():  # within a call: it said what it does, and has not done it
     group.barrier()
 heard(late)
 """
-    zero, one, two = ([line["lines"] for line in lines] for lines in run(3, script))
-    assert one == [[], [], [], [], []]
+    zero, rank_1, two = ([line["lines"] for line in lines] for lines in run(3, script))
+    assert rank_1 == [[], [], [], [], []]
     for rank, lines in ((0, zero), (2, two)):
         assert [len(each) for each in lines] == [0, 1, 1, 1, 1]
-        known, again, step, late = (re.sub(r"\d\.\d s|process \d+, \w+", "...", line) for (line,) in lines[1:])
-        said = f"choros: rank {rank} on HOST has waited ... at allreduce 'loss' of float32 (3,) by Sum for rank 1 "
-        said += "(alive, but busy or stopped) of 3. Rank 1 (...): its last call, barrier, ended ... ago. "
-        assert known == said + "It waits for up to 20 s in all."
-        assert "at allreduce 'again'" in again
-        assert "its last call, allreduce 'loss' of float32 (3,) by Sum, ended ... ago" in again
+        known, repeated, step, late = (re.sub(r"\d\.\d s|process \d+, \w+", "...", line) for (line,) in lines[1:])
+        message = f"choros: rank {rank} on HOST has waited ... at allreduce 'loss' of float32 (3,) by Sum for rank 1 "
+        message += "(alive, but busy or stopped) of 3. Rank 1 (...): its last call, barrier, ended ... ago. "
+        assert known == message + "It waits for up to 20 s in all."
+        assert "at allreduce 'again'" in repeated
+        assert "its last call, allreduce 'loss' of float32 (3,) by Sum, ended ... ago" in repeated
         assert "at gradients of model for rank 1" in step
         assert "at barrier for rank 1" in late
 
@@ -79,10 +79,10 @@ trying(lambda: c.broadcast(x, 0, name="weights"))
 """
     with SharedGroup.create(3, 1 << 16) as segment:
         ranks.start(HEAD + script, segment, 3)
-        said = {rank: ranks.line(rank) for rank in (0, 2)}
+        messages = {rank: ranks.next_line(rank) for rank in (0, 2)}
         ranks.kill(1)
         ranks.finish(codes={1: -signal.SIGKILL})
-    for rank, line in said.items():
+    for rank, line in messages.items():
         assert line["error"] == "CommTimeoutError"
         assert line["missing"] == [1]
         assert 1.0 <= line["seconds"] < 10
@@ -123,8 +123,8 @@ group.trace = None
 c.barrier()
 say(taken=taken)
 """
-    zero, one = (lines[0]["taken"] for lines in run(2, script))
-    for taken in (zero, one):
+    zero, rank_1 = (lines[0]["taken"] for lines in run(2, script))
+    for taken in (zero, rank_1):
         calls = [event for event in taken if event[0] == "call"]
         assert [name for _, name, *_ in calls] == [
             "allreduce 'sum' of float32 (3,) by Sum",
@@ -137,6 +137,6 @@ say(taken=taken)
             assert begin <= end
             inside = [1 for _, _, first, last, _ in calls if first <= begin and end <= last]
             assert len(inside) == 1, kind
-    waited = [max(end - begin for kind, _, begin, end, _ in taken if kind == "wait") for taken in (zero, one)]
+    waited = [max(end - begin for kind, _, begin, end, _ in taken if kind == "wait") for taken in (zero, rank_1)]
     assert waited[0] > 0.1e9
     assert waited[1] < waited[0]

@@ -91,9 +91,9 @@ def test_prefetch_changes_x_alone_and_travels():
     assert (source.rows, source.steps(2), source.depth) == (5, 3, 3)
     source = serialization.unpack(*serialization.pack(source))
     how = dict(rank=0, size=1, synchronous=True, batch_size=2, seed=0, epoch=0, shuffle=False)
-    found = list(source.epoch(**how))
-    np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), -x)
-    np.testing.assert_array_equal(np.concatenate([batch.y for batch in found]), y)
+    results = list(source.epoch(**how))
+    np.testing.assert_array_equal(np.concatenate([batch.x for batch in results]), -x)
+    np.testing.assert_array_equal(np.concatenate([batch.y for batch in results]), y)
     np.testing.assert_array_equal(source.sample(2).x, -x[:2])
 
 

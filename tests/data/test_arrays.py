@@ -42,13 +42,13 @@ def test_all_ranks_together_train_each_row_once_with_its_own_label_and_weight(sy
 
 def test_together_the_ranks_make_the_batches_that_one_process_has():
     source = ArraySource(np.arange(11))
-    one = [batch.x.tolist() for batch in _epoch(source, 0, 1, True)]
+    first = [batch.x.tolist() for batch in _epoch(source, 0, 1, True)]
     order = permutation(11, 3, 0).tolist()
-    assert one == [order[:4], order[4:8], order[8:]]
+    assert first == [order[:4], order[4:8], order[8:]]
     for size in (2, 3, 5):
         ranks = [_epoch(source, rank, size, True) for rank in range(size)]
         joined = [[v for b in step if b.rows for v in b.x.tolist()] for step in zip(*ranks, strict=True)]
-        assert joined == one
+        assert joined == first
         assert [batch.total for batch in ranks[-1]] == [4, 4, 3]
 
 
@@ -81,7 +81,7 @@ def test_one_weight_array_serves_all_outputs_as_in_keras():
 
 
 @pytest.mark.parametrize(
-    ("given", "floatx", "expected"),
+    ("values", "floatx", "expected"),
     [
         ("float64", "float32", "float32"),
         ("float16", "float32", "float32"),
@@ -94,8 +94,8 @@ def test_one_weight_array_serves_all_outputs_as_in_keras():
         ("bool", "float32", "bool"),
     ],
 )
-def test_dtypes_as_keras_has_them(given, floatx, expected):
-    source = make_source(np.ones((3, 2), given), floatx=floatx)
+def test_dtypes_as_keras_has_them(values, floatx, expected):
+    source = make_source(np.ones((3, 2), values), floatx=floatx)
     assert source.x.dtype == np.dtype(expected)
     assert source.x.dtype.isnative
     assert source.x.tolist() == np.ones((3, 2), expected).tolist()
@@ -106,8 +106,8 @@ def test_dtypes_are_those_of_keras_own_adapter():
 
     for dtype in ("float64", "float16", "float32", "int64", "int8", "uint8", "bool"):
         data = np.ones((3, 2), dtype)
-        (theirs,) = next(iter(ArrayDataAdapter(data, np.ones(3), batch_size=3).get_numpy_iterator()))[:1]
-        assert make_source(data, np.ones(3)).x.dtype == theirs.dtype, dtype
+        (expected,) = next(iter(ArrayDataAdapter(data, np.ones(3), batch_size=3).get_numpy_iterator()))[:1]
+        assert make_source(data, np.ones(3)).x.dtype == expected.dtype, dtype
 
 
 def test_tensors_of_every_backend():

@@ -63,15 +63,15 @@ def test_split_equals_keras_own(rows, fraction):
 
     x, y, w = {"a": np.arange(rows)}, np.arange(rows) * 2, np.arange(rows) * 3
     try:
-        theirs = train_validation_split((x, y, w), fraction)
+        expected = train_validation_split((x, y, w), fraction)
     except ValueError:
         with pytest.raises(InvalidDataError, match="without any"):
             split(x, y, w, fraction)
         return
-    for ours, their in zip(split(x, y, w, fraction), theirs, strict=True):
-        np.testing.assert_array_equal(ours[0]["a"], their[0]["a"])
-        np.testing.assert_array_equal(ours[1], their[1])
-        np.testing.assert_array_equal(ours[2], their[2])
+    for ours, other in zip(split(x, y, w, fraction), expected, strict=True):
+        np.testing.assert_array_equal(ours[0]["a"], other[0]["a"])
+        np.testing.assert_array_equal(ours[1], other[1])
+        np.testing.assert_array_equal(ours[2], other[2])
 
 
 def test_split_without_targets_and_with_a_bad_fraction():

@@ -103,7 +103,7 @@ def test_every_rank_has_a_share_of_the_size_of_arrays_in_every_step(
     rows, batch, size, threads, steps, shuffle, synchronous
 ):
     sources = [PyDatasetSource(Counted(rows, batch, workers=threads)) for _ in range(size)]
-    ranks = [_epoch(one, r, size, synchronous, 1, shuffle, steps=steps) for r, one in enumerate(sources)]
+    ranks = [_epoch(source, r, size, synchronous, 1, shuffle, steps=steps) for r, source in enumerate(sources)]
     count = -(-rows // batch)
     length = count if steps is None else steps
     assert {len(batches) for batches in ranks} == {length}
@@ -116,7 +116,7 @@ def test_every_rank_has_a_share_of_the_size_of_arrays_in_every_step(
         order[i % count] for i in range(length, 2 * length) for order in [permutation(count, 5, i // count, shuffle)]
     ]
     assert seen == sorted(v for i in wanted for v in range(i * batch, min(rows, (i + 1) * batch)))
-    reads = sorted(index for one in sources for index in one.dataset.reads)
+    reads = sorted(index for source in sources for index in source.dataset.reads)
     if synchronous:
         assert reads == sorted(wanted * size)
     else:  # each batch once, but those at the end that cannot be dealt out evenly

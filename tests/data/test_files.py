@@ -84,8 +84,8 @@ FORMATS = {
 
 def epoch(source, size, *, synchronous=True, batch_size=64, number=0, shuffle=True):
     """All rows of an epoch as ranks get them, put together again, and the batches' sizes."""
-    asked = dict(synchronous=synchronous, batch_size=batch_size, seed=1, epoch=number, shuffle=shuffle)
-    ranks = [list(source.epoch(rank=rank, size=size, **asked)) for rank in range(size)]
+    requested = dict(synchronous=synchronous, batch_size=batch_size, seed=1, epoch=number, shuffle=shuffle)
+    ranks = [list(source.epoch(rank=rank, size=size, **requested)) for rank in range(size)]
     batches = list(zip(*ranks, strict=True))
     for batch in batches:
         assert sum(part.rows for part in batch) == batch[0].total
@@ -104,11 +104,11 @@ def test_every_row_once_and_the_same_order_for_any_number_of_ranks(folder, name)
     assert source.rows == ROWS
     x, y = epoch(source, 1)
     for size in (2, 3):
-        again = epoch(source, size)
-        np.testing.assert_array_equal(again[0], x)
-        np.testing.assert_array_equal(again[1], y)
-    given = in_order(*numbers())
-    for got, wanted in zip(in_order(x, y), given, strict=True):
+        repeated = epoch(source, size)
+        np.testing.assert_array_equal(repeated[0], x)
+        np.testing.assert_array_equal(repeated[1], y)
+    inputs = in_order(*numbers())
+    for got, wanted in zip(in_order(x, y), inputs, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
     assert x.dtype == np.float32
     assert y.dtype == np.int64
@@ -181,11 +181,11 @@ def test_two_workers_decode_each_block_once_between_them(folder):
     workers = [context.Process(target=decodes, args=(packed, queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    said = [queue.get(timeout=60) for _ in workers]
+    output = [queue.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join(30)
-    assert sorted(said[0][0] + said[1][0]) == list(range(len(source.table.rows)))
-    assert said[0][1] == said[1][1]
+    assert sorted(output[0][0] + output[1][0]) == list(range(len(source.table.rows)))
+    assert output[0][1] == output[1][1]
 
 
 def dies(packed):
@@ -277,11 +277,11 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(folder, case):
 
 
 def test_damage_is_found(folder, tmp_path):
-    whole = (folder / "whole.tfrecord").read_bytes()
-    (tmp_path / "cut.tfrecord").write_bytes(whole[:-9])
+    complete = (folder / "whole.tfrecord").read_bytes()
+    (tmp_path / "cut.tfrecord").write_bytes(complete[:-9])
     with pytest.raises(InvalidDataError, match="ends in the middle of a record"):
         epoch(files(tmp_path / "cut.tfrecord", "x", "label"), 1)
-    hurt = bytearray(whole)
+    hurt = bytearray(complete)
     hurt[5000] ^= 1
     (tmp_path / "hurt.tfrecord").write_bytes(hurt)
     with pytest.raises(InvalidDataError, match="damaged: the checksum"):
@@ -327,9 +327,9 @@ def test_what_is_decoded_is_there_for_the_next_fit_and_goes_with_the_source(fold
 
 
 def test_missing_values_that_come_late_make_fractions_of_whole_numbers_from_the_first_row(tmp_path):
-    whole, gap = pa.table({"a": [1] * 40, "b": [2] * 40}), pa.table({"a": [3, None], "b": [5, 6]})
+    complete, gap = pa.table({"a": [1] * 40, "b": [2] * 40}), pa.table({"a": [3, None], "b": [5, 6]})
     for kind in ("parquet", "arrow"):
-        for name, table in (("1", whole), ("2", gap)):
+        for name, table in (("1", complete), ("2", gap)):
             path = tmp_path / f"{name}.{kind}"
             if kind == "parquet":
                 pa.parquet.write_table(table, path)
@@ -340,7 +340,7 @@ def test_missing_values_that_come_late_make_fractions_of_whole_numbers_from_the_
         x, y = epoch(source, 2, shuffle=False)
         assert (x.dtype, y.dtype) == (np.float32, np.int64)
         np.testing.assert_array_equal(x, [1] * 40 + [3, np.nan])
-    pa.csv.write_csv(whole, tmp_path / "1.csv")
+    pa.csv.write_csv(complete, tmp_path / "1.csv")
     (tmp_path / "2.csv").write_text("a,b\n3,\n")
     with pytest.raises(
         InvalidDataError, match=r"2.csv from byte 4: 'b' has fractions or missing values, and whole numbers in"
@@ -379,8 +379,8 @@ def test_only_the_caller_decodes_the_first_rows_besides(folder):
 
     source = files(folder / "whole.parquet", y="label", decode=decode)
     assert decoded == [32]
-    again = serialization.unpack(*serialization.pack(source))
-    epoch(again, 1)
+    reloaded = serialization.unpack(*serialization.pack(source))
+    epoch(reloaded, 1)
     assert decoded == [32]  # the worker's is a function of its own
     epoch(source, 1)
     assert decoded == [32]  # what one has decoded is there for all

@@ -1,4 +1,4 @@
-"""What is a mapped file stays in its file: it travels by name, from wherever in it the array lies."""
+"""Arrays of mapped files stay in their file: workers get the file's name and the array's offset."""
 
 import json
 
@@ -53,10 +53,10 @@ def test_nothing_of_a_file_is_packed_and_batches_are_those_of_arrays(files):
     how = {"rank": 1, "size": 2, "synchronous": True, "batch_size": 7, "seed": 3, "epoch": 1}
     for shuffle in (False, True):
         ours, plain = (s.epoch(**how, shuffle=shuffle) for s in (source, ArraySource(*arrays)))
-        for mine, other in zip(ours, plain, strict=True):
-            assert mine.x.dtype == other.x.dtype == np.float32
-            np.testing.assert_array_equal(mine.x, other.x)
-            np.testing.assert_array_equal(mine.y, other.y)
+        for value, other in zip(ours, plain, strict=True):
+            assert value.x.dtype == other.x.dtype == np.float32
+            np.testing.assert_array_equal(value.x, other.x)
+            np.testing.assert_array_equal(value.y, other.y)
     train, valid = split(*mapped, None, 0.25)
     assert all(place_in_file(array) for array in (*train[:2], *valid[:2]))
 
@@ -78,11 +78,11 @@ def test_what_is_larger_than_memory_is_read_a_stretch_at_a_time(files, monkeypat
     long = ArraySource(np.arange(1000), block=2)
     how = {"synchronous": True, "batch_size": 10, "seed": 3, "shuffle": True}
     for epochs in (0, 1):
-        whole = [batch.x for batch in long.epoch(rank=0, size=1, epoch=epochs, **how)]
+        complete = [batch.x for batch in long.epoch(rank=0, size=1, epoch=epochs, **how)]
         parts = [[batch.x for batch in long.epoch(rank=rank, size=2, epoch=epochs, **how)] for rank in range(2)]
-        for one, *halves in zip(whole, *parts, strict=True):
-            np.testing.assert_array_equal(one, np.concatenate(halves))
-        rows = np.concatenate(whole)
+        for value, *halves in zip(complete, *parts, strict=True):
+            np.testing.assert_array_equal(value, np.concatenate(halves))
+        rows = np.concatenate(complete)
         assert sorted(rows) == list(range(1000))
         pool = rows[: 2 * POOL_BLOCKS]
         assert len(np.unique(pool // 2)) == POOL_BLOCKS

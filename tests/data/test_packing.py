@@ -31,8 +31,8 @@ def _same(a, b):
             _same(a[key], b[key])
     elif isinstance(a, list | tuple):
         assert len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            _same(one, other)
+        for value, other in zip(a, b, strict=True):
+            _same(value, other)
     elif a is not None:
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)

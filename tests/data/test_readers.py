@@ -36,8 +36,8 @@ def _write(tmp_path, text, name="higgs.csv"):
 
 def _all_equal(a, b):
     for field in dataclasses.fields(a):
-        one, other = getattr(a, field.name), getattr(b, field.name)
-        assert np.array_equal(one, other), field.name
+        first, other = getattr(a, field.name), getattr(b, field.name)
+        assert np.array_equal(first, other), field.name
 
 
 def test_features_are_standardised_on_the_training_part_and_missing_is_the_mean(tmp_path):
@@ -126,16 +126,16 @@ def test_files_that_are_no_csv(tmp_path):
     binary.write_bytes(bytes(range(256)))
     with pytest.raises(InvalidDataError, match="is not text"):
         load_higgs(binary)
-    whole = gzip.compress(_text(_rows(2000)[0]).encode())
-    for length in (5, 2000, len(whole) // 2, len(whole) - 4):
+    complete = gzip.compress(_text(_rows(2000)[0]).encode())
+    for length in (5, 2000, len(complete) // 2, len(complete) - 4):
         cut = tmp_path / "cut.csv.gz"
-        cut.write_bytes(whole[:length])
+        cut.write_bytes(complete[:length])
         with pytest.raises(
             InvalidDataError, match=r"cut.csv.gz is a truncated or damaged gzip file .*: fetch it again"
         ):
             load_higgs(cut)
-    damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 255
+    damaged = bytearray(complete)
+    damaged[len(complete) // 2] ^= 255
     cut.write_bytes(damaged)
     with pytest.raises(
         InvalidDataError, match=r"truncated or damaged|is not a number|is not text|columns and the header"

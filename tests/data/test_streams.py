@@ -1,4 +1,4 @@
-"""What yields batches, as a source: each divided, its order kept, its end noticed."""
+"""Sources of batches: each batch is divided, the order is kept, the end is detected."""
 
 import numpy as np
 import pytest
@@ -121,8 +121,8 @@ def test_what_can_be_indexed_says_so(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 2)))
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     stream = iter([(np.ones(2),)])
-    given = [np.zeros(3), np.load(tmp_path / "x.npy", mmap_mode="r"), files(tmp_path / "a.csv"), prefetch(np.zeros(3))]
-    assert [make_source(one).indexed for one in given] == [True] * 4
+    inputs = [np.zeros(3), np.load(tmp_path / "x.npy", mmap_mode="r"), files(tmp_path / "a.csv"), prefetch(np.zeros(3))]
+    assert [make_source(result).indexed for result in inputs] == [True] * 4
     assert not make_source(prefetch(stream)).indexed
 
 
@@ -142,8 +142,8 @@ def test_grain(tmp_path):
 
     rows = grain.MapDataset.source(Rows()).batch(4)
     sampler = IndexSampler(10, shuffle=False, num_epochs=1, shard_options=NoSharding())
-    own = GrainLoader(data_source=Rows(), sampler=sampler, operations=[InBatches(4)], worker_count=0)
-    for data in (rows, rows.to_iter_dataset(), own):
+    values = GrainLoader(data_source=Rows(), sampler=sampler, operations=[InBatches(4)], worker_count=0)
+    for data in (rows, rows.to_iter_dataset(), values):
         source = make_source(data)
         assert not source.indexed
         for _ in range(2):

@@ -18,10 +18,10 @@ LABELS = [Y, Y.astype("float32"), Y[:, None], ONE_HOT, Y.astype("uint8"), Y + 0.
 def test_equal_to_keras_own_function(y, table):
     from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
-    theirs = class_weight_to_sample_weights(y, table)
+    expected = class_weight_to_sample_weights(y, table)
     ours = class_weights(y, table)
-    assert ours.dtype == theirs.dtype
-    np.testing.assert_array_equal(ours, theirs)
+    assert ours.dtype == expected.dtype
+    np.testing.assert_array_equal(ours, expected)
 
 
 def test_classes_that_are_not_named_weigh_one():

@@ -47,9 +47,9 @@ def test_the_first_epoch_counts_as_the_others_and_the_rest_is_start_up():
 
 
 def test_shares_are_those_after_the_first_epoch(timeline):
-    found = read_timeline(timeline, 2, asynchronous=True)
-    assert found.exchanging == pytest.approx(0.2)  # without the second that compiles; with it, 0.06
-    assert found.waiting == pytest.approx(0.1)
+    result = read_timeline(timeline, 2, asynchronous=True)
+    assert result.exchanging == pytest.approx(0.2)  # without the second that compiles; with it, 0.06
+    assert result.waiting == pytest.approx(0.1)
 
 
 def test_bytes_are_those_at_each_epochs_end(timeline):

@@ -20,9 +20,9 @@ def test_it_is_dist_keras_network():
 
 
 def test_a_seed_gives_the_same_weights_and_another_gives_others():
-    one, same, other = (build(8, 3, seed).get_weights() for seed in (5, 5, 6))
-    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
-    assert not np.array_equal(one[0], other[0])
+    first, same, other = (build(8, 3, seed).get_weights() for seed in (5, 5, 6))
+    assert all(np.array_equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not np.array_equal(first[0], other[0])
 
 
 def test_kernels_are_glorots_and_biases_nothing():

@@ -13,11 +13,11 @@ from choros.tools.demo import plan
 @pytest.fixture
 def bare(monkeypatch):
     """An environment that says nothing of backends and threads, and is put back afterwards."""
-    kept = dict(os.environ)
+    saved_environment = dict(os.environ)
     for name in (*variables(1), "KERAS_BACKEND"):
         monkeypatch.delenv(name, raising=False)
     yield
-    for name in set(os.environ) - set(kept):
+    for name in set(os.environ) - set(saved_environment):
         del os.environ[name]
 
 

@@ -91,8 +91,8 @@ def test_one_that_fails_has_its_error_and_the_others_go_on():
     assert stream.getvalue().splitlines()[1].endswith("; failed: RuntimeError: rank 1 died")
 
 
-@pytest.mark.parametrize(("when", "kept"), [((1, 0), ["Single"]), ((1, 1), ["Single", "AllReduce"]), ((0, 0), [])])
-def test_an_interrupt_ends_it_and_keeps_what_was_measured(when, kept):
+@pytest.mark.parametrize(("when", "saved"), [((1, 0), ["Single"]), ((1, 1), ["Single", "AllReduce"]), ((0, 0), [])])
+def test_an_interrupt_ends_it_and_keeps_what_was_measured(when, saved):
     plan = make_plan(seeds=(0, 1))
     done = []
 
@@ -104,21 +104,21 @@ def test_an_interrupt_ends_it_and_keeps_what_was_measured(when, kept):
 
     report = compare(plan, SETTING, train, make_display(plan)[0])
     assert report.interrupted
-    assert [r.algorithm for r in report.results] == kept
+    assert [r.algorithm for r in report.results] == saved
     assert not any(r.failed for r in report.results)
     assert len(done) == 2 * when[0] + when[1] + 1
 
 
 def test_what_compiled_code_makes_of_an_interrupt_is_one():
-    plan, told = make_plan(), []
+    plan, messages = make_plan(), []
 
     def train(algorithm, seed, progress):
         if plan.algorithms.index(algorithm) == 1:
-            told.append(True)
+            messages.append(True)
             raise TypeError
         return fake(algorithm, seed, progress)
 
-    report = compare(plan, SETTING, train, make_display(plan)[0], lambda: bool(told))
+    report = compare(plan, SETTING, train, make_display(plan)[0], lambda: bool(messages))
     assert report.interrupted
     assert [(r.algorithm, r.failed) for r in report.results] == [("Single", False)]
 

@@ -1,4 +1,4 @@
-"""What the tests share: a job of ``choros doctor`` with a fault put into it, and its report."""
+"""Fixtures of the doctor's tests: a job of ``choros doctor`` with an injected fault, and its report."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _OURS = ("CHOROS_", "SLURM_", "PMI", "OMPI_", "MPI_", "NCCL_", "GLOO_", "UCX_", 
 
 
 class Report:
-    """What ``choros doctor`` said."""
+    """The report of ``choros doctor``."""
 
     def __init__(self, done, marked):
         self.code, self.errors = done.returncode, done.stderr
@@ -33,24 +33,24 @@ class Report:
 
     def one(self, name, ranks=None, kind="error"):
         """The finding of this name: there is one, of this kind and of these ranks."""
-        [found] = [finding for finding in self.findings if finding["name"] == name]
-        assert found["kind"] == kind, found
-        assert ranks is None or found["ranks"] == ranks, found
+        [problem] = [finding for finding in self.findings if finding["name"] == name]
+        assert problem["kind"] == kind, problem
+        assert ranks is None or problem["ranks"] == ranks, problem
         assert self.code == int(any(finding["kind"] == "error" for finding in self.findings)), self.errors
-        assert found["remedy"]
-        return found
+        assert problem["remedy"]
+        return problem
 
 
 def clean(**more):
     """The environment without what would be a fault, or a place, of this test's own process."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_OURS) and k not in (*NAMES, *DEVICES)}
-    return {**kept, "KERAS_BACKEND": "jax", **more}
+    saved_environment = {k: v for k, v in os.environ.items() if not k.startswith(_OURS) and k not in (*NAMES, *DEVICES)}
+    return {**saved_environment, "KERAS_BACKEND": "jax", **more}
 
 
-def said(words, environment, timeout=60):
+def run_command(command, environment, timeout=60):
     """Run a command that leaves nothing behind."""
     with subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,7 +68,7 @@ def said(words, environment, timeout=60):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
             raise
-    return subprocess.CompletedProcess(words, job.returncode, out, errors)
+    return subprocess.CompletedProcess(command, job.returncode, out, errors)
 
 
 @pytest.fixture
@@ -79,20 +79,20 @@ def doctor():
     ``first`` needs), or None for one process.
     """
 
-    def visit(size, *options, by="doctor", first="", outer="", smoke=False, timeout=60, **variables):
-        mine = [*DOCTOR, *([] if smoke else ["--no-smoke"]), *options]
+    def run_doctor(size, *options, by="doctor", first="", outer="", smoke=False, timeout=60, **variables):
+        command = [*DOCTOR, *([] if smoke else ["--no-smoke"]), *options]
         if first:
             by = "run"
-            mine = ["sh", "-c", f"{first}\nexec {shlex.join(mine)}"]
+            command = ["sh", "-c", f"{first}\nexec {shlex.join(command)}"]
         if by == "doctor":
-            mine += ["-n", str(size)]
+            command += ["-n", str(size)]
         elif by == "run":
-            mine = [sys.executable, "-m", "choros", "run", "-n", str(size), "--", *mine]
+            command = [sys.executable, "-m", "choros", "run", "-n", str(size), "--", *command]
         if outer:
-            mine = ["sh", "-c", f"{outer}\nexec {shlex.join(mine)}"]
-        return Report(said(mine, clean(**variables), timeout), by == "run")
+            command = ["sh", "-c", f"{outer}\nexec {shlex.join(command)}"]
+        return Report(run_command(command, clean(**variables), timeout), by == "run")
 
-    return visit
+    return run_doctor
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from choros.backend_choice import BACKENDS
 from choros.cli import main
 
-from .conftest import DOCTOR, Report, clean, said
+from .conftest import DOCTOR, Report, clean, run_command
 
 
 @pytest.mark.long
@@ -34,8 +34,8 @@ def test_a_healthy_job_with_its_trainings(doctor, two_cores):
 
 
 def test_a_healthy_job_of_mpi(mpiexec, two_cores):
-    words, needed = mpiexec.starting(2, *DOCTOR, "--backends", "jax")
-    report = Report(said(words, clean(**needed)), False)
+    command, needed = mpiexec.starting(2, *DOCTOR, "--backends", "jax")
+    report = Report(run_command(command, clean(**needed)), False)
     assert report.findings == []
     assert report.code == 0
     assert set(report.all["measures"]["engines"]) == {"MPI", "shared memory"}
@@ -45,8 +45,8 @@ def test_a_healthy_job_of_mpi(mpiexec, two_cores):
 
 def test_a_library_that_dies_under_mpi_is_named_by_the_rank(mpiexec, first_on_path, two_cores):
     path = first_on_path("numpy/__init__.py", "import os\nos.kill(os.getpid(), 4)\n")
-    words, needed = mpiexec.starting(2, *DOCTOR[:-1], "--timeout", "20")
-    done = said(words, clean(**needed, PYTHONPATH=path))
+    command, needed = mpiexec.starting(2, *DOCTOR[:-1], "--timeout", "20")
+    done = run_command(command, clean(**needed, PYTHONPATH=path))
     assert done.returncode != 0
     assert "ERROR sigill: Rank 0 on " in done.stdout
     assert "ERROR sigill: Rank 1 on " in done.stderr
@@ -54,7 +54,7 @@ def test_a_library_that_dies_under_mpi_is_named_by_the_rank(mpiexec, first_on_pa
 
 
 def test_the_words_for_people(two_cores):
-    done = said([*DOCTOR[:-1], "-n", "2", "--no-smoke"], clean())
+    done = run_command([*DOCTOR[:-1], "-n", "2", "--no-smoke"], clean())
     assert done.returncode == 0, done.stdout + done.stderr
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line)
     assert rows["ranks"] == "2 by choros; exchange by: shared memory, brought by choros run"
@@ -64,16 +64,16 @@ def test_the_words_for_people(two_cores):
 
 
 def test_one_process_needs_no_exchange():
-    done = said([*DOCTOR[:-1], "--backends", "jax"], clean())
+    done = run_command([*DOCTOR[:-1], "--backends", "jax"], clean())
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line)
     assert rows["ranks"] == "1 (started without a launcher); no exchange needed"
     assert rows["training"].startswith("jax: a small training agrees with a numpy reference (difference ")
 
 
 def test_quiet_says_nothing_where_nothing_is_wrong():
-    done = said([*DOCTOR[:-1], "--quiet", "--no-smoke"], clean())
+    done = run_command([*DOCTOR[:-1], "--quiet", "--no-smoke"], clean())
     assert (done.returncode, done.stdout) == (0, ""), done.stdout
-    done = said([*DOCTOR[:-1], "--quiet", "--no-smoke"], clean(NCCL_SOCKET_IFNAME="nosuch"))
+    done = run_command([*DOCTOR[:-1], "--quiet", "--no-smoke"], clean(NCCL_SOCKET_IFNAME="nosuch"))
     assert done.returncode == 1
     assert "ERROR interface: Rank 0 on " in done.stdout
 

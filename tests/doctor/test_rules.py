@@ -196,14 +196,14 @@ def test_a_host_with_a_slow_network():
 
 
 @pytest.mark.parametrize(
-    ("kind", "times", "words"),
+    ("kind", "times", "message"),
     [("wall", [5.0] * 5, "Something else runs"), ("cpu", [1.7] * 4 + [1.0], "Its processor itself is slower")],
 )
-def test_a_slow_rank(kind, times, words):
+def test_a_slow_rank(kind, times, message):
     slow = {**MEASURES, "work": [{"wall": [1.0] * 4, "cpu": [1.0] * 4} for _ in range(ATTEMPTS)]}
     for attempt, factor in zip(slow["work"], times, strict=True):
         attempt[kind][1] = factor
-    assert words in one(job(2), "slow-rank", kind="error" if kind == "wall" else "warning", measures=slow)
+    assert message in one(job(2), "slow-rank", kind="error" if kind == "wall" else "warning", measures=slow)
     slow["work"][1][kind][1] = slow["work"][2][kind][1] = 1.0  # now and then
     assert found(job(2), measures=slow) == []
 

@@ -13,8 +13,8 @@ def test_every_parser_takes_or_refuses_what_comes():
         [sys.executable, DRILLS / "fuzz.py", "--inputs", "3000"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["inputs"] >= 2900
+    output = json.loads(done.stdout)
+    assert output["inputs"] >= 2900
     assert {
         "frames",
         "guests",
@@ -26,9 +26,9 @@ def test_every_parser_takes_or_refuses_what_comes():
         "csv",
         "commands",
         "checkpoint",
-    } <= set(said["parsers"])
-    for name, told in said["parsers"].items():
-        assert name in ("guests", "messages") or told["refused"], f"{name} took everything"
+    } <= set(output["parsers"])
+    for name, result in output["parsers"].items():
+        assert name in ("guests", "messages") or result["refused"], f"{name} took everything"
 
 
 BAD = """

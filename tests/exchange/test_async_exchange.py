@@ -60,11 +60,11 @@ def test_the_shared_center_gives_the_same_bits(algorithm, dtype, rng):
     memory = algorithm.start(start, WORKERS)
     with SharedMemoryParameterServer.create(start, np.zeros(0, dtype), memory, WORKERS) as segment:
         seats = [SharedMemoryParameterServer(segment, algorithm, k, WORKERS) for k in range(WORKERS)]
-        _, theirs, stale_too = in_order(seats, start, drifts)
+        _, expected, stale_too = in_order(seats, start, drifts)
         out = np.empty_like(start)
         assert seats[0].read(out, np.zeros(0, dtype)) == len(ORDER)
     np.testing.assert_array_equal(out, inside.center)
-    np.testing.assert_array_equal(theirs, ours)
+    np.testing.assert_array_equal(expected, ours)
     assert stale == stale_too
 
 

@@ -118,10 +118,10 @@ def test_one_worker_keeps_its_vector_to_the_last_bit(rng):
     """Law 3: no weight is multiplied in and divided out again."""
     exchange, local = SyncExchange(LocalSGD(), SingleRankGroup(), np.zeros(1000, "float32")), rng.normal(size=1000)
     local = local.astype("float32")
-    kept = local.copy()
+    saved = local.copy()
     exchange.run(local, window=8, rows=77)
-    np.testing.assert_array_equal(local, kept)
-    np.testing.assert_array_equal(exchange.center, kept)
+    np.testing.assert_array_equal(local, saved)
+    np.testing.assert_array_equal(exchange.center, saved)
 
 
 def test_the_center_is_the_callers_array_and_may_be_set(ranks):

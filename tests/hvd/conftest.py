@@ -75,20 +75,20 @@ class Job:
             )
 
     def run(self, size, script, place, environment, within=200.0):
-        """What each rank leaves."""
+        """Run a script on each rank, and return the results that the ranks have written."""
         order = {"script": script, "environment": {"SAID": str(place), **environment}}
         (self.room / "order").write_text(json.dumps(order))
         (self.room / "order").rename(self.room / str(self.number))
         self.number += 1
-        left = [place / f"{rank}.json" for rank in range(size)]
+        remaining = [place / f"{rank}.json" for rank in range(size)]
         end = time.monotonic() + within
-        while not all(path.exists() for path in left):
+        while not all(path.exists() for path in remaining):
             if self.process.poll() is not None or time.monotonic() > end:
                 self.close()
                 raise AssertionError(self.output.read_text()[-20_000:])
             time.sleep(0.02)
         assert "no meaning here: HOROVOD_CYCLE_TIME" in self.output.read_text()
-        return [json.loads(path.read_text()) for path in left]
+        return [json.loads(path.read_text()) for path in remaining]
 
     def close(self):
         """End the ranks."""
@@ -106,15 +106,15 @@ class Job:
 @pytest.fixture(scope="package")
 def jobs():
     """The last four jobs, by launcher and size."""
-    kept = {}
-    yield kept
-    for job in kept.values():
+    saved = {}
+    yield saved
+    for job in saved.values():
         job.close()
 
 
 @pytest.fixture
 def launcher():
-    """What starts the ranks, for tests that do not say; "any" is mpiexec where that can be."""
+    """The launcher of tests that do not choose one; "any" is mpiexec if it is installed."""
     return "choros run"
 
 
@@ -133,9 +133,9 @@ def run(tmp_path, tmp_path_factory, backend, launcher, request, jobs):
                 jobs.pop(next(iter(jobs))).close()
             jobs[key] = Job(tmp_path_factory.mktemp("job"), *_start(size))
         jobs[key] = jobs.pop(key)
-        own = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
-        whole = textwrap.dedent(HEAD) + textwrap.dedent(script) + textwrap.dedent(TAIL)
-        return jobs[key].run(size, whole, tmp_path, own)
+        user_environment = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+        full_script = textwrap.dedent(HEAD) + textwrap.dedent(script) + textwrap.dedent(TAIL)
+        return jobs[key].run(size, full_script, tmp_path, user_environment)
 
     def _start(size):
         if launcher == "mpiexec":

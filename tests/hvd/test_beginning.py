@@ -66,7 +66,7 @@ said["file"] = fit(model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallb
 
 
 def test_every_rank_is_told_who_differs_where_and_what_before_a_step(run):
-    words = {
+    messages = {
         "activation": "model (layer 1 (Dense): activation 'tanh' and 'relu')",
         "units": "model (layer 1 (Dense): units 4 and 5)",
         "loss": "loss ('SparseCategoricalCrossentropy(",
@@ -75,16 +75,16 @@ def test_every_rank_is_told_who_differs_where_and_what_before_a_step(run):
         "rows": "batches (3 and 5)",
         "libraries": "libraries ({'keras': '3.0.0'} and ",
     }
-    for said in run(2, SCRIPT):
-        for name, what in words.items():
-            told, steps = said[name]
-            assert told.startswith("RankMismatchError: Rank 1 on "), (name, told)
-            assert f"have different settings: {what}" in told, (name, told)
-            assert "Build and compile the same model on every rank" in told
+    for result in run(2, SCRIPT):
+        for name, word in messages.items():
+            message, steps = result[name]
+            assert message.startswith("RankMismatchError: Rank 1 on "), (name, message)
+            assert f"have different settings: {word}" in message, (name, message)
+            assert "Build and compile the same model on every rank" in message
             assert steps == 0
-        told, steps = said["columns"]
-        assert "The ranks train different models, or were given different settings: rank 1 on " in told
-        assert "with rows of the same shape" in told
+        message, steps = result["columns"]
+        assert "The ranks train different models, or were given different settings: rank 1 on " in message
+        assert "with rows of the same shape" in message
         assert steps == 0
-        assert said["script"] == ["", 5]  # it is only warned of
-        assert said["alone"] == said["file"] == ""
+        assert result["script"] == ["", 5]  # it is only warned of
+        assert result["alone"] == result["file"] == ""

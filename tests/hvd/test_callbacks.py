@@ -60,27 +60,27 @@ def test_rates_and_momentum(run):
             model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[twice], shuffle=False)
             said[f"momentum {nesterov} {corrected}"] = [begin, np.ravel(model.get_weights()[0]).tolist()]
     """
-    said = run(2, HEAD + script)
+    results = run(2, HEAD + script)
     rising = [0.225, 0.25, 0.275, 0.3, 0.325, 0.35, 0.375, 0.4, 0.4, 0.4, 0.4, 0.4]
-    whole = np.concatenate([np.arange(32).reshape(16, 2) / 10 + rank for rank in range(2)])
-    gradient = whole.mean(0)
-    for one in said:
-        assert one["warm"][0] == pytest.approx(rising)
-        assert one["warm"][1] == pytest.approx([0.3, 0.4, 0.4])
-        assert one["warm"][2] == pytest.approx([0.3, 0.4, 0.4])
-        assert one["halved"] == pytest.approx([0.3, 0.1, 0.05])
-        assert one["stairs"] == pytest.approx([0.1, 0.2, 0.2])
-        assert one["smooth"] == pytest.approx([0.1, 0.125, 0.15, 0.175])
-        assert "initial_lr=None: give the learning rate" in one["none"]
-        assert "is a schedule" in one["schedule"]
+    complete = np.concatenate([np.arange(32).reshape(16, 2) / 10 + rank for rank in range(2)])
+    gradient = complete.mean(0)
+    for result in results:
+        assert result["warm"][0] == pytest.approx(rising)
+        assert result["warm"][1] == pytest.approx([0.3, 0.4, 0.4])
+        assert result["warm"][2] == pytest.approx([0.3, 0.4, 0.4])
+        assert result["halved"] == pytest.approx([0.3, 0.1, 0.05])
+        assert result["stairs"] == pytest.approx([0.1, 0.2, 0.2])
+        assert result["smooth"] == pytest.approx([0.1, 0.125, 0.15, 0.175])
+        assert "initial_lr=None: give the learning rate" in result["none"]
+        assert "is a schedule" in result["schedule"]
         for nesterov in (False, True):
             for corrected in (True, False):
-                weights, velocity, before = np.array(one[f"momentum {nesterov} {corrected}"][0]), np.zeros(2), 0.1
+                weights, velocity, before = np.array(result[f"momentum {nesterov} {corrected}"][0]), np.zeros(2), 0.1
                 for rate in (0.1, 0.2, 0.3):
                     velocity = 0.9 * (rate / before if corrected else 1) * velocity - rate * gradient
                     weights = weights + (0.9 * velocity - rate * gradient if nesterov else velocity)
                     before = rate
-                assert one[f"momentum {nesterov} {corrected}"][1] == pytest.approx(weights.tolist(), rel=1e-5)
+                assert result[f"momentum {nesterov} {corrected}"][1] == pytest.approx(weights.tolist(), rel=1e-5)
 
 
 def test_metrics_checkpoints_and_state(run):
@@ -167,18 +167,18 @@ def test_metrics_checkpoints_and_state(run):
     said["unbuilt"] = wrong(lambda: elastic.KerasState(keras.Sequential([keras.layers.Dense(1)])))
     """
     first, second = run(2, HEAD + script)
-    for one in (first, second):
-        assert one["val True"] == [pytest.approx(19 / 3), pytest.approx(19 / 3), 0.5, 0.5, True]
-        assert one["val False"] == [pytest.approx(5.0), pytest.approx(5.0), 0.5, 0.5, True]
-        assert one["auc"][0] == pytest.approx(one["auc"][1], abs=1e-6)
-        assert one["left"] is False
-        assert "has no path" in one["no path"]
-        assert one["trained"] == 3
+    for result in (first, second):
+        assert result["val True"] == [pytest.approx(19 / 3), pytest.approx(19 / 3), 0.5, 0.5, True]
+        assert result["val False"] == [pytest.approx(5.0), pytest.approx(5.0), 0.5, 0.5, True]
+        assert result["auc"][0] == pytest.approx(result["auc"][1], abs=1e-6)
+        assert result["left"] is False
+        assert "has no path" in result["no path"]
+        assert result["trained"] == 3
         # the first epoch is committed at its end, the failure in the second goes back to its third batch
-        assert one["calls"] == [["begin", 0, 0], 1, ["begin", 1, 3]]
-        assert one["steps"] == 4 + 3 + 8
-        assert one["batches"] == [3, 5]
-        assert "is not built" in one["unbuilt"]
+        assert result["calls"] == [["begin", 0, 0], 1, ["begin", 1, 3]]
+        assert result["steps"] == 4 + 3 + 8
+        assert result["batches"] == [3, 5]
+        assert "is not built" in result["unbuilt"]
     assert first["loss True"] == second["loss True"]
     assert (first["best"], second["best"]) == (True, False)
 
@@ -215,12 +215,12 @@ def test_backups_and_all_variables_at_once(run):
     said["weights"] = [numbers(v) for one in (model, whole) for v in one.get_weights()]
     """
     first, second = run(2, HEAD + script)
-    for one in (first, second):
-        assert "power cut" in one["cut"]
-        assert one["epochs"] == 2
-        assert one["far"] <= 1e-6
-        assert one["gone"]
-        assert "give each a name" in one["same names"]
+    for result in (first, second):
+        assert "power cut" in result["cut"]
+        assert result["epochs"] == 2
+        assert result["far"] <= 1e-6
+        assert result["gone"]
+        assert "give each a name" in result["same names"]
     assert first["weights"] == second["weights"]
 
 
@@ -244,6 +244,6 @@ def test_a_callback_list_is_taken_as_its_callbacks(run):
     hvd.barrier()
     said["files"] = sorted(name for name in os.listdir(os.environ["SAID"]) if name.endswith(".csv"))
     """
-    for one in run(2, HEAD + script):
-        assert one["first"] == one["second"] == [2, 2, True]
-        assert one["files"] == ["logs0.csv"]
+    for result in run(2, HEAD + script):
+        assert result["first"] == result["second"] == [2, 2, True]
+        assert result["files"] == ["logs0.csv"]

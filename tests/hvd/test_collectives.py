@@ -12,7 +12,7 @@ LAUNCHERS = ("choros run", "mpiexec")
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_tensors(run):
-    """What goes in comes out: library, type, shape and device; the input is unchanged."""
+    """The result has the library, type, shape and device of the input, which is unchanged."""
     script = """
     x = keras.ops.convert_to_tensor(np.arange(6, dtype="float32").reshape(2, 3) + rank)
     before = numbers(x)
@@ -40,18 +40,18 @@ def test_tensors(run):
     """
     first, second = run(2, script)
     both = [[1, 3, 5], [7, 9, 11]]
-    for said in (first, second):
+    for result in (first, second):
         for kind in ("float32", "float16", "bfloat16", "int32", "half"):
-            assert said[kind] == both
-        assert said["bool"] == [[1, 1, 1], [1, 1, 1]]
-        assert said["mean"] == [[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]]
-        assert said["group"] == [[[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]]]
-        assert said["rows"] == [[0, 1, 2], [1, 2, 3], [4, 5, 6]]
-        assert said["root"] == [[1, 2, 3], [4, 5, 6]]
-        assert said["scalar"] == 1.5
-        assert said["unchanged"] is True
-        assert said["variable"] == [1, 1, 1]
-        assert said["of variable"] == [2, 2, 2]
+            assert result[kind] == both
+        assert result["bool"] == [[1, 1, 1], [1, 1, 1]]
+        assert result["mean"] == [[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]]
+        assert result["group"] == [[[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]]]
+        assert result["rows"] == [[0, 1, 2], [1, 2, 3], [4, 5, 6]]
+        assert result["root"] == [[1, 2, 3], [4, 5, 6]]
+        assert result["scalar"] == 1.5
+        assert result["unchanged"] is True
+        assert result["variable"] == [1, 1, 1]
+        assert result["of variable"] == [2, 2, 2]
     assert (first["scattered"], second["scattered"]) == ([both[0]], [both[1]])
     assert first["all"] == [[[0, 1, 2]], [1, 0]]
     assert second["all"] == [[[3, 4, 5], [1, 2, 3], [4, 5, 6]], [1, 2]]
@@ -100,28 +100,34 @@ def test_differences_objects_and_process_sets(run, launcher):
     said["by MPI"] = [hvd.mpi_enabled(), hvd.mpi_threads_supported(), type(hvd.context.context().group).__name__]
     said["sum anew"] = numbers(hvd.allreduce(np.ones(1), op=hvd.Sum))
     """
-    said = run(3, script)
-    for rank, one in enumerate(said):
-        assert one["error"] == said[0]["error"]
-        assert "'uneven'" in one["error"]
-        assert "rank 2: allreduce 'uneven' of float64 (4,)" in one["error"]
-        assert one["objects"] == [{"rank": r, "epoch": 3} for r in range(3)]
-        assert one["root"] == [2, "text"]
-        assert one["set"] == [1, rank != 1, {0: 0, 1: -1, 2: 1}[rank], 2]
-        assert "each of them once" in one["bad [0, 0]"]
-        assert "there are ranks 0 to 2 only" in one["bad [0, 9]"]
-        assert "has these ranks already" in one["bad [0, 2]"]
-        assert one["removed"] == [False, True]
-        assert one["again"] == 1
-        assert one["all"] == one["sum anew"] == [3]
-        assert one["initialized"] is False
-        assert "give a part of the ranks as a ProcessSet" in one["part"]
-        assert one["anew"] == [rank, 3, one["anew"][2], 1, True]
-        assert one["by MPI"] == ([True, True, "MpiGroup"] if launcher == "mpiexec" else [False, False, "SharedGroup"])
-    assert sorted(one["anew"][2] for one in said) == [0, 1, 2]  # Open MPI 5 deals them out in an order of its own
-    assert said[0]["sum"] == said[2]["sum"] == [4, 4]
-    assert said[0]["from 2"] == said[2]["from 2"] == [2]
-    assert "Rank 1 is not in" in said[1]["outside"]
+    results = run(3, script)
+    for rank, result in enumerate(results):
+        assert result["error"] == results[0]["error"]
+        assert "'uneven'" in result["error"]
+        assert "rank 2: allreduce 'uneven' of float64 (4,)" in result["error"]
+        assert result["objects"] == [{"rank": r, "epoch": 3} for r in range(3)]
+        assert result["root"] == [2, "text"]
+        assert result["set"] == [1, rank != 1, {0: 0, 1: -1, 2: 1}[rank], 2]
+        assert "each of them once" in result["bad [0, 0]"]
+        assert "there are ranks 0 to 2 only" in result["bad [0, 9]"]
+        assert "has these ranks already" in result["bad [0, 2]"]
+        assert result["removed"] == [False, True]
+        assert result["again"] == 1
+        assert result["all"] == result["sum anew"] == [3]
+        assert result["initialized"] is False
+        assert "give a part of the ranks as a ProcessSet" in result["part"]
+        assert result["anew"] == [rank, 3, result["anew"][2], 1, True]
+        assert result["by MPI"] == (
+            [True, True, "MpiGroup"] if launcher == "mpiexec" else [False, False, "SharedGroup"]
+        )
+    assert sorted(result["anew"][2] for result in results) == [
+        0,
+        1,
+        2,
+    ]  # Open MPI 5 deals them out in an order of its own
+    assert results[0]["sum"] == results[2]["sum"] == [4, 4]
+    assert results[0]["from 2"] == results[2]["from 2"] == [2]
+    assert "Rank 1 is not in" in results[1]["outside"]
 
 
 def test_one_rank_without_a_launcher():
@@ -150,7 +156,7 @@ def test_no_file_takes_the_name_of_a_function():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("BroadcastGlobalVariablesHook", "broadcast_variables"),
         ("broadcast_", r"broadcast_variables\(\[variable\]"),
@@ -158,6 +164,6 @@ def test_no_file_takes_the_name_of_a_function():
         ("no_such_name", "has no attribute"),
     ],
 )
-def test_names_that_are_not_there(name, words):
-    with pytest.raises(AttributeError, match=words):
+def test_names_that_are_not_there(name, message):
+    with pytest.raises(AttributeError, match=message):
         getattr(hvd, name)

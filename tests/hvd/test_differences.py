@@ -87,33 +87,37 @@ def test_every_rank_is_told_and_the_next_call_works(run, backend):
     if backend != "jax":
         pytest.skip("what is compared is the same on every backend: once is enough")
     every = run(3, SCRIPT)
-    for rank, said in enumerate(every):
-        assert said["unnamed"].startswith("RankMismatchError")
-        assert said["object"].startswith("RankMismatchError")
-        assert said["after"] == [[3, 3], [1] * 6]
-        assert said["after object"] == 6
-        assert all(text.startswith("RankMismatchError") and "rank 2: " in text for text in said["lists"]), said["lists"]
-        assert "'pair.0 of 1'" in said["lists"][0]
-        assert "'pair.0 of 3'" in said["lists"][0]
-        assert said["variable"] == [rank, rank]
-        assert said["after lists"] == said["after bad"] == [3, 3]
-        assert all("Error" in text or "Differ" in text or "InvalidInputError" in text for text in said["bad"]), said[
-            "bad"
+    for rank, result in enumerate(every):
+        assert result["unnamed"].startswith("RankMismatchError")
+        assert result["object"].startswith("RankMismatchError")
+        assert result["after"] == [[3, 3], [1] * 6]
+        assert result["after object"] == 6
+        assert all(text.startswith("RankMismatchError") and "rank 2: " in text for text in result["lists"]), result[
+            "lists"
         ]
+        assert "'pair.0 of 1'" in result["lists"][0]
+        assert "'pair.0 of 3'" in result["lists"][0]
+        assert result["variable"] == [rank, rank]
+        assert result["after lists"] == result["after bad"] == [3, 3]
+        assert all("Error" in text or "Differ" in text or "InvalidInputError" in text for text in result["bad"]), (
+            result["bad"]
+        )
         if rank == 0:
-            assert all(text.startswith("RankMismatchError") and "rank 1: " in text for text in said["bad"]), said["bad"]
-        assert said["numbers"] == [[1, 1], 2, [1.5, 1.5], [1, 1]]
-        assert "give a hvd.ProcessSet" in said["set"]
-        assert "has no synchronize: nothing is needed, as every collective returns" in said["gone"][0]
-        assert "use hvd.allreduce" in said["gone"][1]
-        assert said["late"] == 1
-        assert "prescale 2.0" in said["factors"]
-        assert "give one of them" in said["accumulating"]
-        assert said["averages"] == [[200], [2**31 - 1]]
-    for said in (every[0], every[2]):
-        assert "from rank 7 cannot be done" in said["root"]
-        assert "root 7 is none of the ranks [0, 2]" in said["root"]
-        assert said["from the last"] == [2, 2]
+            assert all(text.startswith("RankMismatchError") and "rank 1: " in text for text in result["bad"]), result[
+                "bad"
+            ]
+        assert result["numbers"] == [[1, 1], 2, [1.5, 1.5], [1, 1]]
+        assert "give a hvd.ProcessSet" in result["set"]
+        assert "has no synchronize: nothing is needed, as every collective returns" in result["gone"][0]
+        assert "use hvd.allreduce" in result["gone"][1]
+        assert result["late"] == 1
+        assert "prescale 2.0" in result["factors"]
+        assert "give one of them" in result["accumulating"]
+        assert result["averages"] == [[200], [2**31 - 1]]
+    for result in (every[0], every[2]):
+        assert "from rank 7 cannot be done" in result["root"]
+        assert "root 7 is none of the ranks [0, 2]" in result["root"]
+        assert result["from the last"] == [2, 2]
 
 
 SYNCED = """
@@ -144,11 +148,11 @@ said["after"] = numbers(hvd.allreduce(np.ones(1), op=hvd.Sum, name="after"))
 
 def test_normalisation_over_all_ranks_trains_as_one_process_does_where_batches_are_unequal(run):
     for rows in (21, 31):  # batches of 8 and 8 rows, then of 3 and 2, or of 8 and 7: one rank has a new shape alone
-        for said in run(2, f"rows = {rows}" + SYNCED):
-            assert said["apart"] < 2e-6, said
+        for result in run(2, f"rows = {rows}" + SYNCED):
+            assert result["apart"] < 2e-6, result
 
 
 def test_normalisation_over_all_ranks_says_that_every_rank_needs_a_row(run):
-    for said in run(2, "rows = 17" + SYNCED):
-        assert "give every rank a row" in said["error"]
-        assert said["after"] == [2]
+    for result in run(2, "rows = 17" + SYNCED):
+        assert "give every rank a row" in result["error"]
+        assert result["after"] == [2]

@@ -37,11 +37,11 @@ said["scaled"] = fit(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimiz
 
 def test_who_differs_is_named(run):
     every = run(2, SCRIPT)
-    for rank, said in enumerate(every):
-        assert said["plain"][0] == said["near"][0] == said["lost"][0] == said["scaled"][0] == ""
-        assert "The weights of rank 1 on " in said["far"][0]
-        assert "at the end of epoch 2 from those of rank 0 on " in said["far"][0]
-        assert ("in their last bits" in said["near"][1]) == (rank == 0)
-        assert ("rank 1 of 2 on " in said["lost"][1]) == (rank == 1)
-        assert "not finite" not in said["plain"][1] + said["scaled"][1]
+    for rank, result in enumerate(every):
+        assert result["plain"][0] == result["near"][0] == result["lost"][0] == result["scaled"][0] == ""
+        assert "The weights of rank 1 on " in result["far"][0]
+        assert "at the end of epoch 2 from those of rank 0 on " in result["far"][0]
+        assert ("in their last bits" in result["near"][1]) == (rank == 0)
+        assert ("rank 1 of 2 on " in result["lost"][1]) == (rank == 1)
+        assert "not finite" not in result["plain"][1] + result["scaled"][1]
     assert "a gradient is not finite, first seen in epoch 1, step 3" in every[1]["lost"][1]

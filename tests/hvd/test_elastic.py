@@ -77,24 +77,24 @@ def test_a_rank_is_killed_and_the_others_go_on_from_the_last_commit(tmp_path):
         timeout=200,
     )
     assert job.returncode == 0, job.stdout + job.stderr
-    words = (
+    message = (
         r"choros run: rank 1 \(process 1, pid \d+, host localhost\) was ended by SIGKILL .*; "
         r"ranks of its generation that continue: 2"
     )
-    assert re.search(words, job.stderr), job.stderr
+    assert re.search(message, job.stderr), job.stderr
     assert "generation 2, size 2 (rank 0: process 0, rank 1: process 2)" in job.stderr
-    said = {mark: json.loads(text) for mark, text in re.findall(r"^\[(\d)\] said (.*)$", job.stdout, re.M)}
-    assert sorted(said) == ["0", "2"]
-    for rank, (places, env, weights) in enumerate([said["0"], said["2"]]):
+    matches = {mark: json.loads(text) for mark, text in re.findall(r"^\[(\d)\] said (.*)$", job.stdout, re.M)}
+    assert sorted(matches) == ["0", "2"]
+    for rank, (places, env, weights) in enumerate([matches["0"], matches["2"]]):
         assert places == [[rank, 2, rank, 2, 1, 2]]
         assert env == [str(rank), "2", str(rank), "2"]
-        assert weights == said["0"][2]
-    for found, wanted in zip(said["0"][2], without_failure(), strict=True):
-        np.testing.assert_allclose(np.array(found), wanted, rtol=1e-5, atol=1e-6)
+        assert weights == matches["0"][2]
+    for value, wanted in zip(matches["0"][2], without_failure(), strict=True):
+        np.testing.assert_allclose(np.array(value), wanted, rtol=1e-5, atol=1e-6)
 
 
 def without_failure():
-    """What one process makes of the same batches and rates: three ranks' until that commit, two ranks' from there."""
+    """Train in one process with the same batches and rates: three ranks' up to the commit, then two ranks'."""
     here = {}
     exec(DATA, here)
     net = here["model"]()

@@ -27,10 +27,10 @@ class ManyRanks:
         return self.memory[: count * np.dtype(dtype).itemsize].view(dtype)
 
     def sum_slots(self, count, dtype):
-        mine = (SUM_SLOTS, count, *dtype_code(np.dtype(dtype)))
-        self.calls.append((mine, count * np.dtype(dtype).itemsize))
-        posted = [mine, *(call for call, _, _ in self.others)]
-        if any(call != mine for call in posted):
+        actual = (SUM_SLOTS, count, *dtype_code(np.dtype(dtype)))
+        self.calls.append((actual, count * np.dtype(dtype).itemsize))
+        posted = [actual, *(call for call, _, _ in self.others)]
+        if any(call != actual for call in posted):
             raise CallsDifferError("the calls differ", posted)
         return self.slot(count, dtype) + np.sum([values for _, values, _ in self.others], 0).astype(dtype)
 
@@ -176,16 +176,16 @@ SCRIPT = """
 
 @pytest.mark.parametrize(("size", "launcher"), [(2, "mpiexec"), (3, "choros run")])
 def test_ranks_end_their_epochs_by_eight_bytes(run, size, launcher):
-    for rank, said in enumerate(run(size, SCRIPT)):
+    for rank, result in enumerate(run(size, SCRIPT)):
         step, end = [2, "float32"], [1, "int64"]
-        assert said["calls"] == 2 * [step, step, step, end]
-        assert said["weight"] == 94
-        words = "has no batch left" if rank == 1 else f"has another batch in this epoch, but 1 of {size}"
-        assert words in said["uneven"]
-        assert said["epochs"] == 1
-        assert said["calls at a stop"] == [step, step, end if rank == 1 else step]
-        assert said["steps at a stop"] == 2
-        assert said["steps after"] == 2
+        assert result["calls"] == 2 * [step, step, step, end]
+        assert result["weight"] == 94
+        text = "has no batch left" if rank == 1 else f"has another batch in this epoch, but 1 of {size}"
+        assert text in result["uneven"]
+        assert result["epochs"] == 1
+        assert result["calls at a stop"] == [step, step, end if rank == 1 else step]
+        assert result["steps at a stop"] == 2
+        assert result["steps after"] == 2
 
 
 HAZARDS = """
@@ -233,8 +233,8 @@ HAZARDS = """
 
 
 def test_what_would_skip_the_reduction_or_hang_is_an_error(run):
-    for said in run(2, HAZARDS):
-        assert "Own makes a train function of its own" in said["own"]
-        assert "was called while fit trains with its optimizer" in said["nested"]
-        assert said["equal"] is True
-        assert "did not ask for the logs between an epoch's batches" in said["order"]
+    for result in run(2, HAZARDS):
+        assert "Own makes a train function of its own" in result["own"]
+        assert "was called while fit trains with its optimizer" in result["nested"]
+        assert result["equal"] is True
+        assert "did not ask for the logs between an epoch's batches" in result["order"]

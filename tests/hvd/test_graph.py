@@ -52,11 +52,11 @@ def test_gradients_eager_and_compiled(run):
     three = [[3.0, 3.0]] * 3  # what both ranks' losses, weighted 1 and 2, ask for
     total = [[p + q for p, q in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)]
     for compiled in (False, True):
-        for one in (first, second):
-            assert one[f"sum {compiled}"] == [total, three]
-            assert one[f"average {compiled}"] == [[[v / 2 for v in r] for r in total], [[1.5, 1.5]] * 3]
-            assert one[f"gather {compiled}"] == [a + b, three]
-            assert one[f"root {compiled}"][0] == b
+        for result in (first, second):
+            assert result[f"sum {compiled}"] == [total, three]
+            assert result[f"average {compiled}"] == [[[v / 2 for v in r] for r in total], [[1.5, 1.5]] * 3]
+            assert result[f"gather {compiled}"] == [a + b, three]
+            assert result[f"root {compiled}"][0] == b
         assert first[f"uneven {compiled}"] == [a[:1] + b[:2], [[3, 3], [0, 0], [0, 0]]]
         assert second[f"uneven {compiled}"] == [a[:1] + b[:2], [[3, 3], [3, 3], [0, 0]]]
         assert first[f"root {compiled}"][1] == [[0, 0]] * 3
@@ -103,7 +103,7 @@ def test_batch_normalisation_over_all_ranks(run):
     plain = keras.models.load_model(path)
     said["plain"] = [type(layer) is keras.layers.BatchNormalization for layer in plain.layers]
     """
-    for one in run(2, script):
-        assert one["far False"] <= 1e-4
-        assert one["far True"] <= 1e-4
-        assert any(one["plain"])
+    for result in run(2, script):
+        assert result["far False"] <= 1e-4
+        assert result["far True"] <= 1e-4
+        assert any(result["plain"])

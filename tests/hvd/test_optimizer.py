@@ -87,16 +87,16 @@ def test_fit_equals_one_process(trained, size, backend):
             "already" in wrong(lambda: hvd.DistributedOptimizer(again.optimizer)),
         ])
     """
-    said = trained(size, script)
-    for one in said:
-        assert one["SGD"][0] <= 1e-6
+    results = trained(size, script)
+    for result in results:
+        assert result["SGD"][0] <= 1e-6
         for kind in ("SGD", "Adam", "EMA", "added"):
-            weights, same, metrics = one[kind]
-            assert weights <= 1e-5, (kind, one)
+            weights, same, metrics = result[kind]
+            assert weights <= 1e-5, (kind, result)
             assert same
-            assert metrics <= 2e-6, (kind, one)
-        assert one["told"] == [True, True]
-        assert one["slots"] == [[0, True, 0, True]] * 2
+            assert metrics <= 2e-6, (kind, result)
+        assert result["told"] == [True, True]
+        assert result["slots"] == [[0, True, 0, True]] * 2
 
 
 def test_ways_to_step(trained):
@@ -227,20 +227,20 @@ def test_ways_to_step(trained):
         expected = on_batch(scaled(SGD(0.1), 2.0**10), both)
         said.setdefault("scaled", []).append(far(on_batch(way(SGD(0.1)), half), expected))
     """
-    for one in trained(2, script):
-        passes = {way: one.pop(f"passes {way}") for way in ("fit", "own", "compiled")}
+    for result in trained(2, script):
+        passes = {way: result.pop(f"passes {way}") for way in ("fit", "own", "compiled")}
         for way, (weights, iterations) in passes.items():
             assert weights <= 1e-6, (way, weights)
             assert iterations == 4
-        assert 0 < one.pop("fp16") < 1e-3
-        mixed, name = one.pop("mixed")
+        assert 0 < result.pop("fp16") < 1e-3
+        mixed, name = result.pop("mixed")
         assert mixed < 2e-3
         assert name == "LossScaleOptimizer"
-        for last, weights in one.pop("joined"):
+        for last, weights in result.pop("joined"):
             assert last == 1
             assert weights <= 1e-6
-        for what, value in one.items():
-            assert np_max(value) <= (1e-5 if "train_on_batch" in what else 1e-6), (what, value)
+        for kind, value in result.items():
+            assert np_max(value) <= (1e-5 if "train_on_batch" in kind else 1e-6), (kind, value)
 
 
 def np_max(value):
@@ -304,23 +304,23 @@ def test_ranks_agree_or_are_told(trained):
     said["files"] = sorted(f for f in os.listdir(os.environ["SAID"]) if f"-{rank}.keras" in f)
     """
     first, second = trained(2, script)
-    for one in (first, second):
-        assert "RankMismatchError: The weights of ranks [1]" in one["unequal weights"]
-        assert "InexactLossError: Variable" in one["float8"]
-        assert "BroadcastGlobalVariablesCallback" in one["unequal weights"]
-        assert "hvd.shard" in one["unequal reading"]
-        assert one["unequal epochs"].startswith("RankMismatchError: Rank 1 on ")
-        assert "have different settings: batches (4 and 5)" in one["unequal epochs"]
-        assert "different learning rates (0.1, 1.1)" in one["unequal rates"]
-        assert "by Average, Compression.none. Build" in one["unequal passes"]
-        assert "summed over 2 passes" in one["unequal passes"]
-        assert "made 10 updates in this epoch, and 5 gradients" in one["past"]
-        assert one["stopped at 1"] == 2
-        assert one["stopped at 4"] == 5
-        assert one["epochs"] == 2
+    for result in (first, second):
+        assert "RankMismatchError: The weights of ranks [1]" in result["unequal weights"]
+        assert "InexactLossError: Variable" in result["float8"]
+        assert "BroadcastGlobalVariablesCallback" in result["unequal weights"]
+        assert "hvd.shard" in result["unequal reading"]
+        assert result["unequal epochs"].startswith("RankMismatchError: Rank 1 on ")
+        assert "have different settings: batches (4 and 5)" in result["unequal epochs"]
+        assert "different learning rates (0.1, 1.1)" in result["unequal rates"]
+        assert "by Average, Compression.none. Build" in result["unequal passes"]
+        assert "summed over 2 passes" in result["unequal passes"]
+        assert "made 10 updates in this epoch, and 5 gradients" in result["past"]
+        assert result["stopped at 1"] == 2
+        assert result["stopped at 4"] == 5
+        assert result["epochs"] == 2
     assert "Rank 0 has another batch" in first["unequal reading"]
     assert "Rank 1 has no batch left" in second["unequal reading"]
-    for what in ("best", "rate", "weights"):
-        assert first[what] == second[what]
+    for kind in ("best", "rate", "weights"):
+        assert first[kind] == second[kind]
     assert first["files"] == ["saved-by-1-0.keras", "saved-by-2-0.keras"]
     assert second["files"] == []

@@ -37,8 +37,8 @@ except Exception as error:
 
 
 def test_it_is_exact_or_refused_by_name(run):
-    for said in run(2, SCRIPT):
-        for mine, plain in zip(said["reduced"], said["plain"], strict=True):
-            np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
-        assert said["several"].startswith("InvalidInputError: Teacher.train_step reads updated weights")
-        assert "backward_passes_per_step=2" in said["several"]
+    for result in run(2, SCRIPT):
+        for value, plain in zip(result["reduced"], result["plain"], strict=True):
+            np.testing.assert_allclose(value, plain, rtol=1e-5, atol=1e-6)
+        assert result["several"].startswith("InvalidInputError: Teacher.train_step reads updated weights")
+        assert "backward_passes_per_step=2" in result["several"]

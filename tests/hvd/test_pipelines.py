@@ -1,4 +1,4 @@
-"""How Keras' loop is fed on TensorFlow while ranks wait for each other."""
+"""The input pipeline of Keras' loop on TensorFlow while ranks wait for each other."""
 
 import keras
 import numpy as np
@@ -23,7 +23,7 @@ class Options(keras.callbacks.Callback):
 
 
 def tuned():
-    """Whether Keras' pipelines of arrays and of a PyDataset are tuned; None where nothing is said of it."""
+    """Return whether Keras' pipelines of arrays and of a PyDataset are autotuned; None if that is not set."""
     from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
 
     made = (

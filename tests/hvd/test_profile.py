@@ -29,7 +29,7 @@ def fit(at_once):
 
 
 class Note(keras.callbacks.Callback):
-    """Which calls of the loop another callback profiles."""
+    """Record which calls of the loop another callback profiles."""
 
     def __init__(self, other):
         super().__init__()
@@ -64,9 +64,9 @@ def test_windows(fit, at_once, tmp_path, capsys):
 def test_training_goes_on_without(fit, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert len(fit(hvd.callbacks.ProfileCallback(tmp_path / "file", first_step=1))) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert "rank 0 could not start the profiler of " in told[0]
+    stderr = capsys.readouterr().err.splitlines()
+    assert len(stderr) == 1
+    assert "rank 0 could not start the profiler of " in stderr[0]
 
 
 @pytest.mark.parametrize(("first_step", "steps"), [(-1, 1), (0, 0)])

@@ -1,4 +1,4 @@
-"""What the environment asks for."""
+"""Settings from the environment."""
 
 import math
 
@@ -9,7 +9,7 @@ from choros.hvd import env_settings
 
 
 @pytest.mark.parametrize(
-    ("given", "stalls"),
+    ("values", "stalls"),
     [
         ({}, (60, 1800)),
         ({"CHECK_TIME_SECONDS": "5", "SHUTDOWN_TIME_SECONDS": "9.5"}, (5, 9.5)),
@@ -18,10 +18,10 @@ from choros.hvd import env_settings
         ({"CHECK_TIME_SECONDS": "5", "CHECK_DISABLE": "0"}, (5, 1800)),
     ],
 )
-def test_stalls(given, stalls, monkeypatch):
+def test_stalls(values, stalls, monkeypatch):
     for name in ("CHECK_TIME_SECONDS", "SHUTDOWN_TIME_SECONDS", "CHECK_DISABLE"):
         monkeypatch.delenv(f"HOROVOD_STALL_{name}", raising=False)
-    for name, value in given.items():
+    for name, value in values.items():
         monkeypatch.setenv(f"HOROVOD_STALL_{name}", value)
     assert env_settings.stalls() == stalls
 

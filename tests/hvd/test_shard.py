@@ -82,35 +82,35 @@ said["rows"] = sorted(map(float, x[:, 0]))
 
 def test_ranks_train_as_one_process_does(run):
     both = run(2, SCRIPT)
-    for said in both:
-        assert max(said[kind] for kind in ("files", "prefetch", "own", "stream", "once", "loader", "ahead")) < 1e-6, (
-            said
+    for result in both:
+        assert max(result[kind] for kind in ("files", "prefetch", "own", "stream", "once", "loader", "ahead")) < 1e-6, (
+            result
         )
-    for passes in zip(*(said["again held"] for said in both), strict=True):
+    for passes in zip(*(result["again held"] for result in both), strict=True):
         assert sorted(sum(passes, [])) == both[0]["rows"]  # noqa: RUF017
     for kind in ("files", "own"):
-        assert sum(map(sum, (said[f"{kind} held"] for said in both))) == 61
-        assert min(map(min, (said[f"{kind} held"] for said in both))) > 0
+        assert sum(map(sum, (result[f"{kind} held"] for result in both))) == 61
+        assert min(map(min, (result[f"{kind} held"] for result in both))) > 0
 
 
 def test_a_batch_of_fewer_rows_than_ranks_leaves_the_last_ranks_without(tmp_path):
     (tmp_path / "a.csv").write_text("u,label\n" + "".join(f"{i},0\n" for i in range(7)))
-    found = []
+    results = []
     for rank in range(3):
         data = choros.files(tmp_path / "a.csv", y="label")
-        found.append(choros.shard(data, global_batch_size=6, shuffle=False, place=choros.Place(rank=rank, size=3)))
-    assert [[len(batch[0]) for batch in (own[0], own[1])] for own in found] == [[2, 1], [2, 0], [2, 0]]
-    assert found[2][1][0].shape == (0, 1)
+        results.append(choros.shard(data, global_batch_size=6, shuffle=False, place=choros.Place(rank=rank, size=3)))
+    assert [[len(batch[0]) for batch in (result[0], result[1])] for result in results] == [[2, 1], [2, 0], [2, 0]]
+    assert results[2][1][0].shape == (0, 1)
 
 
 def test_epochs_have_orders_of_their_own_and_first_batches_can_be_asked_for_again(tmp_path):
     (tmp_path / "a.csv").write_text("u,label\n" + "".join(f"{i},0\n" for i in range(40)))
-    own = choros.shard(choros.files(tmp_path / "a.csv", y="label"), global_batch_size=8, seed=2)
-    first = [own[i][0].ravel().tolist() for i in (0, 1, 0, 1, 2, 3, 4)]
+    values = choros.shard(choros.files(tmp_path / "a.csv", y="label"), global_batch_size=8, seed=2)
+    first = [values[i][0].ravel().tolist() for i in (0, 1, 0, 1, 2, 3, 4)]
     assert first[:2] == first[2:4]
     assert sorted(row for batch in first[2:] for row in batch) == list(range(40))
-    own.on_epoch_end()
-    second = [own[i][0].ravel().tolist() for i in range(5)]
+    values.on_epoch_end()
+    second = [values[i][0].ravel().tolist() for i in range(5)]
     assert sorted(row for batch in second for row in batch) == list(range(40))
     assert second != first[2:]
 
@@ -124,9 +124,9 @@ def test_a_fit_begins_with_the_first_batch_and_goes_on_where_the_last_ended():
         model.compile(keras.optimizers.SGD(1.0), lambda y, p: -p * y)  # adds up what it saw, weighed by y
         return model
 
-    for given in (lambda data: data, choros.prefetch):
+    for value in (lambda data: data, choros.prefetch):
         stream = ((np.full((1, 1), 1.0), np.full((1, 1), 10.0**i)) for i in range(12))
-        data, model = choros.shard(given(stream), steps=2, place=choros.Place()), made()
+        data, model = choros.shard(value(stream), steps=2, place=choros.Place()), made()
         model.fit(data, epochs=2, shuffle=False, verbose=0)
         model.fit(data, epochs=1, shuffle=False, verbose=0)
         assert round(float(np.asarray(model.get_weights()[0]).item())) == 111111
@@ -150,7 +150,7 @@ half[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"global_batch_size": 0}, "global_batch_size=0: give a whole number, 2 or more as there are 2 ranks"),
         ({"global_batch_size": 1, "training": False}, "global_batch_size=1: give a whole number, 2 or more"),
@@ -162,9 +162,9 @@ half[0]
         ({"seed": -1}, "seed=-1: give a whole number, 0 or more"),
     ],
 )
-def test_numbers_that_make_no_sense(given, message):
+def test_numbers_that_make_no_sense(values, message):
     with pytest.raises(InvalidInputError, match=message):
-        choros.shard(np.ones(8), place=choros.Place(rank=1, size=2), **given)
+        choros.shard(np.ones(8), place=choros.Place(rank=1, size=2), **values)
 
 
 def test_keywords_that_do_not_exist():

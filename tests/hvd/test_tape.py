@@ -64,13 +64,13 @@ def test_gradients_are_reduced(run, backend):
     first, second = run(2, script)
     for i in range(4):
         mean = (np.array(first["own"][i]) + np.array(second["own"][i])) / 2
-        for one in (first, second):
-            assert np.allclose(one["average"][i], mean, rtol=1e-5)
-            assert np.allclose(one["sum"][i], 2 * mean, rtol=1e-5)
-            assert np.allclose(one["part"][i], mean if i < 2 else np.array(one["own"][i]) / 2, rtol=1e-5)
+        for result in (first, second):
+            assert np.allclose(result["average"][i], mean, rtol=1e-5)
+            assert np.allclose(result["sum"][i], 2 * mean, rtol=1e-5)
+            assert np.allclose(result["part"][i], mean if i < 2 else np.array(result["own"][i]) / 2, rtol=1e-5)
     assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(second["alone"], second["own"], strict=True))
     assert first["unconnected"] == [[0.0] * 4] * 3
     assert first["rows"] == [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0], [1, 1]]
-    for one in (first, second):
-        assert np.allclose(one["local"][0], np.array(one["own"][0]) / 2, rtol=1e-5)
-        assert np.allclose(one["local"][1], one["average"][1], rtol=1e-5)
+    for result in (first, second):
+        assert np.allclose(result["local"][0], np.array(result["own"][0]) / 2, rtol=1e-5)
+        assert np.allclose(result["local"][1], result["average"][1], rtol=1e-5)

@@ -18,13 +18,13 @@ from choros.errors import InvalidInputError
 def lanes(path):
     """Each lane's name, spans and marks, after a look at what must hold for any file."""
     events = json.loads(path.read_text())["traceEvents"]
-    found = {}
+    results = {}
     for pid in sorted({event["pid"] for event in events}):
-        own = [event for event in events if event["pid"] == pid]
-        names = {event["name"]: event["args"] for event in own if event["ph"] == "M"}
+        values = [event for event in events if event["pid"] == pid]
+        names = {event["name"]: event["args"] for event in values if event["ph"] == "M"}
         assert names["process_sort_index"]["sort_index"] == pid - 1
         assert names["thread_name"]["name"]
-        spans = [event for event in own if event["ph"] == "X"]
+        spans = [event for event in values if event["ph"] == "X"]
         for span in spans:
             assert span["ts"] >= 0
             assert span["dur"] >= 0
@@ -34,15 +34,15 @@ def lanes(path):
                 apart = (
                     inner["ts"] >= outer["ts"] + outer["dur"] - 1e-3 or outer["ts"] >= inner["ts"] + inner["dur"] - 1e-3
                 )
-                a, b = ((one["ts"], one["ts"] + one["dur"]) for one in (outer, inner))
+                a, b = ((result["ts"], result["ts"] + result["dur"]) for result in (outer, inner))
                 assert apart or (a[0] <= b[0] and b[1] <= a[1] + 1e-3) or (b[0] <= a[0] and a[1] <= b[1] + 1e-3)
         calls = [span for span in spans if span["cat"] in ("call", "step")]
         for call in calls:
             assert call["args"]["wait_us"] + call["args"]["reduce_us"] <= call["dur"] + 1e-3
-        marks = [event for event in own if event["ph"] == "i"]
-        assert len(own) == len(spans) + len(marks) + 3
-        found[names["process_name"]["name"]] = (spans, calls, marks)
-    return found
+        marks = [event for event in values if event["ph"] == "i"]
+        assert len(values) == len(spans) + len(marks) + 3
+        results[names["process_name"]["name"]] = (spans, calls, marks)
+    return results
 
 
 def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
@@ -100,19 +100,19 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
     said["lost"] = wrong(hvd.stop_timeline)
     """
     both = run(2, script)
-    for rank, said in enumerate(both):
-        assert f"InvalidInputError: Rank {rank} records no timeline" in said["stop first"]
-        assert "No timeline was started. rank 0: it cannot write " in said["no room"]
-        assert "No such file or directory" in said["no room"]
-        assert "No timeline was started. rank 1: it cannot write None" in said["no path"]
-        for one in ("alone", "stop alone"):
-            assert "RankMismatchError" in said[one]
-            assert "allreduce 'other'" in said[one]
-        assert "rank 0: it is recording one already, into " in said["twice"]
-        assert "rank 1: it is recording one already, into " in said["twice"]
-        assert said["there"] is True
-        assert "records no timeline" in said["stop again"]
-        assert "Rank 0 cannot write the timeline to " in said["lost"]
+    for rank, result in enumerate(both):
+        assert f"InvalidInputError: Rank {rank} records no timeline" in result["stop first"]
+        assert "No timeline was started. rank 0: it cannot write " in result["no room"]
+        assert "No such file or directory" in result["no room"]
+        assert "No timeline was started. rank 1: it cannot write None" in result["no path"]
+        for item in ("alone", "stop alone"):
+            assert "RankMismatchError" in result[item]
+            assert "allreduce 'other'" in result[item]
+        assert "rank 0: it is recording one already, into " in result["twice"]
+        assert "rank 1: it is recording one already, into " in result["twice"]
+        assert result["there"] is True
+        assert "records no timeline" in result["stop again"]
+        assert "Rank 0 cannot write the timeline to " in result["lost"]
     assert both[0]["left"] == []
     stall = r"has waited \d\.\d s at gradients of net \(4 variables, 33 values, 0 local\) for rank 1"
     assert len(re.findall(stall, both[0]["heard"])) >= 2, both[0]["heard"]
@@ -120,10 +120,10 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "profile") == ["rank-1"]
     assert [file for _, _, files in os.walk(tmp_path / "profile") for file in files]
 
-    found = lanes(tmp_path / "first.json")
-    assert [name.partition(" (")[0] for name in found] == [f"rank {r} on {os.uname().nodename}" for r in range(2)]
-    (_, zero, _), (_, one, _) = found.values()
-    for spans, calls, marks in found.values():
+    actual = lanes(tmp_path / "first.json")
+    assert [name.partition(" (")[0] for name in actual] == [f"rank {r} on {os.uname().nodename}" for r in range(2)]
+    (_, zero, _), (_, item, _) = actual.values()
+    for spans, calls, marks in actual.values():
         kinds = collections.Counter(span["cat"] for span in spans)
         names = collections.Counter(call["name"] for call in calls)
         steps = [call for call in calls if call["cat"] == "step"]
@@ -139,15 +139,15 @@ def test_lanes_of_two_ranks(run, tmp_path, monkeypatch):
         assert [mark["ts"] for mark in marks] == [step["ts"] for step in steps]
         assert kinds["wait"] > kinds["call"] + kinds["step"]
         assert names["allgather_object 'who'"] == 1
-    first, second = (next(c for c in calls if "'loss'" in c["name"]) for calls in (zero, one))
+    first, second = (next(c for c in calls if "'loss'" in c["name"]) for calls in (zero, item))
     assert first["name"] == "allreduce 'loss' of float32 (3,) by Average"
     assert first["args"]["bytes"] == second["args"]["bytes"] == 12
     assert first["args"]["wait_us"] > 0.3e6 > second["args"]["wait_us"]  # of the second that rank 1 came later
     assert first["ts"] + 0.3e6 < second["ts"] < first["ts"] + first["dur"]  # one clock
-    again = lanes(tmp_path / "t.json")
-    assert all(len([c for c in calls if "'two'" in c["name"]]) == 1 for _, calls, _ in again.values())
-    assert not [c for _, calls, _ in again.values() for c in calls if "'one'" in c["name"]]
-    assert not [marks for *_, marks in again.values() if marks]
+    repeated = lanes(tmp_path / "t.json")
+    assert all(len([c for c in calls if "'two'" in c["name"]]) == 1 for _, calls, _ in repeated.values())
+    assert not [c for _, calls, _ in repeated.values() for c in calls if "'one'" in c["name"]]
+    assert not [marks for *_, marks in repeated.values() if marks]
 
 
 def start(tmp_path, size, script, **environment):
@@ -179,9 +179,9 @@ def test_the_environment_records_a_whole_script(tmp_path):
     done = start(tmp_path, 3, script, HOROVOD_TIMELINE="t.json")
     assert done.returncode == 0, done.stderr
     assert "HOROVOD_TIMELINE" not in done.stderr
-    found = lanes(tmp_path / "t.json")
-    assert len(found) == 3
-    for _, calls, _ in found.values():
+    result = lanes(tmp_path / "t.json")
+    assert len(result) == 3
+    for _, calls, _ in result.values():
         assert [call["name"] for call in calls] == ["allreduce 'loss' of float64 (3,) by Average"]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["script.py", "t.json"]
 
@@ -262,8 +262,8 @@ def test_lanes_of_two_machines_are_set_by_their_wall_clocks(tmp_path):
         barrier = ("call", "barrier", now, now + 1_000_000, -1)
         texts.append(trace_format.lane(rank, [barrier], trace_format.zero_of(rank, clocks), cut=rank == 1))
     trace_format.write(str(tmp_path / "t.json"), texts)
-    (zero, one) = lanes(tmp_path / "t.json").values()
+    (zero, rank_1) = lanes(tmp_path / "t.json").values()
     assert zero[0][0]["ts"] == 0
-    assert one[0][0]["ts"] == 250
-    assert [mark["name"] for mark in one[2]] == ["older events were dropped"]
-    assert "bytes" not in one[0][0]["args"]
+    assert rank_1[0][0]["ts"] == 250
+    assert [mark["name"] for mark in rank_1[2]] == ["older events were dropped"]
+    assert "bytes" not in rank_1[0][0]["args"]

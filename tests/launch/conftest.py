@@ -1,4 +1,4 @@
-"""What the tests of processes share: calls for workers, and a watch for whatever is left behind."""
+"""Fixtures of the tests of processes: calls for workers, and checks that nothing is left behind."""
 
 import time
 from pathlib import Path
@@ -106,5 +106,5 @@ def calls(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gone():
-    """Whether a process ends within some seconds."""
+    """Return whether a process ends within some seconds."""
     return _gone

@@ -226,7 +226,7 @@ def make_ledger(rows, rate):
 
 
 def walk(algorithm, steps, epochs, rate, workers=1):
-    """Where the center of such a model ends when all workers make the same steps: the algorithm's maths alone."""
+    """Return the final center if all workers make the same steps, by the algorithm's formulas alone."""
     x, center, seen, velocity = (np.zeros(1) for _ in range(4))
     memory, pending = algorithm.start(center, workers), 0
     for epoch in range(epochs):
@@ -282,7 +282,7 @@ def train_both(pools, plain_fit):
         reference, model = make(), make()
         expected = plain_fit(reference, x, y, epochs=epochs, batch_size=batch_size, seed=5, **kwargs)
         trainer = choros.Trainer(model, "allreduce", workers=workers, pool=pools(workers))
-        found = trainer.fit(x, y, epochs=epochs, batch_size=batch_size, seed=5, verbose=0, **kwargs).history
-        return reference, model, expected, found
+        result = trainer.fit(x, y, epochs=epochs, batch_size=batch_size, seed=5, verbose=0, **kwargs).history
+        return reference, model, expected, result
 
     return train

@@ -59,8 +59,8 @@ def everything(model):
     return [np.array(v) for v in (*model.get_weights(), *(np.asarray(s.numpy()) for s in model.optimizer.variables))]
 
 
-def equal(one, other):
-    for left, right in zip(everything(one), everything(other), strict=True):
+def equal(actual, other):
+    for left, right in zip(everything(actual), everything(other), strict=True):
         np.testing.assert_array_equal(left, right)
 
 
@@ -75,9 +75,9 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp
             time.sleep(0.02)
 
     optimizer = "momentum" if kind == "localsgd" else "adam"
-    whole, store = net(optimizer), CheckpointStore(tmp_path)
+    complete, store = net(optimizer), CheckpointStore(tmp_path)
     every = choros.Checkpoint(tmp_path, every=3, keep=100)
-    told = train(whole, SYNCHRONOUS[kind](), pools(2), rows, checkpoint=every, callbacks=[Slowly()])
+    message = train(complete, SYNCHRONOUS[kind](), pools(2), rows, checkpoint=every, callbacks=[Slowly()])
     places = {path: (facts["epoch"], facts["batch"]) for path in store.paths() for facts in [read(path)]}
     assert set(places.values()) <= {(e + (b == 0), b) for e in range(EPOCHS) for b in (3, 6, 0)}
     within = [place for place in places.values() if place[1]]
@@ -89,10 +89,12 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(kind, pools, net, rows, tmp
         shutil.copy(path, room)
         model = net(optimizer)
         model.set_weights([np.full_like(w, 7) for w in model.get_weights()])  # nothing of it may be left
-        again = train(model, SYNCHRONOUS[kind](), pools(2), rows, checkpoint=room, resume=True)
-        equal(model, whole)
-        assert again.epoch == list(range(place[0], EPOCHS))
-        assert again.history == {name: figures[place[0] :] for name, figures in told.history.items() if again.epoch}
+        repeated = train(model, SYNCHRONOUS[kind](), pools(2), rows, checkpoint=room, resume=True)
+        equal(model, complete)
+        assert repeated.epoch == list(range(place[0], EPOCHS))
+        assert repeated.history == {
+            name: figures[place[0] :] for name, figures in message.history.items() if repeated.epoch
+        }
 
 
 def read(path):
@@ -108,7 +110,7 @@ def test_workers_that_train_together_survive_one(kind, how, pools, net, rows, ca
     class Ends(keras.callbacks.Callback):
         """Ends a worker of the pool, once."""
 
-        left, epoch = True, 0
+        remaining, epoch = True, 0
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
@@ -118,17 +120,17 @@ def test_workers_that_train_together_survive_one(kind, how, pools, net, rows, ca
                 self.left = False
                 os.kill(pools(2).start().pids[1], how)
 
-    whole, model = net(seed=5), net(seed=5)  # without one PyTorch draws from its generator, which goes on
-    told = train(whole, SYNCHRONOUS[kind](), pools(2), rows)
-    again = train(model, SYNCHRONOUS[kind](), pools(2), rows, restarts=1, callbacks=[Ends()])
-    equal(model, whole)
-    assert again.history == told.history
-    assert again.run.rows == told.run.rows == EPOCHS * 74
-    (restart,) = again.run.restarts
+    complete, model = net(seed=5), net(seed=5)  # without one PyTorch draws from its generator, which goes on
+    message = train(complete, SYNCHRONOUS[kind](), pools(2), rows)
+    repeated = train(model, SYNCHRONOUS[kind](), pools(2), rows, restarts=1, callbacks=[Ends()])
+    equal(model, complete)
+    assert repeated.history == message.history
+    assert repeated.run.rows == message.run.rows == EPOCHS * 74
+    (restart,) = repeated.run.restarts
     assert (restart.rank, restart.signal, restart.epoch, restart.batch) == (1, how.name, 1, 0)
-    said = capfd.readouterr().err
-    assert f"worker 1 of 2 (counted from 0) on host {os.uname().nodename} was ended by {how.name}" in said
-    assert "all ranks restart in epoch 2, after 0 of its batches (0 restarts left)" in said
+    errors = capfd.readouterr().err
+    assert f"worker 1 of 2 (counted from 0) on host {os.uname().nodename} was ended by {how.name}" in errors
+    assert "all ranks restart in epoch 2, after 0 of its batches (0 restarts left)" in errors
 
 
 RATE = 1 / 64
@@ -202,8 +204,8 @@ def test_workers_that_wait_for_nobody_go_on_from_a_checkpoint(name, pools, ledge
 
     first, _ = fit(epochs=2, checkpoint=choros.Checkpoint(tmp_path, keep=1))
     assert first == -RATE * 240
-    again, history = fit(epochs=4, checkpoint=tmp_path, resume=True)
-    assert again == -RATE * 480
+    repeated, history = fit(epochs=4, checkpoint=tmp_path, resume=True)
+    assert repeated == -RATE * 480
     assert history.epoch == [2, 3]
     assert history.history["missed"] == [0.0, 0.0]
     assert history.run.rows == 1200

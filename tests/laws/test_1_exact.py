@@ -17,12 +17,12 @@ WORKERS = (2, 3, 5) if os.environ["KERAS_BACKEND"] == "jax" else (2, 3)
 LOOSE = ("auc",)
 
 
-def check(reference, model, expected, found, same_weights):
+def check(reference, model, expected, result, same_weights):
     same_weights(reference, model, 1e-5)
-    assert list(found) == list(expected)
+    assert list(result) == list(expected)
     for name in expected:
         tolerance = 1e-4 if any(word in name for word in LOOSE) else 2e-6
-        np.testing.assert_allclose(found[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(result[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -211,21 +211,21 @@ def test_sums_by_the_backends_own_library(plain_fit, data, clean_python, backend
         assert done.returncode == 0, done.stdout + done.stderr
     beneath = "MPI" if launcher == "mpiexec" else "shared memory"
     both = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    for rank, said in enumerate(both):
-        groups = [group for group, _, _ in said]
+    for rank, result in enumerate(both):
+        groups = [group for group, _, _ in result]
         assert groups == [f"{library} (gloo) over {beneath}", "a center in shared memory"]
-        assert all(f"exchange by {group}" in line for group, line, _ in said)
-        with np.load(tmp_path / f"rank{rank}.npz") as found:
-            for name, expected in zip(found.files, reference.get_weights(), strict=True):
-                np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5)
+        assert all(f"exchange by {group}" in line for group, line, _ in result)
+        with np.load(tmp_path / f"rank{rank}.npz") as raised:
+            for name, expected in zip(raised.files, reference.get_weights(), strict=True):
+                np.testing.assert_allclose(raised[name], expected, rtol=0, atol=1e-5)
     assert [weights for _, _, weights in both[0]] == [weights for _, _, weights in both[1]]
 
 
 def test_batches_are_shuffled_whole_and_their_rows_stay_in_order(train_both, make_mlp, data, same_weights):
     x, y = data(rows=70)
-    reference, model, expected, found = train_both(make_mlp, x, y, 2, shuffle="batch")
+    reference, model, expected, result = train_both(make_mlp, x, y, 2, shuffle="batch")
     same_weights(reference, model, 1e-5)
-    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5)
     source = make_source(np.arange(70))
     orders = []
     for epoch in range(2):

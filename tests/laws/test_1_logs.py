@@ -38,9 +38,11 @@ def test_a_metric_that_does_not_add_up_is_a_mean_by_rows_with_a_warning(pools, m
     x, y = data(rows=61)
     model = make_mlp(metrics=[metric_class(additive=False)()])
     trainer = choros.Trainer(model, workers=2, pool=pools(2))
-    with pytest.warns(UserWarning, match="'own' .* does not add up") as told:
+    with pytest.warns(UserWarning, match="'own' .* does not add up") as warnings_:
         history = trainer.fit(x, y, batch_size=16, verbose=0).history
-    assert [one.filename for one in told if "'own'" in str(one.message)] == [__file__]  # the line that called fit
+    assert [result.filename for result in warnings_ if "'own'" in str(result.message)] == [
+        __file__
+    ]  # the line that called fit
     assert 1 / 3 < history["own"][0] <= 1.0  # a sum of two largest probabilities would be above 1 or near it
     assert history["own"][0] < 0.99
 
@@ -73,35 +75,35 @@ def test_a_function_of_the_whole_batch_is_a_mean_by_rows_with_a_warning(pools, m
 
     x, y = data(rows=61)
     models = [make_mlp(metrics=[widest, first]) for _ in range(2)]
-    with pytest.warns(UserWarning, match="'widest' .* does not add up") as told:
-        found = choros.Trainer(models[0], workers=2, pool=pools(2)).fit(x, y, batch_size=16, seed=5, verbose=0).history
-    assert not any("'first'" in str(one.message) for one in told)
+    with pytest.warns(UserWarning, match="'widest' .* does not add up") as warnings_:
+        result = choros.Trainer(models[0], workers=2, pool=pools(2)).fit(x, y, batch_size=16, seed=5, verbose=0).history
+    assert not any("'first'" in str(item.message) for item in warnings_)
     expected = plain_fit(models[1], x, y, epochs=1, batch_size=16, seed=5)
-    assert found["first"] == pytest.approx(expected["first"], rel=1e-6)
-    assert found["widest"] == pytest.approx(expected["widest"], rel=0.2)  # of parts: narrower
+    assert result["first"] == pytest.approx(expected["first"], rel=1e-6)
+    assert result["widest"] == pytest.approx(expected["widest"], rel=0.2)  # of parts: narrower
 
 
 @pytest.mark.parametrize("names", [("loss", "mine"), ("loss",)], ids=str)
 def test_a_train_step_that_logs_its_own_loss_is_heard(train_both, data, same_weights, backend, names):
-    """Where it logs nothing but what Keras' running loss is called, that is what is logged: 0, and not no number."""
+    """If the step logs only Keras' running loss under its own name, that value is logged: 0 rather than NaN."""
     x, y = data(rows=70)
     make = lambda: own_logs(backend, names)
-    reference, model, expected, found = train_both(make, x, y, 2)
+    reference, model, expected, result = train_both(make, x, y, 2)
     same_weights(reference, model, 1e-5)
-    assert list(found) == list(expected)
+    assert list(result) == list(expected)
     for name in names:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+        np.testing.assert_allclose(result[name], expected[name], rtol=1e-5)
 
 
 def test_a_train_step_with_metrics_of_its_own_logs_what_one_process_does(train_both, data, same_weights, backend):
     """As Keras' guides write it: the mean over batches, not rows, and one figure more than the metrics."""
     x, y = data(rows=52)
-    reference, model, expected, found = train_both(lambda: own_metrics(backend), x, y, 3)
+    reference, model, expected, result = train_both(lambda: own_metrics(backend), x, y, 3)
     same_weights(reference, model, 1e-5)
-    assert found.keys() == expected.keys()
-    assert {"loss", "hits", "more"} == found.keys()
+    assert result.keys() == expected.keys()
+    assert {"loss", "hits", "more"} == result.keys()
     for name in expected.keys() - {"more"}:  # of the last batch: every rank has its part
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+        np.testing.assert_allclose(result[name], expected[name], rtol=1e-6)
 
 
 def test_its_logs_are_of_all_workers_that_step_by_themselves(pools, data, backend):
@@ -109,10 +111,10 @@ def test_its_logs_are_of_all_workers_that_step_by_themselves(pools, data, backen
     x, y = data(rows=64)
     models = [own_metrics(backend, keras.optimizers.SGD(1e-12)) for _ in range(2)]
     how = {"batch_size": 16, "shuffle": False, "verbose": 0}
-    found = choros.Trainer(models[0], "localsgd", workers=2, pool=pools(2)).fit(x, y, **how).history
+    result = choros.Trainer(models[0], "localsgd", workers=2, pool=pools(2)).fit(x, y, **how).history
     expected = models[1].fit(x, y, **how).history
     for name in ("loss", "hits"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+        np.testing.assert_allclose(result[name], expected[name], rtol=1e-5)
 
 
 def stepping(backend):
@@ -131,13 +133,13 @@ def stepping(backend):
                 x, y = data
 
                 def loss(trained):
-                    prediction, kept = self.stateless_call(trained, others, x, training=True)
-                    return loss_of(y, prediction), (prediction, kept)
+                    prediction, saved = self.stateless_call(trained, others, x, training=True)
+                    return loss_of(y, prediction), (prediction, saved)
 
-                (value, (prediction, kept)), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
+                (value, (prediction, saved)), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
                 trained, slots = self.optimizer.stateless_apply(slots, gradients, trained)
                 logs, metrics = self.tell(metrics, value, y, prediction)
-                return logs, (trained, kept, slots, metrics)
+                return logs, (trained, saved, slots, metrics)
         elif backend == "torch":
 
             def train_step(self, data):
@@ -187,16 +189,16 @@ def own_metrics(backend, optimizer=None):
             return self.own
 
         def tell(self, state, value, *rows):
-            logs, kept = {}, []
+            logs, saved = {}, []
             for metric, what in zip(self.own, [(value,), rows], strict=True):
                 if backend == "jax":
-                    kept += metric.stateless_update_state(state[len(kept) : len(kept) + 2], *what)
-                    logs[metric.name] = metric.stateless_result(kept[-2:])
+                    saved += metric.stateless_update_state(state[len(saved) : len(saved) + 2], *what)
+                    logs[metric.name] = metric.stateless_result(saved[-2:])
                 else:
                     metric.update_state(*what)
                     logs[metric.name] = metric.result()
             several = {"hits": logs["hits"], "more": value * 3}  # as the metric that compile makes of several
-            return {"loss": logs["loss"], "several": several}, kept
+            return {"loss": logs["loss"], "several": several}, saved
 
     return small(Own, optimizer)
 

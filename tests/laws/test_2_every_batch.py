@@ -170,9 +170,9 @@ def test_every_source_gives_each_of_three_workers_a_step_for_each_global_batch(
     """Batches of 7, ..., 7, 2 rows are dealt out as 3, 2, 2 and 1, 1, 0; those of 2 rows as 1, 1, 0."""
     rows = 30
     model = ledger(rows, RATE)
-    x, given = source_of(kind, rows, batch, tmp_path)
+    x, inputs = source_of(kind, rows, batch, tmp_path)
     trainer = choros.Trainer(model, getattr(choros, name)(window=3), workers=3, pool=pools(3))
-    history = trainer.fit(x, epochs=EPOCHS, verbose=0, **given)
+    history = trainer.fit(x, epochs=EPOCHS, verbose=0, **inputs)
     assert history.history["missed"] == [0.0] * EPOCHS
     count, workers = -(-rows // batch), history.run.workers
     assert sum(worker.rows for worker in workers) == EPOCHS * rows
@@ -208,8 +208,8 @@ def test_by_every_algorithm_under_choros_run(ledger_source, clean_python):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.partition(" ") for line in done.stdout.splitlines()]
-    said = {mark: [json.loads(text) for m, _, text in lines if m == mark] for mark in ("[0]", "[1]")}
-    assert [name for name, *_ in said["[0]"]] == names
-    assert said["[0]"] == said["[1]"]  # the same weights, bit by bit, on every rank
-    assert [(missed, rows) for _, missed, rows, _ in said["[0]"]] == [([0.0] * EPOCHS, EPOCHS * 45)] * len(names)
-    assert all(w < 0 for *_, w in said["[0]"])
+    messages = {mark: [json.loads(text) for m, _, text in lines if m == mark] for mark in ("[0]", "[1]")}
+    assert [name for name, *_ in messages["[0]"]] == names
+    assert messages["[0]"] == messages["[1]"]  # the same weights, bit by bit, on every rank
+    assert [(missed, rows) for _, missed, rows, _ in messages["[0]"]] == [([0.0] * EPOCHS, EPOCHS * 45)] * len(names)
+    assert all(w < 0 for *_, w in messages["[0]"])

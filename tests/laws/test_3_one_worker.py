@@ -18,7 +18,7 @@ def neutral(kind):
 
 
 def stays(kind):
-    """Whether the center stays where it was while the worker goes its own way: the elastic family without force."""
+    """Return whether the center stays constant while the worker trains: the elastic family with force 0."""
     return issubclass(kind, choros.EASGD)
 
 
@@ -39,21 +39,21 @@ def plain(make_mlp, data, plain_fit):
     return make, x, y, *_expected["run"]
 
 
-def check_weights(found, expected, steps):
-    for one, other in zip(found, expected, strict=True):
+def check_weights(result, expected, steps):
+    for value, other in zip(result, expected, strict=True):
         scale = np.maximum(np.abs(other), np.abs(other).max())
-        np.testing.assert_array_less(np.abs(one - other), steps * np.spacing(scale) + 1e-30)
+        np.testing.assert_array_less(np.abs(value - other), steps * np.spacing(scale) + 1e-30)
 
 
 def test_a_trainer_with_one_worker(pools, kind, plain):
     make, x, y, start, weights, history = plain
     model = make()
     trainer = choros.Trainer(model, neutral(kind), workers=1, pool=pools(2))
-    found = trainer.fit(x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED, verbose=0)
-    assert list(found.history) == list(history)
+    result = trainer.fit(x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED, verbose=0)
+    assert list(result.history) == list(history)
     for name in history:
-        np.testing.assert_allclose(found.history[name], history[name], rtol=2e-6, err_msg=name)
-    check_weights(model.get_weights(), start if stays(kind) else weights, found.run.workers[0].steps)
+        np.testing.assert_allclose(result.history[name], history[name], rtol=2e-6, err_msg=name)
+    check_weights(model.get_weights(), start if stays(kind) else weights, result.run.workers[0].steps)
 
 
 def test_a_trainer_with_one_worker_and_adam_keeps_its_slots(pools, make_mlp, data, plain_fit):
@@ -61,11 +61,11 @@ def test_a_trainer_with_one_worker_and_adam_keeps_its_slots(pools, make_mlp, dat
     reference, model = make_mlp(), make_mlp()
     expected = plain_fit(reference, x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED)
     trainer = choros.Trainer(model, "allreduce", workers=1, pool=pools(2))
-    found = trainer.fit(x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED, verbose=0).history
-    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=2e-6)
+    result = trainer.fit(x, y, epochs=EPOCHS, batch_size=BATCH, seed=SEED, verbose=0).history
+    np.testing.assert_allclose(result["loss"], expected["loss"], rtol=2e-6)
     check_weights(model.get_weights(), reference.get_weights(), 100)
-    for one, other in zip(model.optimizer.variables, reference.optimizer.variables, strict=True):
-        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-8)
+    for value, other in zip(model.optimizer.variables, reference.optimizer.variables, strict=True):
+        np.testing.assert_allclose(np.asarray(value), np.asarray(other), rtol=1e-4, atol=1e-8)
 
 
 def train(replica, source, meet):

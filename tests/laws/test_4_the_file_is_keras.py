@@ -79,9 +79,16 @@ def test_saved_models_load_without_choros(pools, make_mlp, data, clean_python, t
     (tmp_path / "names.json").write_text(json.dumps(names))
     done = clean_python(PLAIN)
     assert done.returncode == 0, done.stderr
-    said = [line.split() for line in done.stdout.splitlines() if line.startswith("loaded")]
-    assert [name for _, name, _ in said] == ["plain", "plain-checkpoint", "custom", "members", "members-0", "members-1"]
-    iterations = {name: int(count) for _, name, count in said}
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("loaded")]
+    assert [name for _, name, _ in lines] == [
+        "plain",
+        "plain-checkpoint",
+        "custom",
+        "members",
+        "members-0",
+        "members-1",
+    ]
+    iterations = {name: int(count) for _, name, count in lines}
     assert iterations["plain"] == 8 + 2  # AllReduce hands the optimizer's slots back, and the file has them
 
 
@@ -90,7 +97,7 @@ def test_the_given_model_is_a_model_of_its_own_class(pools, make_mlp, data):
     before = type(model), type(model.optimizer), set(vars(model))
     choros.Trainer(model, "localsgd", workers=2, pool=pools(2)).fit(x, y, batch_size=16, verbose=0)
     assert (type(model), type(model.optimizer)) == before[:2]
-    left = {name: value for name, value in vars(model).items() if "choros" in str(type(value).__module__)}
-    assert not left
+    remaining = {name: value for name, value in vars(model).items() if "choros" in str(type(value).__module__)}
+    assert not remaining
     assert model.fit(x, y, verbose=0).history["loss"]
     assert model.evaluate(x, y, verbose=0)[0] == pytest.approx(float(model.evaluate(x, y, verbose=0)[0]))

@@ -127,13 +127,13 @@ def test_the_noticeboard_waits_with_a_limit_and_is_free_when_the_holder_dies():
 
 
 def test_a_pipe_has_a_limit_and_tells_when_the_other_end_has_gone():
-    ours, theirs = socket.socketpair()
+    ours, expected = socket.socketpair()
     wire = UnixConnection(ours, "worker 1 of 2")
     with within(10), pytest.raises(CommTimeoutError, match="worker 1 of 2"):
         wire.receive(LIMIT)
     with within(30), pytest.raises(CommTimeoutError, match="worker 1 of 2"):  # nobody reads
         wire.send({}, [bytes(1 << 24)], stalled=LIMIT)
-    theirs.close()
+    expected.close()
     with within(10), pytest.raises(PeerLostError, match="worker 1 of 2"):
         wire.receive(None)
     wire.close()
@@ -156,7 +156,7 @@ ENDLESS = {  # waits without a limit of their own, and what ends them
 
 
 def test_no_other_wait_is_without_a_limit():
-    root, found = pathlib.Path(choros.__file__).parent, set()
+    root, result = pathlib.Path(choros.__file__).parent, set()
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
@@ -170,8 +170,8 @@ def test_no_other_wait_is_without_a_limit():
                 or (name == "join" and not node.args and not node.keywords)
             )
             if waits_for_ever:
-                found.add((file, name))
-    assert found <= ENDLESS.keys(), sorted(found - ENDLESS.keys())
+                result.add((file, name))
+    assert result <= ENDLESS.keys(), sorted(result - ENDLESS.keys())
 
 
 def test_a_launcher_without_a_group_is_refused(monkeypatch, make_mlp, data):
@@ -225,9 +225,9 @@ def test_ranks_that_diverge_are_told_so(clean_python):
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in (0, 1):
         lines = [line.partition("] ")[2] for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
-        said = {line.split()[0]: line for line in lines if " " in line}
-        for what, word in {"batch": "batch_size", "model": "model (layer 1 (Dense): units", "rows": "rows"}.items():
-            assert "refused" in said[what], said[what]
-            assert word in said[what]
-            assert "Rank 1 on " in said[what]
-        assert said["same"] == "same trained"
+        messages = {line.split()[0]: line for line in lines if " " in line}
+        for kind, word in {"batch": "batch_size", "model": "model (layer 1 (Dense): units", "rows": "rows"}.items():
+            assert "refused" in messages[kind], messages[kind]
+            assert word in messages[kind]
+            assert "Rank 1 on " in messages[kind]
+        assert messages["same"] == "same trained"

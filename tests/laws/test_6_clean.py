@@ -21,7 +21,7 @@ from choros.errors import WorkerFailedError
 
 
 def temporary(room):
-    """What is in the places where temporary files and named segments would be, by our name.
+    """Return the temporary files and named segments that carry Choros' name.
 
     The folder is the test's own: tests of another lane, which run meanwhile, leave theirs in the common ones.
     """
@@ -35,15 +35,17 @@ def temporary(room):
 
 
 def descriptors():
-    """What this process has open, by what it is: a number alone says nothing."""
-    found = []
+    """Return what the open descriptors of this process refer to; the numbers alone do not identify a leak."""
+    results = []
     for name in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
+            results.append(os.readlink(f"/proc/self/fd/{name}"))
         except FileNotFoundError:
             continue
-    mine = [what for what in found if not what.startswith("/proc/")]  # a pool looks up its workers' memory there
-    return sorted(what.split(":")[0] for what in mine)
+    actual = [
+        result for result in results if not result.startswith("/proc/")
+    ]  # a pool looks up its workers' memory there
+    return sorted(result.split(":")[0] for result in actual)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_keras_reads_no_file_without_its_safe_mode():
 
 
 def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
-    """What a rank is told over the socket is JSON: where the pickles lie, and their digests."""
+    """A rank receives JSON over the socket: the places of the pickles and their digests."""
     from choros.training.executors.remote import RemoteRun
     from choros.training.spec import FitConfig
     from choros.training.worker.messages import GetJob
@@ -86,10 +86,10 @@ def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
     home.job, home.entries, home.nbytes = FitConfig({"name": "Single"}, "sync", 2, 4, 1), [], 0
     home.payload, home.conductor = types.SimpleNamespace(model=PackedModel(code)), types.SimpleNamespace(steps=1)
     with SharedCodeFolder([code]) as home.folder:
-        told, arrays = home.answer(GetJob(), 0)
+        message, arrays = home.answer(GetJob(), 0)
         assert arrays == []
-        assert json.loads(json.dumps(told)) == told
-        assert read_code(told["code"]) == [code]
+        assert json.loads(json.dumps(message)) == message
+        assert read_code(message["code"]) == [code]
 
 
 def test_sockets_with_an_address_are_in_one_file():
@@ -167,14 +167,14 @@ class Bomb:
 
 
 def test_a_message_is_json_and_a_pickle_in_it_stays_bytes():
-    ours, theirs = socket.socketpair()
-    one, other = UnixConnection(ours, "one"), UnixConnection(theirs, "other")
+    ours, expected = socket.socketpair()
+    first, other = UnixConnection(ours, "one"), UnixConnection(expected, "other")
     evil = pickle.dumps(Bomb())
-    one.send({"a": [1, "two", None, 0.5]}, [evil])
+    first.send({"a": [1, "two", None, 0.5]}, [evil])
     message, blobs, _ = other.receive(5)
     assert message == {"a": [1, "two", None, 0.5]}
     assert bytes(blobs[0]) == evil
-    one.close()
+    first.close()
     other.close()
     captured = io.BytesIO()
     head, _ = pack({"k": "v"}, [], [])

@@ -40,9 +40,9 @@ def test_each_line_of_the_table_has_a_script_that_explains_itself(name):
 
 @pytest.mark.parametrize("name", ["allreduce_shm", "center_shm"])
 def test_the_engine_prints_multiples_of_a_memcpy(name):
-    found = list(ratios(json.loads(run(name, "--sizes", "2560", "--rounds", "20"))))
-    assert found
-    assert all(ratio > 0 for ratio in found)
+    results = list(ratios(json.loads(run(name, "--sizes", "2560", "--rounds", "20"))))
+    assert results
+    assert all(ratio > 0 for ratio in results)
 
 
 @pytest.mark.long
@@ -50,9 +50,9 @@ def test_training_prints_ratios_against_plain_fit(backend):
     if backend != "jax":
         pytest.skip("a smoke run takes half a minute, and takes the same way on every backend: done on JAX")
     text = run("aeasgd_mlp", "--quick", "--backend", backend)
-    found = list(ratios(json.loads(text[text.index("{") :])))
-    assert found
-    assert all(ratio > 0 for ratio in found)
+    results = list(ratios(json.loads(text[text.index("{") :])))
+    assert results
+    assert all(ratio > 0 for ratio in results)
 
 
 @pytest.mark.long
@@ -60,9 +60,9 @@ def test_training_is_compared_with_plain_fit_on_all_cores(backend):
     if backend != "jax":
         pytest.skip("a smoke run takes a minute, and takes the same way on every backend: done on JAX")
     text = run("against_fit", "--quick", "--backend", backend, "--model", "mlp", "--algorithm", "allreduce,aeasgd")
-    found = json.loads(text[text.index("{\n") :])["results"]
-    assert [(each["model"], each["algorithm"]) for each in found] == [("MLP", "allreduce"), ("MLP", "aeasgd")]
-    for each in found:
+    result = json.loads(text[text.index("{\n") :])["results"]
+    assert [(each["model"], each["algorithm"]) for each in result] == [("MLP", "allreduce"), ("MLP", "aeasgd")]
+    for each in result:
         assert each["rows_per_s"] / each["plain_rows_per_s"] == pytest.approx(each["ratio"], rel=0.01)
         assert each["ratio_with_startup"] > 0
         assert min(each["startup_s"], each["plain_startup_s"]) >= 0

@@ -22,8 +22,8 @@ def host(tmp_path, monkeypatch):
         (proc / "route").write_text(HEADER + "\n".join(rows) + "\n")
         entries = [f"     |-- {each}\n        /32 host LOCAL\n" for each in [*local, "127.0.0.1"]]
         (proc / "fib_trie").write_text("Main:\n" + "".join(entries))
-        given = {} if primary is None else {"primary": {"lo": "127.0.0.1", **primary}.get}
-        monkeypatch.setattr(network_address, "interfaces", lambda: interfaces.interfaces(net, proc, **given))
+        inputs = {} if primary is None else {"primary": {"lo": "127.0.0.1", **primary}.get}
+        monkeypatch.setattr(network_address, "interfaces", lambda: interfaces.interfaces(net, proc, **inputs))
         monkeypatch.setattr(network_address, "default_route", lambda: interfaces.default_route(proc))
         monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
 

@@ -11,10 +11,10 @@ from choros.errors import InvalidInputError
 def topology(folder, cores):
     """A /sys tree: {logical: (siblings, socket)}."""
     for logical, (siblings, socket) in cores.items():
-        one = folder / f"cpu{logical}" / "topology"
-        one.mkdir(parents=True)
-        (one / "thread_siblings_list").write_text(siblings + "\n")
-        (one / "physical_package_id").write_text(f"{socket}\n")
+        first = folder / f"cpu{logical}" / "topology"
+        first.mkdir(parents=True)
+        (first / "thread_siblings_list").write_text(siblings + "\n")
+        (first / "physical_package_id").write_text(f"{socket}\n")
     return folder
 
 

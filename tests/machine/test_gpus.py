@@ -100,17 +100,17 @@ def test_without_the_program_proc_tells_them(tmp_path):
     for bus, uuid in (("0000:0f:00.0", "GPU-aaaa1111-0000"), ("0000:e0:00.0", "GPU-bbbb2222-0000")):
         (tmp_path / bus).mkdir()
         (tmp_path / bus / "information").write_text(f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\n")
-    found = gpus._nvidia_of_proc(tmp_path)
-    assert found == (((Gpu("0", "GPU-aaaa1111-0000"),), (Gpu("1", "GPU-bbbb2222-0000"),)), True)
+    result = gpus._nvidia_of_proc(tmp_path)
+    assert result == (((Gpu("0", "GPU-aaaa1111-0000"),), (Gpu("1", "GPU-bbbb2222-0000"),)), True)
 
 
 def test_gpus_of_amd_and_both_of_its_variables(tmp_path, monkeypatch):
     for node, (lanes, number) in enumerate([(0, 0), (304, 17), (304, 18), (304, 19)]):
         (tmp_path / str(node)).mkdir()
         (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 0\nsimd_count {lanes}\nunique_id {number}\n")
-    found = gpus._amd(tmp_path)
-    assert [gpu.name for gpu in found] == ["0", "1", "2"]
-    monkeypatch.setattr(gpus, "_amd", lambda: found)
+    result = gpus._amd(tmp_path)
+    assert [gpu.name for gpu in result] == ["0", "1", "2"]
+    monkeypatch.setattr(gpus, "_amd", lambda: result)
     shown = {
         (): ["0", "1", "2"],
         (("ROCR_VISIBLE_DEVICES", "2,1"),): ["2", "1"],
@@ -161,11 +161,11 @@ def test_what_a_build_is_for_is_read_and_not_imported(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", BUILDS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
     )
-    said, loaded = json.loads(done.stdout)
+    output, loaded = json.loads(done.stdout)
     assert loaded == []
-    assert said["torch"] == ["nvidia", "amd", "intel", ""]
-    assert said["tensorflow"][1:] == ["amd", ""]
-    assert said["with libraries"] == "nvidia"
-    assert said["xla_cuda13"] == ["nvidia", "", "nvidia", "nvidia"]
-    assert said["xla_rocm7"] == ["amd", "", "", "amd"]
-    assert said["none"] == ""
+    assert output["torch"] == ["nvidia", "amd", "intel", ""]
+    assert output["tensorflow"][1:] == ["amd", ""]
+    assert output["with libraries"] == "nvidia"
+    assert output["xla_cuda13"] == ["nvidia", "", "nvidia", "nvidia"]
+    assert output["xla_rocm7"] == ["amd", "", "", "amd"]
+    assert output["none"] == ""

@@ -37,9 +37,9 @@ def test_every_name_is_set():
 
 
 def test_what_the_user_set_is_left_alone():
-    kept = variables(2, keep={"OMP_NUM_THREADS": "7", "HOME": "/"})
-    assert "OMP_NUM_THREADS" not in kept
-    assert kept["NPROC"] == "2"
+    saved = variables(2, keep={"OMP_NUM_THREADS": "7", "HOME": "/"})
+    assert "OMP_NUM_THREADS" not in saved
+    assert saved["NPROC"] == "2"
 
 
 def test_waiting_threads_sleep_only_where_cores_are_shared():

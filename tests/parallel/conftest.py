@@ -45,13 +45,13 @@ def pair(count, build=make, **more):
 
 
 def near(ours, plain, atol=2e-6):
-    """Whether two lists of arrays hold the same numbers."""
-    for one, other in zip(ours, plain, strict=True):
-        np.testing.assert_allclose(one, other, atol=atol, rtol=1e-6)
+    """Check that two lists of arrays hold the same numbers."""
+    for value, other in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(value, other, atol=atol, rtol=1e-6)
 
 
 def same(model, plain, atol=1e-6):
-    """Whether the parallel model, and the serial one in it, hold plain Keras' weights."""
+    """Check that the parallel model, and the serial model in it, hold plain Keras' weights."""
     near(model.get_weights(), plain.get_weights(), atol)
     assert all(map(np.array_equal, model.get_weights(), model.serial.get_weights()))
 
@@ -60,14 +60,14 @@ def fitted(count, build=make, x=X, y=Y, times=1, atol=1e-6, **more):
     """Plain Keras' model and the same over devices, after the same fits, found to be the same."""
     plain, model = pair(count, build)
     for _ in range(times):
-        expected, history = (one.fit(x, y, **HOW | more) for one in (plain, model))
-        told(history, expected, max(atol, 2e-6))
+        expected, history = (result.fit(x, y, **HOW | more) for result in (plain, model))
+        same_history(history, expected, max(atol, 2e-6))
         same(model, plain, atol)
     return plain, model
 
 
-def told(history, expected, atol=2e-6):
-    """Whether two histories have the same keys, epochs and figures."""
+def same_history(history, expected, atol=2e-6):
+    """Check that two histories have the same keys, epochs and figures."""
     assert list(history.history) == list(expected.history)
     assert history.epoch == expected.epoch
     near(history.history.values(), expected.history.values(), atol)
@@ -107,17 +107,17 @@ def count_bytes(replica):
         spread.scatter = scattering
         return counted
 
-    def count_at(one):
-        gradients, held = one.gradients, []
+    def count_at(actual):
+        gradients, held = actual.gradients, []
 
         def taking(batch, out):
             held.extend([batch.x.nbytes, batch.y.nbytes] if batch.rows else [0, 0])
             gradients(batch, out)
 
-        one.gradients = taking
+        actual.gradients = taking
         return held
 
-    return [count_at(one) for one in replica.replicas]
+    return [count_at(actual) for actual in replica.replicas]
 
 
 def main(path, count, *names):
@@ -162,7 +162,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def passed(request):
-    """What asks whether a case held; all of a number of devices run together, when the first of them is asked for."""
+    """Return a function that checks a case. All cases of a number of devices run together, at the first call."""
     name, count, few, cases = request.param
 
     def ask():

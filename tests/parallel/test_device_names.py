@@ -62,8 +62,8 @@ def test_what_is_no_name_is_refused(name):
 )
 @pytest.mark.parametrize("make", [str, lambda name: SimpleNamespace(to_string=lambda: name)])
 def test_the_name_of_a_process_is_refused_with_a_device_of_it(name, make):
-    whole = f"'{name.rstrip('/')}/device:GPU:0'"
-    with pytest.raises(InvalidInputError, match=f"^'{name}' names a process, and no device of it: .* {whole}, or"):
+    complete = f"'{name.rstrip('/')}/device:GPU:0'"
+    with pytest.raises(InvalidInputError, match=f"^'{name}' names a process, and no device of it: .* {complete}, or"):
         device_names([make(name)])
 
 

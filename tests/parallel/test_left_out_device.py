@@ -51,8 +51,8 @@ def over_three_a_model_on_another_device_trains_as_one(lab):
         lab.same(model, plain)
         serial.set_weights([0.8 * array for array in serial.get_weights()])  # the next fit takes them
         plain.set_weights([0.8 * array for array in plain.get_weights()])
-    for ours, theirs in zip(*(change.seen for change in changes), strict=True):
-        lab.near(ours, theirs)
+    for ours, expected in zip(*(change.seen for change in changes), strict=True):
+        lab.near(ours, expected)
     lab.near(*(each.train_on_batch(lab.X[:13], lab.Y[:13]) for each in (model, plain)))
     lab.near(*(each.evaluate(lab.X, lab.Y, batch_size=7, verbose=0) for each in (model, plain)))
     lab.near(*(each.predict(lab.X, batch_size=7, verbose=0) for each in (model, plain)))
@@ -67,8 +67,8 @@ def over_three_the_model_stays_where_it_was_built(lab):
     lab.near(serial.predict(lab.X, verbose=0), model.predict(lab.X, verbose=0))
     lab.near(serial.evaluate(lab.X, lab.Y, verbose=0), model.evaluate(lab.X, lab.Y))
     model.save("model.keras")
-    again = keras.saving.load_model("model.keras")
-    assert all(map(np.array_equal, again.get_weights(), serial.get_weights()))
+    reloaded = keras.saving.load_model("model.keras")
+    assert all(map(np.array_equal, reloaded.get_weights(), serial.get_weights()))
     before = serial.get_weights()
     serial.fit(lab.X, lab.Y, **lab.HOW)  # plain Keras goes on with it
     assert not any(map(np.array_equal, before, serial.get_weights()))

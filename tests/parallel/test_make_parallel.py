@@ -20,9 +20,9 @@ JAX = keras.backend.backend() == "jax"
 
 def over_uneven_batches_train_evaluate_and_predict_as_one_device(lab):
     plain, model = lab.fitted(lab.count, sample_weight=lab.WEIGHT, **lab.CHECKED)
-    asked = {"sample_weight": lab.WEIGHT, "batch_size": 7, "verbose": 0}
-    lab.near(model.evaluate(lab.X, lab.Y, **asked), plain.evaluate(lab.X, lab.Y, **asked))
-    lab.near(*(one.predict(lab.X, batch_size=7, verbose=0) for one in (model, plain)))
+    requested = {"sample_weight": lab.WEIGHT, "batch_size": 7, "verbose": 0}
+    lab.near(model.evaluate(lab.X, lab.Y, **requested), plain.evaluate(lab.X, lab.Y, **requested))
+    lab.near(*(result.predict(lab.X, batch_size=7, verbose=0) for result in (model, plain)))
 
 
 def over_two_class_weights_count(lab):
@@ -39,9 +39,9 @@ def over_single_batches_may_have_fewer_rows_than_devices(lab):
     plain, model = lab.pair(lab.count)
     for rows in (1, 13):
         x, y, weight = lab.X[:rows], lab.Y[:rows], lab.WEIGHT[:rows]
-        lab.near(*(one.train_on_batch(x, y, weight) for one in (model, plain)))
-        lab.near(*(one.predict_on_batch(x) for one in (model, plain)))
-        lab.near(*(one.test_on_batch(x, y, weight) for one in (model, plain)))
+        lab.near(*(result.train_on_batch(x, y, weight) for result in (model, plain)))
+        lab.near(*(result.predict_on_batch(x) for result in (model, plain)))
+        lab.near(*(result.test_on_batch(x, y, weight) for result in (model, plain)))
     lab.same(model, plain)
 
 
@@ -60,19 +60,19 @@ def over_each_device_gets_its_rows_alone(lab):
 
 def over_two_a_second_fit_goes_on_with_the_optimizer(lab):
     plain, model = lab.fitted(2, lambda: lab.make(optimizer=keras.optimizers.Adam(0.01)), times=2, atol=1e-5)
-    lab.near(*([keras.ops.convert_to_numpy(slot) for slot in one.optimizer.variables] for one in (model, plain)))
+    lab.near(*([keras.ops.convert_to_numpy(slot) for slot in result.optimizer.variables] for result in (model, plain)))
     assert int(model.optimizer.iterations) == 28
 
 
 def over_two_weights_set_between_fits_are_taken_up(lab):
     plain, model = lab.fitted(2)
-    for one in (plain, model):
-        one.set_weights([weight * 0.5 for weight in one.get_weights()])
-        one.fit(lab.X, lab.Y, **lab.HOW)
-    for one in (plain, model.serial):  # by Keras itself
-        one.fit(lab.X[:20], lab.Y[:20], **lab.HOW)
-    for one in (plain, model):
-        one.fit(lab.X, lab.Y, **lab.HOW)
+    for result in (plain, model):
+        result.set_weights([weight * 0.5 for weight in result.get_weights()])
+        result.fit(lab.X, lab.Y, **lab.HOW)
+    for result in (plain, model.serial):  # by Keras itself
+        result.fit(lab.X[:20], lab.Y[:20], **lab.HOW)
+    for result in (plain, model):
+        result.fit(lab.X, lab.Y, **lab.HOW)
     lab.same(model, plain)
 
 
@@ -82,26 +82,26 @@ def over_two_the_file_is_the_serial_models(lab):
     model.save_weights("model.weights.h5")
     with zipfile.ZipFile("model.keras") as file:
         assert not [name for name in file.namelist() if b"choros" in file.read(name).lower()]
-    loaded, again = keras.saving.load_model("model.keras"), parallel.make_parallel(lab.make(), devices=2)
+    loaded, reloaded = keras.saving.load_model("model.keras"), parallel.make_parallel(lab.make(), devices=2)
     assert (type(loaded), loaded.name) == (keras.Sequential, "serial")
-    again.train_on_batch(lab.X, lab.Y)
-    again.load_weights("model.weights.h5")
-    for one in (model, again):
-        lab.near(one.predict(lab.X), loaded.predict(lab.X, verbose=0), atol=1e-6)
+    reloaded.train_on_batch(lab.X, lab.Y)
+    reloaded.load_weights("model.weights.h5")
+    for result in (model, reloaded):
+        lab.near(result.predict(lab.X), loaded.predict(lab.X, verbose=0), atol=1e-6)
 
 
 def over_two_callbacks_see_and_save_the_serial_model(lab):
     def fit(model, name):
-        own = [
+        values = [
             keras.callbacks.ModelCheckpoint(name + "{epoch}.keras"),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8),
             keras.callbacks.EarlyStopping("val_accuracy", mode="min", patience=2, restore_best_weights=True),
         ]
-        return model.fit(lab.X, lab.Y, **lab.HOW | lab.CHECKED | {"epochs": 6}, callbacks=own)
+        return model.fit(lab.X, lab.Y, **lab.HOW | lab.CHECKED | {"epochs": 6}, callbacks=values)
 
     plain, model = lab.pair(2)
     history = fit(model, "ours")
-    lab.told(history, fit(plain, "plain"))
+    lab.same_history(history, fit(plain, "plain"))
     lab.same(model, plain)
     assert len(history.epoch) < 6
     lab.near(*(keras.saving.load_model(f"{name}2.keras").get_weights() for name in ("ours", "plain")), atol=1e-6)
@@ -113,8 +113,8 @@ def over_two_an_exception_leaves_the_weights_of_when_training_stopped(lab):
         model.fit(lab.X, lab.Y, **lab.HOW, callbacks=[lab.Raise()])
     plain.fit(lab.X[:50], lab.Y[:50], **lab.HOW | {"epochs": 1})
     lab.same(model, plain)
-    for one in (plain, model):
-        one.fit(lab.X, lab.Y, **lab.HOW)
+    for result in (plain, model):
+        result.fit(lab.X, lab.Y, **lab.HOW)
     lab.same(model, plain)
 
 
@@ -139,8 +139,8 @@ def over_two_dropout_and_batch_normalization_see_the_whole_batch_on_jax(lab):
         model = lab.pair(2, make)[1]
         model.fit(lab.X, lab.Y, **lab.HOW)
         assert np.isfinite(model.evaluate(lab.X, lab.Y)).all()
-        kept = np.array([[v.numpy() for v in one.moving] for one in model._in_process().replica.replicas])
-        np.testing.assert_array_equal(kept[0], kept[1])
+        saved = np.array([[v.numpy() for v in result.moving] for result in model._in_process().replica.replicas])
+        np.testing.assert_array_equal(saved[0], saved[1])
 
 
 def over_two_a_compiled_model_predicts_before_it_is_trained(lab):
@@ -171,11 +171,11 @@ def over_two_the_names_and_arguments_of_old(lab):
     models = [eight, parallel.multi_gpu_model(serial, 2), parallel.multi_gpu_model(serial, [1, 0])]
     assert [model.devices for model in models] == [["cpu:0", "cpu:1"], ["cpu:0", "cpu:1"], ["cpu:1", "cpu:0"]]
     assert all(model.serial is serial and model.layers == serial.layers for model in models)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         parallel.print_mgpu_modelsummary(eight)
         eight.fit(lab.X, lab.Y, verbose=2)
-    assert said.getvalue().count("serial over 2 devices") == said.getvalue().count("cpu:0, cpu:1") == 2
-    assert "Total params" in said.getvalue()
+    assert output.getvalue().count("serial over 2 devices") == output.getvalue().count("cpu:0, cpu:1") == 2
+    assert "Total params" in output.getvalue()
 
 
 def over_two_devices_are_objects_and_full_names(lab):

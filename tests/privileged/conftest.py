@@ -1,4 +1,4 @@
-"""What tests of several machines share: namespaces of this one stand for them, and a script stands in for ssh."""
+"""Fixtures for several machines: network namespaces of this one represent them, and a script replaces ssh."""
 
 import os
 import platform
@@ -40,9 +40,9 @@ class Network:
     def __init__(self, room):
         self.prefix, self.ssh, self.address = f"choros-{os.getpid()}", room / "ssh", "10.79.7.254"
         self.head = ["ip", "netns", "exec", f"{self.prefix}-head"]
-        told = [f"127.0.0.1 localhost\n{self.address} {platform.node()}"]
-        told += [f"10.79.7.{i} {name}" for i, name in enumerate(self.names, 1)]
-        (room / "hosts").write_text("\n".join(told) + "\n")
+        facts = [f"127.0.0.1 localhost\n{self.address} {platform.node()}"]
+        facts += [f"10.79.7.{i} {name}" for i, name in enumerate(self.names, 1)]
+        (room / "hosts").write_text("\n".join(facts) + "\n")
         (room / "nsswitch").write_text("hosts: files\n")
         self.ssh.write_text(APART.format(prefix=self.prefix, room=room))
         self.ssh.chmod(0o755)
@@ -51,12 +51,12 @@ class Network:
         self._ip("netns add {0}-head", "-n {0}-head link set lo up", "-n {0}-head link add switch type bridge")
         self._ip(f"-n {{0}}-head addr add {self.address}/24 dev switch", "-n {0}-head link set switch up")
         for i, name in enumerate(self.names, 1):
-            own = f"-n {{0}}-{name}"
+            text = f"-n {{0}}-{name}"
             self._ip(
                 f"netns add {{0}}-{name}", f"link add to{i} netns {{0}}-head type veth peer eth0 netns {{0}}-{name}"
             )
-            self._ip(f"-n {{0}}-head link set to{i} master switch up", f"{own} addr add 10.79.7.{i}/24 dev eth0")
-            self._ip(f"{own} link set eth0 up", f"{own} link set lo up")
+            self._ip(f"-n {{0}}-head link set to{i} master switch up", f"{text} addr add 10.79.7.{i}/24 dev eth0")
+            self._ip(f"{text} link set eth0 up", f"{text} link set lo up")
 
     def down(self):
         for name in (*self.names, "head"):

@@ -1,4 +1,4 @@
-"""What crosses the cable between two machines, which are namespaces of this one, while ranks train on data they read.
+"""The bytes between two machines (network namespaces of this one) while ranks train on data that they read.
 
 No byte of the data does: what crosses is parameters and messages, the same for ten times as many rows.
 """
@@ -66,9 +66,9 @@ def test_what_crosses_the_cable_is_parameters_and_does_not_grow_with_the_rows(ne
     (tmp_path / "script.py").write_text(SCRIPT)
     sizes = [str(rows) for rows in ROWS]
     subprocess.run([sys.executable, "-c", DATA, tmp_path, str(COLUMNS), *sizes], check=True, timeout=120)
-    words = f"-m choros run -n 3 -H one:1,two:2 --ssh {network.ssh} --network 10.79.7.0/24 script.py {tmp_path}"
+    message = f"-m choros run -n 3 -H one:1,two:2 --ssh {network.ssh} --network 10.79.7.0/24 script.py {tmp_path}"
     job = subprocess.run(
-        [*network.head, sys.executable, *words.split(), *sizes],
+        [*network.head, sys.executable, *message.split(), *sizes],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -76,9 +76,9 @@ def test_what_crosses_the_cable_is_parameters_and_does_not_grow_with_the_rows(ne
         timeout=200,
     )
     assert job.returncode == 0, job.stdout + job.stderr
-    found = json.loads(re.search(r"found (.*)", job.stdout)[1])
+    match = json.loads(re.search(r"found (.*)", job.stdout)[1])
     by_kind = {}
-    for kind, rows, crossed, exchanges, trained, model in found:
+    for kind, rows, crossed, exchanges, trained, model in match:
         assert trained == 2 * 15 * 96
         messages = crossed - exchanges * model  # each way half of the parameters, for each host has half of the center
         print(f"{kind}, {rows} rows: {crossed / model:.2f} models crossed in {exchanges} exchanges of one each")

@@ -21,8 +21,8 @@ def test_rows_that_each_rank_reads_do_not_cross_the_network():
     rows, epochs = 512, 2
     done = run("--rates", "1gbit", "--rows", str(rows), "--epochs", str(epochs))
     assert done.returncode == 0, done.stderr[-4000:]
-    (found,) = json.loads(done.stdout)["rates"]
-    cases = {(case["mode"], case["data"]): case for case in found["results"]}
+    (result,) = json.loads(done.stdout)["rates"]
+    cases = {(case["mode"], case["data"]): case for case in result["results"]}
     assert len(cases) == 4
     for mode in ("sync", "async"):
         saved = cases[mode, "ship"]["megabytes_an_epoch"] - cases[mode, "own"]["megabytes_an_epoch"]

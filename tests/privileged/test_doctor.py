@@ -15,10 +15,10 @@ import pytest
 DOCTOR = [sys.executable, "-m", "choros", "doctor", "--json", "--no-smoke"]
 
 
-def report(words, **variables):
+def report(message, **variables):
     """Run a command; the report that it printed, and its exit code."""
     with subprocess.Popen(
-        [str(word) for word in words],
+        [str(word) for word in message],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -36,9 +36,9 @@ def report(words, **variables):
     return json.loads(out), job.returncode
 
 
-def one(words, name, kind, code, **variables):
-    found, ended = report(words, **variables)
-    [finding] = [each for each in found["findings"] if each["name"] == name]
+def one(message, name, kind, code, **variables):
+    problem, ended = report(message, **variables)
+    [finding] = [each for each in problem["findings"] if each["name"] == name]
     assert (finding["kind"], ended) == (kind, code)
     return finding
 
@@ -49,26 +49,26 @@ def inside(namespaces, text):
 
 
 def test_a_small_dev_shm():
-    found = one(inside(["-m"], "mount -t tmpfs -o size=8m none /dev/shm"), "shared-memory", "warning", 0)
-    assert "/dev/shm has 8.4 MB free of 8.4 MB" in found["what"]
-    assert found["ranks"] == [0, 1]
-    assert "--shm-size=2g" in found["remedy"]
+    finding = one(inside(["-m"], "mount -t tmpfs -o size=8m none /dev/shm"), "shared-memory", "warning", 0)
+    assert "/dev/shm has 8.4 MB free of 8.4 MB" in finding["what"]
+    assert finding["ranks"] == [0, 1]
+    assert "--shm-size=2g" in finding["remedy"]
 
 
 def test_a_small_dev_shm_under_mpi_is_an_error(mpiexec):
     """MPI's own segments lie there."""
-    words, needed = mpiexec.starting(2, "sh", "-c", f"exec {shlex.join(DOCTOR)}")
+    command, needed = mpiexec.starting(2, "sh", "-c", f"exec {shlex.join(DOCTOR)}")
     first = "mount -t tmpfs -o size=64m none /dev/shm"
-    found = one(
-        ["unshare", "-m", "sh", "-c", f"{first}\nexec {shlex.join(words)}"], "shared-memory", "error", 1, **needed
+    finding = one(
+        ["unshare", "-m", "sh", "-c", f"{first}\nexec {shlex.join(command)}"], "shared-memory", "error", 1, **needed
     )
-    assert "end by SIGBUS when it is full" in found["what"]
+    assert "end by SIGBUS when it is full" in finding["what"]
 
 
 def test_a_host_whose_name_nobody_knows():
-    found = one(inside(["--uts"], "hostname nobody-knows.invalid"), "host-name", "warning", 0)
-    assert "nobody-knows.invalid cannot be looked up" in found["what"]
-    assert "/etc/hosts" in found["remedy"]
+    finding = one(inside(["--uts"], "hostname nobody-knows.invalid"), "host-name", "warning", 0)
+    assert "nobody-knows.invalid cannot be looked up" in finding["what"]
+    assert "/etc/hosts" in finding["remedy"]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def limited(tmp_path):
 
     def make(controller, limits):
         root = pathlib.Path("/sys/fs/cgroup")
-        place = next((one for one in (root / controller, root) if (one / "cgroup.procs").exists()), None)
+        place = next((result for result in (root / controller, root) if (result / "cgroup.procs").exists()), None)
         if place is None:
             pytest.skip(f"the control groups of {controller} are not mounted here")
         room = place / f"choros-doctor-{os.getpid()}"
@@ -97,17 +97,17 @@ def limited(tmp_path):
 def test_a_control_group_with_little_memory(limited):
     size = str(700_000_000)
     procs = limited("memory", {"memory.limit_in_bytes": size, "memory.max": size})
-    words = ["sh", "-c", f"echo $$ > {procs}\nexec {shlex.join(DOCTOR)} -n 2"]
-    found = one(words, "memory", "error", 1)
-    assert "by the control group's limit of 7" in found["what"]
-    assert "start fewer ranks" in found["remedy"]
+    command = ["sh", "-c", f"echo $$ > {procs}\nexec {shlex.join(DOCTOR)} -n 2"]
+    finding = one(command, "memory", "error", 1)
+    assert "by the control group's limit of 7" in finding["what"]
+    assert "start fewer ranks" in finding["remedy"]
 
 
 def test_a_control_group_with_little_processor_time(limited):
     procs = limited("cpu", {"cpu.cfs_quota_us": "60000", "cpu.max": "60000 100000"})
-    words = ["sh", "-c", f"echo $$ > {procs}\nexec {shlex.join(DOCTOR)} -n 2"]
-    found = one(words, "quota", "error", 1)
-    assert "allows the time of 0.6 cores, but 2 threads run" in found["what"]
+    command = ["sh", "-c", f"echo $$ > {procs}\nexec {shlex.join(DOCTOR)} -n 2"]
+    finding = one(command, "quota", "error", 1)
+    assert "allows the time of 0.6 cores, but 2 threads run" in finding["what"]
 
 
 SSH = """#!/bin/sh
@@ -124,11 +124,11 @@ def test_the_loopback_in_a_job_of_two_machines(mpiexec, tmp_path):
     ssh.chmod(0o755)
     mpich = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "one:1,two:1"]
     how = ["--prtemca", "plm_ssh_agent", ssh, "--host", "one:1,two:1"] if mpiexec.open else mpich
-    words, needed = mpiexec.starting(2, *DOCTOR, more=how)
-    measured = report(words, **needed)[0]["measures"]
+    command, needed = mpiexec.starting(2, *DOCTOR, more=how)
+    measured = report(command, **needed)[0]["measures"]
     assert set(measured["engines"]) == {"MPI"}
     assert set(measured["links"]) == {"0", "1"}
     assert min(measured["links"].values()) > 0
-    found = one(words, "interface", "error", 1, **needed, CHOROS_NETWORK="127.0.0.0/8")
-    assert found["hosts"] == ["one", "two"]
-    assert "CHOROS_NETWORK=127.0.0.0/8 names the loopback, which reaches no other host" in found["what"]
+    finding = one(command, "interface", "error", 1, **needed, CHOROS_NETWORK="127.0.0.0/8")
+    assert finding["hosts"] == ["one", "two"]
+    assert "CHOROS_NETWORK=127.0.0.0/8 names the loopback, which reaches no other host" in finding["what"]

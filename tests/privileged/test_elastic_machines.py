@@ -47,9 +47,9 @@ def start(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     jobs = []
 
-    def run(*words, head=(), **environment):
+    def run(*message, head=(), **environment):
         job = subprocess.Popen(
-            [*head, sys.executable, "-m", "choros", "run", *words, "script.py"],
+            [*head, sys.executable, "-m", "choros", "run", *message, "script.py"],
             cwd=tmp_path,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
@@ -73,15 +73,15 @@ def start(tmp_path):
         job.communicate(timeout=20)
 
 
-def lines(job, words, count):
+def lines(job, message, count):
     """The groups of so many lines that fit, and all that was read."""
-    found, read = [], []
+    results, read = [], []
     for line in job.stdout:
         read.append(line)
-        if match := re.search(words, line):
-            found.append(match.groups())
-            if len(found) == count:
-                return sorted(found), "".join(read)
+        if match := re.search(message, line):
+            results.append(match.groups())
+            if len(results) == count:
+                return sorted(results), "".join(read)
     raise AssertionError("".join(read))
 
 
@@ -92,21 +92,22 @@ def test_a_killed_rank_leaves_the_others_and_a_host_comes(start, ssh, tmp_path):
     (tmp_path / "kill").touch()
     (tmp_path / "hosts").write_text("one:2\ntwo:1\n")
     job = start("-n", "3", "--min-np", "2", "--host-discovery-script", "cat hosts", "--ssh", str(ssh))
-    found, _ = lines(job, PLACE.format(3, 0), 3)
-    assert [each[1:] for each in found] == [
+    result, _ = lines(job, PLACE.format(3, 0), 3)
+    assert [each[1:] for each in result] == [
         ("0", "2", "0", "2", "one"),
         ("1", "2", "0", "2", "one"),
         ("0", "1", "1", "2", "two"),
     ]
-    found, said = lines(job, PLACE.format(2, 1), 2)
+    result, output = lines(job, PLACE.format(2, 1), 2)
     assert re.search(
-        r"rank 1 \(process 1, pid \d+, host one\) exited with code 137; ranks of its generation that continue: 2", said
+        r"rank 1 \(process 1, pid \d+, host one\) exited with code 137; ranks of its generation that continue: 2",
+        output,
     )
-    assert [each[5] for each in found] == ["one", "two"]
+    assert [each[5] for each in result] == ["one", "two"]
     (tmp_path / "new").write_text("one:2\ntwo:1\nthree:1\n")
     (tmp_path / "new").rename(tmp_path / "hosts")
-    found, _ = lines(job, PLACE.format(3, 1), 3)
-    assert [each[5] for each in found] == ["one", "two", "three"]
+    result, _ = lines(job, PLACE.format(3, 1), 3)
+    assert [each[5] for each in result] == ["one", "two", "three"]
     (tmp_path / "end").touch()
     out = job.communicate(timeout=60)[0]
     assert job.returncode == 0, out
@@ -114,10 +115,10 @@ def test_a_killed_rank_leaves_the_others_and_a_host_comes(start, ssh, tmp_path):
 
 @pytest.mark.parametrize("how", ["the network is cut", "the host dies"])
 def test_a_host_that_is_lost_is_left_out_within_seconds(start, network, how, tmp_path):
-    words = ("--min-np", "2", "-H", "one:2,two:1", "--ssh", str(network.ssh), "--network", "10.79.7.0/24")
-    job = start("-n", "3", *words, head=network.head, CHOROS_PULSE="6")
-    found, _ = lines(job, PLACE.format(3, 0), 3)
-    assert [each[5] for each in found] == ["one", "one", "two"]
+    command = ("--min-np", "2", "-H", "one:2,two:1", "--ssh", str(network.ssh), "--network", "10.79.7.0/24")
+    job = start("-n", "3", *command, head=network.head, CHOROS_PULSE="6")
+    result, _ = lines(job, PLACE.format(3, 0), 3)
+    assert [each[5] for each in result] == ["one", "one", "two"]
     lines(job, "(has committed)", 2)  # so that the others go on from a commit of their own
     if how == "the network is cut":
         subprocess.run(["ip", "-n", f"{network.prefix}-two", "link", "set", "eth0", "down"], check=True)
@@ -130,11 +131,11 @@ def test_a_host_that_is_lost_is_left_out_within_seconds(start, network, how, tmp
             except ProcessLookupError:
                 continue
         why = r"exited with code \d+"
-    found, said = lines(job, PLACE.format(2, 1), 2)
+    result, output = lines(job, PLACE.format(2, 1), 2)
     assert re.search(
-        rf"rank 2 \(process 2, pid \d+, host two\) {why}; ranks of its generation that continue: 2", said
-    ), said
-    assert [each[1:] for each in found] == [("0", "2", "0", "1", "one"), ("1", "2", "0", "1", "one")]
+        rf"rank 2 \(process 2, pid \d+, host two\) {why}; ranks of its generation that continue: 2", output
+    ), output
+    assert [each[1:] for each in result] == [("0", "2", "0", "1", "one"), ("1", "2", "0", "1", "one")]
     (tmp_path / "end").touch()
     out = job.communicate(timeout=60)[0]
     assert job.returncode == 0, out

@@ -114,9 +114,9 @@ def test_ranks_of_three_machines_that_share_a_network_alone(mpiexec, network, tm
     hosts = ",".join(f"{name}:1" for name in network.names)
     mpich = ["-launcher", "ssh", "-launcher-exec", network.ssh, "-hosts", hosts, "-localhost", network.address]
     how = ["--prtemca", "plm_ssh_agent", network.ssh, "--host", hosts] if mpiexec.open else mpich
-    words, needed = mpiexec.starting(3, sys.executable, tmp_path / "three.py", tmp_path, more=how)
+    command, needed = mpiexec.starting(3, sys.executable, tmp_path / "three.py", tmp_path, more=how)
     environment = {**os.environ, **needed, "CHOROS_NETWORK": "eth0"}
-    job = subprocess.run([*network.head, *words], capture_output=True, text=True, timeout=120, env=environment)
+    job = subprocess.run([*network.head, *command], capture_output=True, text=True, timeout=120, env=environment)
     assert job.returncode == 0, job.stdout + job.stderr
     places = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert places == [[rank, 3, name, 1, rank, True] for rank, name in enumerate(network.names)]
@@ -132,17 +132,17 @@ def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path, 
     how = ["--prtemca", "plm_ssh_agent", ssh, "--host", "one:2,two:2"] if mpiexec.open else mpich
     out = mpiexec(4, sys.executable, tmp_path / "script.py", tmp_path, more=how, CHOROS_COMM=comm)
     assert out.count(", vectors by MPI>") == (3 * 4 if comm else 0), out
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
-    for rank, (place, found) in enumerate(told):
+    facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    for rank, (place, message) in enumerate(facts):
         assert place == [["one", "two"][rank // 2], 4, place[2], 2, rank // 2, 2, True, True]
-        assert found == told[0][1]
-    one = np.load(tmp_path / "one.npy")
-    assert np.abs(np.load(tmp_path / "allreduce.npy") - one).max() < 1e-5
-    for name, (history, same) in told[0][1].items():
+        assert message == facts[0][1]
+    first = np.load(tmp_path / "one.npy")
+    assert np.abs(np.load(tmp_path / "allreduce.npy") - first).max() < 1e-5
+    for name, (history, same) in facts[0][1].items():
         assert same, name
         assert list(history) == ["loss", "mae", "val_loss", "val_mae"]
         assert history["val_loss"][-1] < 0.7 * history["loss"][0], name
-    left = subprocess.run(
+    remaining = subprocess.run(
         ["pgrep", "-f", "choros.training.async_control.shard_server"], capture_output=True, text=True
     ).stdout
-    assert not left
+    assert not remaining

@@ -18,7 +18,7 @@ LIMIT = 256 << 20  # bytes that the worker may take from the moment it is moved
 
 @pytest.fixture
 def hierarchy(tmp_path):
-    """Where memory limits are set: the mounted control groups of either version, else the first, mounted here."""
+    """Return the folder of memory limits: mounted control groups of either version, else version 1, mounted here."""
     root = pathlib.Path("/sys/fs/cgroup")
     for place in (root / "memory", root):
         if (place / "cgroup.procs").exists():
@@ -72,7 +72,7 @@ class Hungry(keras.utils.PyDataset):
 def test_the_caller_hears_that_memory_ran_out(algorithm, group, children):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
-    given, already = [np.array(w) for w in model.get_weights()], children()
+    inputs, already = [np.array(w) for w in model.get_weights()], children()
     with pytest.raises(WorkerFailedError, match="out-of-memory") as caught:
         choros.Trainer(model, algorithm, workers=2, echo=False).fit(Hungry(group), epochs=1, verbose=0)
     error = caught.value
@@ -80,7 +80,7 @@ def test_the_caller_hears_that_memory_ran_out(algorithm, group, children):
     assert error.peak_memory > LIMIT
     assert "about to eat" in error.output
     assert "ate" not in error.output.replace("about to eat", "")
-    for old, new in zip(given, model.get_weights(), strict=True):
+    for old, new in zip(inputs, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-    assert any(np.abs(w - old).max() > 0 for w, old in zip(error.weights, given, strict=True))
+    assert any(np.abs(w - old).max() > 0 for w, old in zip(error.weights, inputs, strict=True))
     assert children() <= already

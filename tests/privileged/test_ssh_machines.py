@@ -64,35 +64,35 @@ def run(ssh, tmp_path):
     yield start
     time.sleep(0.2)
     ours = r"choros\.launch\.(ssh|mpi|call_entry)|script\.py"
-    left = subprocess.run(["pgrep", "-fa", ours], capture_output=True, text=True).stdout
-    assert not left
+    remaining = subprocess.run(["pgrep", "-fa", ours], capture_output=True, text=True).stdout
+    assert not remaining
 
 
 def test_ranks_know_their_places_meet_and_train(run, tmp_path):
     job = run("train")
     out = job.communicate(timeout=90)[0]
     assert job.returncode == 0, out
-    said = sorted(json.loads(text) for text in re.findall(r"^\[\d\] said (.*)$", out, re.M))
-    assert [one[0] for one in said] == [0, 1, 2]
-    assert [one[1] for one in said] == [["one", 3, 0, 2, 0, 2], ["one", 3, 1, 2, 0, 2], ["two", 3, 0, 1, 1, 2]]
-    for _, _, total, told, folder in said:
-        assert (total, told, folder) == (3.0, "a b'c", str(tmp_path))
+    matches = sorted(json.loads(text) for text in re.findall(r"^\[\d\] said (.*)$", out, re.M))
+    assert [result[0] for result in matches] == [0, 1, 2]
+    assert [result[1] for result in matches] == [["one", 3, 0, 2, 0, 2], ["one", 3, 1, 2, 0, 2], ["two", 3, 0, 1, 1, 2]]
+    for _, _, total, message, folder in matches:
+        assert (total, message, folder) == (3.0, "a b'c", str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "words"),
+    ("how", "code", "message"),
     [
         ("sys.exit(7)", 7, "rank 2 of 3 .*host two.* exited with code 7"),
         ("raise ValueError('the cause')", 1, r"\[2\] ValueError: the cause"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 2 of 3 .*host two.* was ended by SIGKILL"),
     ],
 )
-def test_the_first_failure_ends_all_with_its_own_code(run, how, code, words):
+def test_the_first_failure_ends_all_with_its_own_code(run, how, code, message):
     begun = time.monotonic()
     job = run(how)
     out = job.communicate(timeout=30)[0]
     assert job.returncode == code, out
-    assert re.search(words, out), out
+    assert re.search(message, out), out
     assert time.monotonic() - begun < 15
 
 
@@ -175,8 +175,8 @@ except choros.WorkerFailedError as error:
 
 def test_a_trainer_here_has_its_workers_there(ssh, tmp_path):
     (tmp_path / "here.py").write_text(HERE)
-    words = [sys.executable, "here.py", str(ssh)]
-    out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    command = [sys.executable, "here.py", str(ssh)]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert out.returncode == 0, out.stderr
     seen = re.findall(r"^seen (\d) (\S+) ", out.stdout, re.M)
     assert seen == [("0", os.uname().nodename), ("1", os.uname().nodename)] * 2

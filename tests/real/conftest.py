@@ -124,18 +124,18 @@ class Slurm:
                 env={**os.environ, **self.environment, **environment},
             )
             out.seek(0)
-            said = out.read()
-        assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{said}{self.logs()}"
+            output = out.read()
+        assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{output}{self.logs()}"
         self.code = done.returncode
-        return said
+        return output
 
-    def choros(self, *words, **how):
+    def choros(self, *message, **how):
         """Run a command of choros."""
-        return self.run(sys.executable, "-m", "choros", *words, **how)
+        return self.run(sys.executable, "-m", "choros", *message, **how)
 
     def state(self, job):
-        said = self.run("scontrol", "show", "job", "--oneliner", job)
-        return re.search(r"JobState=(\w+)", said)[1]
+        output = self.run("scontrol", "show", "job", "--oneliner", job)
+        return re.search(r"JobState=(\w+)", output)[1]
 
     def until(self, job, *states, within=60):
         self.wait(lambda: self.state(job) in states, within)
@@ -157,11 +157,11 @@ class Slurm:
 def free_ports(count):
     """Ports that nobody listens on just now."""
     sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("", 0))
-    numbers = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    for result in sockets:
+        result.bind(("", 0))
+    numbers = [result.getsockname()[1] for result in sockets]
+    for result in sockets:
+        result.close()
     return numbers
 
 
@@ -177,5 +177,7 @@ def slurm():
         yield cluster
     finally:
         cluster.down()
-        for left in set(pathlib.Path("/dev/shm").glob("mpich_shm_*")) - shared:  # MPICH's, of jobs that were aborted
-            left.unlink()
+        for remaining in (
+            set(pathlib.Path("/dev/shm").glob("mpich_shm_*")) - shared
+        ):  # MPICH's, of jobs that were aborted
+            remaining.unlink()

@@ -63,8 +63,8 @@ def submit(slurm, tmp_path):
 
     def run(script, *options, name="train", **environment):
         (tmp_path / f"{name}.py").write_text(script)
-        words = ["submit", *TWO_BY_TWO, *options, f"{name}.py"]
-        job = slurm.choros(*words, cwd=tmp_path, KERAS_BACKEND="jax", JAX_PLATFORMS="cpu", **environment).strip()
+        command = ["submit", *TWO_BY_TWO, *options, f"{name}.py"]
+        job = slurm.choros(*command, cwd=tmp_path, KERAS_BACKEND="jax", JAX_PLATFORMS="cpu", **environment).strip()
         assert job.isdecimal()
         return job
 
@@ -74,26 +74,26 @@ def submit(slurm, tmp_path):
 def test_a_job_trains_on_two_nodes_by_mpi(slurm, submit, tmp_path):
     """MPICH's srun --mpi=pmi2 is chosen by the mpi4py that is installed."""
     job = submit(TRAIN)
-    said = slurm.choros("log", "-f", job, cwd=tmp_path)
-    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", said
+    output = slurm.choros("log", "-f", job, cwd=tmp_path)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", output
     assert "--mpi=pmi2" in (tmp_path / "train.slurm.sh").read_text()
-    lines = re.findall(r"(\d): rank (\d) of 4 on (n\d) 1 (\w+)", said)
+    lines = re.findall(r"(\d): rank (\d) of 4 on (n\d) 1 (\w+)", output)
     assert sorted(rank for _, rank, _, _ in lines) == ["0", "1", "2", "3"]
     node = {rank: node for _, rank, node, _ in lines}  # which two nodes are free is up to SLURM
     assert node["0"] == node["1"] < node["2"] == node["3"]
     assert all(label == rank for label, rank, _, _ in lines)
     assert len({weights for *_, weights in lines}) == 1
-    assert said.rstrip().endswith("choros: the ranks ended with code 0")
-    assert slurm.choros("log", job, cwd=tmp_path) == said
+    assert output.rstrip().endswith("choros: the ranks ended with code 0")
+    assert slurm.choros("log", job, cwd=tmp_path) == output
     status = slurm.choros("status", "--on", "slurm", job).strip()
     assert re.fullmatch(rf"job {job} \(train\): COMPLETED, 00:00:\d\d of 00:10:00, on n\[\d[-,]\d\]", status)
 
 
 def test_a_rank_that_fails_ends_the_job_and_says_so_at_the_end(slurm, submit, tmp_path):
     job = submit(FAIL, name="fail")
-    said = slurm.choros("log", "-f", job, cwd=tmp_path)
+    output = slurm.choros("log", "-f", job, cwd=tmp_path)
     assert slurm.until(job, "COMPLETED", "FAILED") == "FAILED"
-    end = "\n".join(said.splitlines()[-25:])
+    end = "\n".join(output.splitlines()[-25:])
     assert "2: RuntimeError: no more room" in end
     assert "2: Traceback (most recent call last):" in end
     assert "2: Abort(1) on node 2 (rank 2 in comm 0)" in end
@@ -103,11 +103,11 @@ def test_a_rank_that_fails_ends_the_job_and_says_so_at_the_end(slurm, submit, tm
 
 def test_ranks_that_would_train_apart_are_refused(slurm, submit, tmp_path):
     job = submit("import choros.hvd as hvd\nhvd.init()\nprint('begun')", "--mpi", "none", name="apart")
-    said = slurm.choros("log", "-f", job, cwd=tmp_path)
+    output = slurm.choros("log", "-f", job, cwd=tmp_path)
     assert slurm.until(job, "COMPLETED", "FAILED") == "FAILED"
-    assert "is one of 4, says the launcher, but in its group it is rank 0 of 1" in said
-    assert "--mpi=pmi2 (MPICH)" in said
-    assert "begun" not in said
+    assert "is one of 4, says the launcher, but in its group it is rank 0 of 1" in output
+    assert "--mpi=pmi2 (MPICH)" in output
+    assert "begun" not in output
 
 
 def test_a_job_is_asked_for_and_cancelled(slurm, submit, tmp_path):
@@ -125,10 +125,10 @@ def test_a_job_is_asked_for_and_cancelled(slurm, submit, tmp_path):
 
 def test_what_slurm_refuses_is_said(slurm, submit, tmp_path):
     (tmp_path / "a.py").touch()
-    said = slurm.choros("submit", "--on", "slurm", "--queue", "nothing", "a.py", cwd=tmp_path, check=False)
+    output = slurm.choros("submit", "--on", "slurm", "--queue", "nothing", "a.py", cwd=tmp_path, check=False)
     assert slurm.code == 1
     assert (
-        "choros submit: error: sbatch refused a.slurm.sh: sbatch: error: invalid partition specified: nothing" in said
+        "choros submit: error: sbatch refused a.slurm.sh: sbatch: error: invalid partition specified: nothing" in output
     )
 
 
@@ -139,9 +139,9 @@ def test_before_its_limit_a_job_saves_and_goes_on_in_its_next_turn(slurm, submit
     slurm.wait(lambda: log.exists() and "0: epoch 1" in log.read_text(errors="replace"), 60)
     slurm.run("scancel", "--signal=USR2", job)
     slurm.wait(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", "--oneliner", job), 30)
-    said = slurm.choros("log", "-f", job, cwd=tmp_path)
-    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", said
-    first, second = said.split("choros: stopped before the time limit, the state is saved")
+    output = slurm.choros("log", "-f", job, cwd=tmp_path)
+    assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", output
+    first, second = output.split("choros: stopped before the time limit, the state is saved")
     assert re.findall(r"0: epoch (\d)", first) == ["0", "1"]
     assert re.findall(r"0: epoch (\d)", second) == ["1", "2", "3"]
     assert "0: choros: the time limit is near: epoch 2, after " in first
@@ -175,8 +175,8 @@ def test_ranks_are_shown_a_gpu_each(slurm, submit, tmp_path):
     text = "import os; print('gpu', os.environ['SLURM_PROCID'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
     job = submit(text, "--gpus", "1", name="gpus")
     slurm.until(job, "COMPLETED", "FAILED")
-    said = (tmp_path / f"gpus-{job}.log").read_text()
-    assert sorted(re.findall(r"gpu (\d) (\d)", said)) == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")], said
+    output = (tmp_path / f"gpus-{job}.log").read_text()
+    assert sorted(re.findall(r"gpu (\d) (\d)", output)) == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")], output
 
 
 def test_choros_run_by_srun_keeps_the_code_of_the_rank_that_failed(slurm, tmp_path):
@@ -194,10 +194,10 @@ def test_sync_and_async_ranks_of_two_nodes_end_with_the_same_weights(slurm, subm
     log = slurm.choros("log", "-f", job, cwd=tmp_path)
     assert slurm.until(job, "COMPLETED", "FAILED") == "COMPLETED", log
     for name in ("AllReduce", "AEASGD", "ADAG", "DynSGD"):
-        found = re.findall(rf"(\d): {name} ([0-9a-f]+) (\d\.\d+)", log)
-        assert sorted(rank for rank, *_ in found) == ["0", "1", "2", "3"], log
-        assert len({digest for _, digest, _ in found}) == 1, name
-        assert float(found[0][2]) < 0.9, name
+        matches = re.findall(rf"(\d): {name} ([0-9a-f]+) (\d\.\d+)", log)
+        assert sorted(rank for rank, *_ in matches) == ["0", "1", "2", "3"], log
+        assert len({digest for _, digest, _ in matches}) == 1, name
+        assert float(matches[0][2]) < 0.9, name
 
 
 HERE = """

@@ -32,8 +32,8 @@ def test_ranks_of_a_step_meet_by_mpi(slurm, mpiexec, failing, tmp_path):
     plugin = "pmix" if mpiexec.open else "pmi2"
     assert plugin in slurm.run("srun", "--mpi=list")
     step = ["srun", f"--mpi={plugin}", "-N3", "-n3", sys.executable]
-    said = slurm.run(*step, tmp_path / "script.py")
-    found = re.findall(r"<(\d) of 3 on (n\d), MPI True>", said)
-    assert sorted(rank for rank, _ in found) == ["0", "1", "2"], said
-    assert len({node for _, node in found}) == 3
+    output = slurm.run(*step, tmp_path / "script.py")
+    matches = re.findall(r"<(\d) of 3 on (n\d), MPI True>", output)
+    assert sorted(rank for rank, _ in matches) == ["0", "1", "2"], output
+    assert len({node for _, node in matches}) == 3
     failing([*step[:2], "-N2", "-n2", sys.executable], "trainer", **slurm.environment)

@@ -38,8 +38,8 @@ def test_every_cell_of_the_tutorial_runs_as_stored(slurm, tmp_path):
     printed = json.loads(out.splitlines()[-1])
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
-    *_, stopped, whole = printed
-    digests = re.findall(r"(\d+) epochs in this run; weights ([0-9a-f]{16})", stopped + whole)
+    *_, stopped, complete = printed
+    digests = re.findall(r"(\d+) epochs in this run; weights ([0-9a-f]{16})", stopped + complete)
     assert len(digests) == 2, printed
     assert digests[0][1] == digests[1][1], printed
     assert int(digests[0][0]) < int(digests[1][0]) == 60

@@ -1,4 +1,4 @@
-"""Where a process is, on a real SLURM: steps, the batch shell, arrays, allocations, MPI's own launcher, GPUs."""
+"""The place of a process on a real SLURM: steps, the batch shell, arrays, allocations, MPI's own launcher, GPUs."""
 
 import json
 import os
@@ -41,12 +41,12 @@ def places(slurm, tmp_path):
 
 
 def test_a_step_on_two_nodes(slurm):
-    said = slurm.run("srun", "--nodelist=n1,n2", "-n3", "--distribution=block", "--label", *WHERE)
-    found = {}
+    output = slurm.run("srun", "--nodelist=n1,n2", "-n3", "--distribution=block", "--label", *WHERE)
+    results = {}
     for rank in range(3):
-        lines = [line.partition(":")[2] for line in said.splitlines() if line.startswith(f"{rank}:")]
-        found[rank] = json.loads("\n".join(lines))
-    places = [found[rank]["place"] for rank in range(3)]
+        lines = [line.partition(":")[2] for line in output.splitlines() if line.startswith(f"{rank}:")]
+        results[rank] = json.loads("\n".join(lines))
+    places = [results[rank]["place"] for rank in range(3)]
     assert [place["rank"] for place in places] == [0, 1, 2]
     assert {place["launcher"] for place in places} == {"slurm"}
     assert [place["size"] for place in places] == [3] * 3
@@ -55,23 +55,23 @@ def test_a_step_on_two_nodes(slurm):
     assert [place["local_size"] for place in places] == [2, 2, 1]
     assert places[0]["hosts"] == ["n1", "n2"]
     assert places[0]["coordinator"] == "n1"
-    assert [found[rank]["host"] for rank in range(3)] == ["n1", "n1", "n2"]
+    assert [results[rank]["host"] for rank in range(3)] == ["n1", "n1", "n2"]
 
 
 def test_the_shell_of_a_job_is_one_process_and_its_step_is_not(places):
-    found = places("$PLACE", "-N2", "-n4")
-    assert found == {"-0": [0, 1, 0, 1, 0, 1, "single", None]}
+    places_ = places("$PLACE", "-N2", "-n4")
+    assert places_ == {"-0": [0, 1, 0, 1, 0, 1, "single", None]}
 
 
 def test_jobs_of_an_array_are_each_alone(places):
-    found = places("$PLACE", "--array=0-2")
-    assert {name: place[:2] for name, place in found.items()} == {f"{i}-0": [0, 1] for i in range(3)}
+    places_ = places("$PLACE", "--array=0-2")
+    assert {name: place[:2] for name, place in places_.items()} == {f"{i}-0": [0, 1] for i in range(3)}
 
 
 def test_mpiexec_inside_of_slurm_wins(places):
     mpiexec = pathlib.Path(sys.executable).parent / "mpiexec"
-    found = places(f"{mpiexec} -launcher fork -hosts localhost -n 3 $PLACE", "-N2", "-n4")
-    assert {name: (place[:4], place[6]) for name, place in found.items()} == {
+    places_ = places(f"{mpiexec} -launcher fork -hosts localhost -n 3 $PLACE", "-N2", "-n4")
+    assert {name: (place[:4], place[6]) for name, place in places_.items()} == {
         f"-{rank}": ([rank, 3, rank, 3], "mpich") for rank in range(3)
     }
 
@@ -92,23 +92,23 @@ def test_a_step_with_a_terminal(slurm):
         ["srun", "--nodelist=n1", "--pty", *WHERE], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
     ) as p:
         os.close(terminal)
-        said = b""
+        output = b""
         try:
             while data := os.read(master, 4096):
-                said += data
+                output += data
         except OSError:  # the other side is closed
             pass
-        assert p.wait(60) == 0, said
+        assert p.wait(60) == 0, output
     os.close(master)
-    text = said.decode()
+    text = output.decode()
     place = json.loads(text[text.index("{") : text.rindex("}") + 1])["place"]
     assert (place["launcher"], place["rank"], place["size"], place["hosts"]) == ("slurm", 0, 1, ["n1"])
 
 
 def test_each_rank_sees_a_gpu_of_its_own(places):
-    found = places("srun -N2 -n4 --gpus-per-task=1 $PLACE", "-N2", "-n4", "--gpus-per-task=1")
-    assert [place[7] for place in found.values()] == ["0", "1", "0", "1"]
-    assert [place[2] for place in found.values()] == [0, 1, 0, 1]
+    places_ = places("srun -N2 -n4 --gpus-per-task=1 $PLACE", "-N2", "-n4", "--gpus-per-task=1")
+    assert [place[7] for place in places_.values()] == ["0", "1", "0", "1"]
+    assert [place[2] for place in places_.values()] == [0, 1, 0, 1]
 
 
 LISTS = [

@@ -71,16 +71,18 @@ def test_every_algorithm_ends_the_same_under_three_launchers(slurm, mpiexec, dat
     subprocess.run(run, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
     mpiexec(2, *command, tmp_path / "mpich")
     slurm.run("srun", "--mpi=pmi2", "-N2", "-n2", *command, tmp_path / "slurm", timeout=120, OMP_NUM_THREADS="1")
-    told, weights = {}, {}
+    facts, weights = {}, {}
     for name in ("choros", "mpich", "slurm"):
-        size, launcher, told[name] = json.loads((tmp_path / f"{name}.json").read_text())
+        size, launcher, facts[name] = json.loads((tmp_path / f"{name}.json").read_text())
         assert (size, launcher) == (2, name)
         weights[name] = np.load(tmp_path / f"{name}.npz")
     for kind in ALL:
         if kind.mode is None:
             continue
-        scores = [found[kind.__name__] for found in told.values()]
-        apart = max(np.abs(one[kind.__name__] - weights["choros"][kind.__name__]).max() for one in weights.values())
+        scores = [message[kind.__name__] for message in facts.values()]
+        apart = max(
+            np.abs(weight[kind.__name__] - weights["choros"][kind.__name__]).max() for weight in weights.values()
+        )
         print(f"{kind.__name__}: F1 {', '.join(f'{score:.4f}' for score in scores)}; weights apart by {apart:.1e}")
         assert min(scores) > 0.7, kind
         if kind.mode == "sync":

@@ -30,22 +30,22 @@ def test_a_gain_is_stated_with_its_interval():
 
 
 def test_where_choros_loses_it_is_said():
-    said = " ".join(findings(Report(SETTING, (PLAIN, timed("AllReduce", 8.0, 8.2, 8.4, startup=9.0)))))
-    assert said.startswith("No algorithm was measurably faster to 90 % accuracy than plain model.fit (4.1 s).")
-    assert "Slower than plain fit: AllReduce (0.50 x" in said
-    assert "plain fit is the better choice" in said
+    output = " ".join(findings(Report(SETTING, (PLAIN, timed("AllReduce", 8.0, 8.2, 8.4, startup=9.0)))))
+    assert output.startswith("No algorithm was measurably faster to 90 % accuracy than plain model.fit (4.1 s).")
+    assert "Slower than plain fit: AllReduce (0.50 x" in output
+    assert "plain fit is the better choice" in output
 
 
 def test_chance_is_said_to_be_chance():
-    said = " ".join(findings(Report(SETTING, (PLAIN, timed("EASGD", 3.0, 4.5, 5.0)))))
-    assert "No difference from plain fit beyond chance (the intervals contain 1): EASGD" in said
-    assert "No single fastest is named" in said
+    output = " ".join(findings(Report(SETTING, (PLAIN, timed("EASGD", 3.0, 4.5, 5.0)))))
+    assert "No difference from plain fit beyond chance (the intervals contain 1): EASGD" in output
+    assert "No single fastest is named" in output
 
 
 def test_one_seed_gives_no_interval_and_no_winner():
-    said = " ".join(findings(Report(replace(SETTING, seeds=1), (timed("plain fit", 4.0), timed("EASGD", 1.0)))))
-    assert "No difference from plain fit beyond chance (one seed gives no interval): EASGD (4.00 x)." in said
-    assert "inf" not in said
+    output = " ".join(findings(Report(replace(SETTING, seeds=1), (timed("plain fit", 4.0), timed("EASGD", 1.0)))))
+    assert "No difference from plain fit beyond chance (one seed gives no interval): EASGD (4.00 x)." in output
+    assert "inf" not in output
 
 
 def test_of_one_epoch_speeds_are_not_compared():

@@ -78,7 +78,7 @@ def test_figures_of_a_result_are_means_over_seeds(make_report):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ("[1]", "holds a list"),
@@ -86,9 +86,9 @@ def test_figures_of_a_result_are_means_over_seeds(make_report):
         ('{"schema": "choros-results", "version": 99}', "version 99"),
     ],
 )
-def test_a_file_that_is_no_report_is_refused(tmp_path, text, says):
+def test_a_file_that_is_no_report_is_refused(tmp_path, text, message):
     (tmp_path / "r.json").write_text(text)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         load(tmp_path / "r.json")
 
 

@@ -83,10 +83,10 @@ class Cluster:
             cores = ("--cores", "1", "--memory", "2g", "--work-dir", str(room / f"worker{number}"))
             self.start(f"worker{number}", "Worker", *cores, self.url, says="Successfully registered with master")
 
-    def start(self, name, kind, *words, says):
+    def start(self, name, kind, *message, says):
         log = self.room / f"{name}.log"
         command = [self.home / "bin/spark-class", f"org.apache.spark.deploy.{kind.lower()}.{kind}"]
-        command += ["--host", "127.0.0.1", "--webui-port", "0", *words]
+        command += ["--host", "127.0.0.1", "--webui-port", "0", *message]
         with log.open("w") as file:
             process = subprocess.Popen(
                 list(map(str, command)),
@@ -98,11 +98,11 @@ class Cluster:
             )
         self.processes.append(process)
         end = time.monotonic() + 60
-        while not (found := re.search(says, log.read_text())):
+        while not (match := re.search(says, log.read_text())):
             assert time.monotonic() < end, log.read_text()
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)
-        return found[found.lastindex or 0]
+        return match[match.lastindex or 0]
 
     @contextlib.contextmanager
     def another_worker(self, room):

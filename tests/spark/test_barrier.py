@@ -22,7 +22,7 @@ def frame(spark):
 
 
 def look(task):
-    """What a task has, as JSON."""
+    """Return the data of a task as JSON."""
     x, more = task.data.x
     facts = {
         "rank": task.rank,
@@ -50,22 +50,22 @@ def test_tasks_have_all_rows_and_meet(spark, frame):
     made, columns = normalise(
         frame, ["features", "more"], "label", "weight", inputs=[("a", (3,)), ("b", (None,))], nulls="error"
     )
-    found = [json.loads(text) for text in run(made, look, 2, columns=columns)]
-    assert [one["rank"] for one in found] == [0, 1]
-    assert found[0]["pid"] != found[1]["pid"]
-    rows = sorted(row for one in found for row in one["x"])
+    results = [json.loads(text) for text in run(made, look, 2, columns=columns)]
+    assert [result["rank"] for result in results] == [0, 1]
+    assert results[0]["pid"] != results[1]["pid"]
+    rows = sorted(row for result in results for row in result["x"])
     assert rows == [[i, 2 * i, 3] for i in range(101)]  # the sparse one too
-    for one in found:
-        assert one["y"] == [int(row[0]) % 3 for row in one["x"]]
-        assert one["dtype"] == ["float32", "int64"]
-        assert one["mapped"]
-        assert (one["mode"], one["links"]) == ("0o600", 0)
-        assert one["more"] == [[len(one["x"]), 2], "float32"]
-        assert one["met"] == ["I am 0", "I am 1"]
-        assert one["again"] == 2
-        assert one["rows"] == [len(each["x"]) for each in found]
-        assert min(one["rows"]) > 45  # dealt out evenly
-        assert (one["threads"], one["cores"], one["secret"]) == ("1", 1, 32)
+    for result in results:
+        assert result["y"] == [int(row[0]) % 3 for row in result["x"]]
+        assert result["dtype"] == ["float32", "int64"]
+        assert result["mapped"]
+        assert (result["mode"], result["links"]) == ("0o600", 0)
+        assert result["more"] == [[len(result["x"]), 2], "float32"]
+        assert result["met"] == ["I am 0", "I am 1"]
+        assert result["again"] == 2
+        assert result["rows"] == [len(each["x"]) for each in results]
+        assert min(result["rows"]) > 45  # dealt out evenly
+        assert (result["threads"], result["cores"], result["secret"]) == ("1", 1, 32)
 
 
 def test_validation_rows_are_apart_and_large_results_come_back(frame):
@@ -76,10 +76,10 @@ def test_validation_rows_are_apart_and_large_results_come_back(frame):
         facts = [len(task.data.x), len(task.validation.x)]
         return json.dumps(facts).encode() + b"\n" + bytes(70 << 20) if task.rank else json.dumps(facts).encode()
 
-    one, other = run(made, work, "auto", columns=columns)
+    first, other = run(made, work, "auto", columns=columns)
     head, _, rest = other.partition(b"\n")
     assert len(rest) == 70 << 20
-    counts = np.array([json.loads(one), json.loads(head)]).sum(axis=0)
+    counts = np.array([json.loads(first), json.loads(head)]).sum(axis=0)
     assert counts.sum() == 101
     assert 10 < counts[1] < 50
 
@@ -125,13 +125,13 @@ def test_bad_rows_are_told_from_both_sides(spark):
     nulls = spark.createDataFrame(
         [(None if i == 3 else [1.0], 1) for i in range(10)], "features array<float>, label int"
     )
-    for frame, words in ((ragged, "features.*from 2 to 3|shapes"), (nulls, "nulls in the column 'features'")):
+    for frame, message in ((ragged, "features.*from 2 to 3|shapes"), (nulls, "nulls in the column 'features'")):
         made, columns = normalise(frame, "features", "label")
-        with pytest.raises(InvalidDataError, match=words):
+        with pytest.raises(InvalidDataError, match=message):
             run(made, lambda task: b"", 2, columns=columns)
     made, columns = normalise(nulls, "features", "label", nulls="drop")
-    found = run(made, lambda task: str(len(task.data.x)).encode(), 2, columns=columns)
-    assert sum(map(int, found)) == 9
+    result = run(made, lambda task: str(len(task.data.x)).encode(), 2, columns=columns)
+    assert sum(map(int, result)) == 9
     inside = spark.createDataFrame(
         [([[1.0], [None if i == 3 else 2.0]], i) for i in range(10)], "features array<array<float>>, label int"
     )
@@ -145,8 +145,10 @@ def test_bad_rows_are_told_from_both_sides(spark):
 def test_a_task_without_rows_knows_their_shape(spark):
     frame = spark.createDataFrame([([[1.0, 2.0], [3.0, 4.0]], 1.5)], "features array<array<float>>, label double")
     made, columns = normalise(frame, "features", "label", inputs=[("image", (2, 2, 1))])
-    found = run(made, lambda task: json.dumps([task.data.x.shape, str(task.data.y.dtype)]).encode(), 2, columns=columns)
-    assert sorted(map(json.loads, found)) == [[[0, 2, 2, 1], "float32"], [[1, 2, 2, 1], "float32"]]
+    result = run(
+        made, lambda task: json.dumps([task.data.x.shape, str(task.data.y.dtype)]).encode(), 2, columns=columns
+    )
+    assert sorted(map(json.loads, result)) == [[[0, 2, 2, 1], "float32"], [[1, 2, 2, 1], "float32"]]
 
 
 def test_slots_are_counted_before_any_job(spark, frame):
@@ -154,7 +156,7 @@ def test_slots_are_counted_before_any_job(spark, frame):
     assert choose_workers(spark, "auto") == 2
     made, columns = normalise(frame, "features", "label")
     begun = time.monotonic()
-    for workers, words in ((3, "workers=3.*2 task slots.*workers=2"), (0, "whole number"), ("all", "whole number")):
-        with pytest.raises(InvalidInputError, match=words):
+    for workers, message in ((3, "workers=3.*2 task slots.*workers=2"), (0, "whole number"), ("all", "whole number")):
+        with pytest.raises(InvalidInputError, match=message):
             run(made, look, workers, columns=columns)
     assert time.monotonic() - begun < 75  # no ten minutes

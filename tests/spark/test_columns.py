@@ -42,16 +42,16 @@ def test_every_kind_of_column(frame):
         facts |= {f"w_{name}": [list(a.shape), str(a.dtype), []] for name, a in task.data.weight.items()}
         return json.dumps(facts).encode()
 
-    (found,) = map(json.loads, run(made, work, 1, columns=columns))
-    first = found["y_one"][2][0]
-    assert found["put"] == [[12, 5], "float32", [[first, first, first, 1.0, 1.0]]]
-    assert found["ids"] == [[12, 2], "int64", [[first, first]]]
-    assert found["raw"] == [[12, 3], "uint8", [[first, 2, 3]]]
-    assert found["image"] == [[12, 2, 1, 3], "uint8", [[[[3, 2, first]], [[3, 2, first]]]]]
-    assert found["Flag"] == [[12], "float32", [float(first % 2)]]
-    assert found["y_one"][:2] == [[12], "int64"]
-    assert found["y_two"][:2] == [[12], "float32"]
-    assert found["w_one"][:2] == [[12], "float32"]
+    (result,) = map(json.loads, run(made, work, 1, columns=columns))
+    first = result["y_one"][2][0]
+    assert result["put"] == [[12, 5], "float32", [[first, first, first, 1.0, 1.0]]]
+    assert result["ids"] == [[12, 2], "int64", [[first, first]]]
+    assert result["raw"] == [[12, 3], "uint8", [[first, 2, 3]]]
+    assert result["image"] == [[12, 2, 1, 3], "uint8", [[[[3, 2, first]], [[3, 2, first]]]]]
+    assert result["Flag"] == [[12], "float32", [float(first % 2)]]
+    assert result["y_one"][:2] == [[12], "int64"]
+    assert result["y_two"][:2] == [[12], "float32"]
+    assert result["w_one"][:2] == [[12], "float32"]
 
 
 WRONG = {
@@ -71,8 +71,8 @@ WRONG = {
 
 @pytest.mark.parametrize("how", WRONG)
 def test_what_cannot_work_is_refused_before_any_job(frame, how):
-    arguments, words = WRONG[how]
-    with pytest.raises(InvalidDataError, match=words):
+    arguments, command = WRONG[how]
+    with pytest.raises(InvalidDataError, match=command):
         normalise(frame, **{"label": None, **arguments})
 
 

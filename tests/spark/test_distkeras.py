@@ -118,13 +118,13 @@ def test_the_notebooks_trainers(higgs, name):
         warnings.simplefilter("always")
         trainer = getattr(distkeras, name)(keras_model=model, **COMMON, **TRAINERS[name])
         trained = trainer.train(higgs, shuffle=True)
-    said = [str(one.message) for one in heard if issubclass(one.category, RuntimeWarning)]
-    assert any("num_workers=28, but this cluster has 2 task slots" in one for one in said) == (
+    output = [str(result.message) for result in heard if issubclass(result.category, RuntimeWarning)]
+    assert any("num_workers=28, but this cluster has 2 task slots" in result for result in output) == (
         TRAINERS[name].get("num_workers") == 28
     )
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert (found := f1(higgs, trained)) > 0.85, found
+    for result, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(result, other)
+    assert (actual := f1(higgs, trained)) > 0.85, actual
     assert 0 < trainer.get_training_time() < 120
     figures = trainer.get_averaged_history()
     assert figures.shape == (TRAINERS[name]["num_epoch"], 2)
@@ -196,8 +196,8 @@ def test_old_words_mean_what_they_meant(monkeypatch):
         d.SingleTrainer(network(), "sgd", "mse", "features")
     rate = float(np.asarray(d.SingleTrainer(network(), "adagrad", "mse")._compiled().optimizer.learning_rate))
     assert rate == pytest.approx(0.01)
-    mine = keras.optimizers.Adam(0.123)
-    assert float(np.asarray(d.SingleTrainer(network(), mine, "mse")._compiled().optimizer.learning_rate)) == (
+    actual = keras.optimizers.Adam(0.123)
+    assert float(np.asarray(d.SingleTrainer(network(), actual, "mse")._compiled().optimizer.learning_rate)) == (
         pytest.approx(0.123)
     )
     for name in distkeras.__all__:
@@ -209,19 +209,21 @@ def bound(trainer):
     """The rule of 28 workers, and whether it warned."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        return trainer.algorithm.bound(28, 0.05, strict=False), any(one.category is RuntimeWarning for one in heard)
+        return trainer.algorithm.bound(28, 0.05, strict=False), any(
+            result.category is RuntimeWarning for result in heard
+        )
 
 
 def test_the_notebooks_settings_of_28_workers_never_raise_and_unstable_ones_warn():
     """Rules of 28 workers, with the notebook's rho, rates and windows; a center takes what 28 bring in turn."""
-    for name, own in TRAINERS.items():
-        if "num_workers" not in own:
+    for name, value in TRAINERS.items():
+        if "num_workers" not in value:
             continue
         make = getattr(distkeras, name)
-        rule, warned = bound(make(network(), **COMMON, **own))
+        rule, warned = bound(make(network(), **COMMON, **value))
         assert not warned, name
-        if "rho" in own:
-            assert bound(make(network(), **COMMON, **{**own, "rho": 50.0}))[1], name
+        if "rho" in value:
+            assert bound(make(network(), **COMMON, **{**value, "rho": 50.0}))[1], name
         if rule.mode == "async":
             center = InMemoryParameterServer(rule, np.zeros(3), workers=28)
             workers = [(AsyncExchange(center.at(rank), np.zeros(3)), np.zeros(3)) for rank in range(28)]
@@ -242,6 +244,6 @@ def test_the_mean_rule_has_its_signs_right():
     workers = [3.0, 5.0]
     center, _ = rule.merge(0.0, sum(workers) / 2, ExchangeInfo(workers=2), ())
     assert center == 1.0  # a quarter of the way to the mean
-    assert [rule.adopt(one, 0.0) for one in workers] == [2.25, 3.75]
+    assert [rule.adopt(result, 0.0) for result in workers] == [2.25, 3.75]
     with pytest.warns(RuntimeWarning, match="unstable"):
         MeanEASGD(alpha=1.9).bound(28, 0.01, strict=False)

@@ -52,7 +52,10 @@ def test_a_grid_of_algorithms_holds_what_is_saved():
     estimator = KerasEstimator(algorithm=choros.AEASGD)
     assert estimator.value("algorithm")["name"] == "AEASGD"
     grid = ParamGridBuilder().addGrid(estimator.algorithm, ["allreduce", choros.AEASGD(window=4)]).build()
-    assert [one[estimator.algorithm] for one in grid] == ["allreduce", {"name": "AEASGD", "window": 4, "alpha": None}]
+    assert [result[estimator.algorithm] for result in grid] == [
+        "allreduce",
+        {"name": "AEASGD", "window": 4, "alpha": None},
+    ]
 
 
 def test_a_pipeline_with_validation_and_an_evaluator(frame, tmp_path):
@@ -62,18 +65,18 @@ def test_a_pipeline_with_validation_and_an_evaluator(frame, tmp_path):
         model, algorithm=choros.AEASGD(window=4), epochs=8, batchSize=32, validationSplit=0.2, seed=3, workers="auto"
     )
     estimator.save(str(tmp_path / "estimator"))
-    again = KerasEstimator.load(str(tmp_path / "estimator"))
-    assert again.getOrDefault("algorithm") == {"name": "AEASGD", "window": 4, "alpha": None}
-    fitted = Pipeline(stages=stages(again)).fit(frame)
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    reloaded = KerasEstimator.load(str(tmp_path / "estimator"))
+    assert reloaded.getOrDefault("algorithm") == {"name": "AEASGD", "window": 4, "alpha": None}
+    fitted = Pipeline(stages=stages(reloaded)).fit(frame)
+    for value, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, other)
     predicted = fitted.transform(frame)
     assert MulticlassClassificationEvaluator(metricName="f1").evaluate(predicted) > 0.93
     history = fitted.stages[-1].history
     assert sorted(history.history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
     assert len(history.history["loss"]) == 8
     assert len(history.run.workers) == 2
-    assert fitted.stages[-1].uid == again.uid
+    assert fitted.stages[-1].uid == reloaded.uid
 
 
 def test_cross_validation_chooses_the_rate_that_learns(frame):
@@ -83,10 +86,10 @@ def test_cross_validation_chooses_the_rate_that_learns(frame):
     grid = ParamGridBuilder().addGrid(estimator.learningRate, [1e-6, 0.05]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     tuned = CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=2)
-    found = tuned.fit(prepared)
-    assert found.avgMetrics[1] > 0.85
-    assert found.avgMetrics[1] > found.avgMetrics[0]
-    assert evaluator.evaluate(found.bestModel.transform(prepared)) > 0.85
+    result = tuned.fit(prepared)
+    assert result.avgMetrics[1] > 0.85
+    assert result.avgMetrics[1] > result.avgMetrics[0]
+    assert evaluator.evaluate(result.bestModel.transform(prepared)) > 0.85
 
 
 def test_members_predict_together_and_classes_weigh(frame):
@@ -95,11 +98,11 @@ def test_members_predict_together_and_classes_weigh(frame):
     together = KerasEstimator(classifier(), algorithm="ensemble", **how).fit(indexed)
     assert len(together.models) == 2
     x = np.array(frame.select(*NAMES).orderBy("id").limit(50).collect(), dtype="float32")
-    mean = np.mean([one.predict(x, verbose=0) for one in together.models], axis=0)
+    mean = np.mean([model.predict(x, verbose=0) for model in together.models], axis=0)
     np.testing.assert_allclose(together.keras_model.predict(x, verbose=0), mean, atol=1e-6)
     assert together.transform(indexed.limit(5)).columns[-2:] == ["prediction", "probability"]
-    one = KerasEstimator(classifier(), classWeight={0: 0.0, 1: 1.0}, **{**how, "epochs": 6}).fit(indexed)
-    assert {row.prediction for row in one.transform(indexed).select("prediction").distinct().collect()} == {1.0}
+    model = KerasEstimator(classifier(), classWeight={0: 0.0, 1: 1.0}, **{**how, "epochs": 6}).fit(indexed)
+    assert {row.prediction for row in model.transform(indexed).select("prediction").distinct().collect()} == {1.0}
 
 
 def test_what_cannot_work_is_told_before_any_task(frame):
@@ -118,8 +121,8 @@ def test_what_cannot_work_is_told_before_any_task(frame):
             r"label 2 in the column 'three'.*model has 2.*from 0 to 1",
         ),
     }
-    for name, (how, error, words) in wrong.items():
-        with pytest.raises(error, match=words):
+    for name, (how, error, message) in wrong.items():
+        with pytest.raises(error, match=message):
             KerasEstimator(classifier(), featuresCol=NAMES, **how, **({name: 1} if not how else {})).fit(indexed)
     with pytest.raises(InvalidInputError, match="no model"):
         KerasEstimator(featuresCol=NAMES).fit(indexed)
@@ -152,9 +155,9 @@ def test_a_frame_of_pandas_is_refused_with_what_makes_one_of_sparks(stage):
 
 
 def test_classes_are_those_of_each_output():
-    given = keras.Input((2,))
-    kind, size = keras.layers.Dense(5, name="kind")(given), keras.layers.Dense(3, name="size")(given)
-    model = keras.Model(given, [kind, size])
+    inputs = keras.Input((2,))
+    kind, size = keras.layers.Dense(5, name="kind")(inputs), keras.layers.Dense(3, name="size")(inputs)
+    model = keras.Model(inputs, [kind, size])
     leaves = {name: ColumnSpec(name, (name,), "number") for name in ("choros_x0", "choros_y1", "choros_y2")}
     sparse = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
     for loss in ([sparse, "mse"], {"size": "mse", "kind": sparse}):
@@ -162,8 +165,8 @@ def test_classes_are_those_of_each_output():
         for y in (["choros_y1", "choros_y2"], {"size": "choros_y2", "kind": "choros_y1"}):
             if isinstance(loss, list) and isinstance(y, dict):
                 continue
-            found = classed(Columns(leaves, "choros_x0", y), model).leaves
-            assert [(one.classes, one.ignored) for one in found.values()] == [(None, None), (5, -1), (None, None)]
+            result = classed(Columns(leaves, "choros_x0", y), model).leaves
+            assert [(item.classes, item.ignored) for item in result.values()] == [(None, None), (5, -1), (None, None)]
     label = classed(Columns(leaves, "choros_x0", "choros_y1"), classifier()).leaves["choros_y1"]
     for values, wrong in (([0, 1], ""), ([0, 2], "2"), ([-1, 0], "-1"), ([0.0, 0.5], "0.5")):
         if not wrong:

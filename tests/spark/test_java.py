@@ -22,7 +22,7 @@ def test_pips_java_is_enough(tmp_path):
                 (tmp_path / "bin" / path.name).symlink_to(path)
     environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     environ |= {"PATH": str(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    words = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "counted 10" in done.stdout, done.stderr
     assert (tmp_path / "cache/choros/java/bin/java").exists()

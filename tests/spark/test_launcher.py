@@ -56,14 +56,14 @@ def test_it_is_the_training_of_workers_of_this_machine_to_the_bit(spark, rows, c
     ours, plain = make(), make()
     how = {"callbacks": [Half()], "validation_split": 0.2}
     _, history = fit(spark, ours, "allreduce", *rows, **how, verbose=1)
-    shown, mine, seen = capfd.readouterr().out, seen, []
+    shown, actual, seen = capfd.readouterr().out, seen, []
     assert "Epoch 3/3" in shown
     assert "val_accuracy" in shown
     other = choros.Trainer(plain, workers=2).fit(*rows, epochs=3, batch_size=16, seed=3, verbose=0, **how)
     for name, figures in other.history.items():
         assert history.history[name] == figures
-    for one, two in zip([*ours.get_weights(), *mine], [*plain.get_weights(), *seen], strict=True):
-        np.testing.assert_array_equal(one, two)
+    for value, two in zip([*ours.get_weights(), *actual], [*plain.get_weights(), *seen], strict=True):
+        np.testing.assert_array_equal(value, two)
     assert [worker.rows for worker in history.run.workers] == [worker.rows for worker in other.run.workers]
 
 
@@ -122,8 +122,8 @@ def test_models_without_a_configuration_are_trained_as_they_are(spark, rows):
             trainer = choros.Trainer(model, workers=2, launcher=launcher)
             trainer.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
         trained.append(model.get_weights())
-    for one, two in zip(*trained, strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-5)
+    for value, two in zip(*trained, strict=True):
+        np.testing.assert_allclose(value, two, atol=1e-5)
 
 
 def test_an_algorithm_of_this_script_reaches_the_tasks(spark, rows):
@@ -131,10 +131,10 @@ def test_an_algorithm_of_this_script_reaches_the_tasks(spark, rows):
     class Mean(Algorithm):
         weighted: ClassVar[bool] = True
 
-    ours, theirs = make(), make()
+    ours, expected = make(), make()
     fit(spark, ours, Mean(window=2), *rows)
-    fit(spark, theirs, choros.LocalSGD(window=2), *rows)
-    for left, right in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+    fit(spark, expected, choros.LocalSGD(window=2), *rows)
+    for left, right in zip(ours.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_array_equal(left, right)
 
 
@@ -161,10 +161,10 @@ def test_files_and_code_travel_and_what_tasks_print_is_shown(spark, rows, tmp_pa
     model.compile("sgd", "sparse_categorical_crossentropy")
     there = choros.Spark(spark, max_restarts=1)
     _, history = fit(spark, model, choros.AEASGD(window=2), files, launcher=there, epochs=4)
-    said = capfd.readouterr()
-    assert {"[0] called in a task", "[1] called in a task"} <= set(said.out.splitlines())
-    assert "a bad disk" in said.err
-    assert "0 restarts left" in said.err
+    captured = capfd.readouterr()
+    assert {"[0] called in a task", "[1] called in a task"} <= set(captured.out.splitlines())
+    assert "a bad disk" in captured.err
+    assert "0 restarts left" in captured.err
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
@@ -198,8 +198,8 @@ def test_members_and_what_cannot_be(spark, rows):
 
     with pytest.raises(WorkerFailedError, match=r"worker \d of 2 .*wrong row"):
         fit(spark, model, "allreduce", Rows())
-    for one, two in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, two)
+    for value, two in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, two)
 
 
 class Ones:
@@ -221,14 +221,14 @@ class Ones:
 
 def executors(spark):
     """The JVMs of this session's executors."""
-    own = spark.sparkContext.applicationId.encode()
-    found = []
+    values = spark.sparkContext.applicationId.encode()
+    results = []
     for place in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (place / "cmdline").read_bytes()
-            if b"CoarseGrainedExecutorBackend" in words and own in words and b"java" in words.partition(b"\0")[0]:
-                found.append(int(place.name))
-    return found
+            text = (place / "cmdline").read_bytes()
+            if b"CoarseGrainedExecutorBackend" in text and values in text and b"java" in text.partition(b"\0")[0]:
+                results.append(int(place.name))
+    return results
 
 
 def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, capfd):
@@ -250,11 +250,11 @@ def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, c
     _, history = fit(
         spark, model, choros.DOWNPOUR(window=3), Ones(), launcher=there, callbacks=[kill], epochs=5, shuffle=False
     )
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     assert kill.killed
-    restart = re.search(r"all ranks restart in epoch ([45]), after 0 of its batches", said)
-    assert restart, said  # a busy machine may take longer than an epoch to kill it
-    assert "its executor was lost" in said
+    restart = re.search(r"all ranks restart in epoch ([45]), after 0 of its batches", stderr)
+    assert restart, stderr  # a busy machine may take longer than an epoch to kill it
+    assert "its executor was lost" in stderr
     assert history.epoch == [0, 1, 2, 3, 4]
     assert sum(worker.rows for worker in history.run.workers) == (6 - int(restart[1])) * 14 * 4  # of the epochs since
     assert float(model.get_weights()[0][0, 0]) - begin == pytest.approx(2 * 5 * 14, abs=1e-4)
@@ -276,12 +276,22 @@ print("workers", len(history.run.workers), "argument", sys.argv[1])
 def test_a_job_is_submitted_and_seen_here(cluster, tmp_path):
     """By ``choros submit``, to a worker of its own: the session of these tests has the others."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["submit", "--on", "spark", "--master", cluster.url, "--nodes", "1", "-o", "--conf spark.ui.enabled=false"]
-    words += ["-o", "--conf spark.executor.memory=512m", "-o", "--conf spark.driver.host=127.0.0.1"]
+    command = [
+        "submit",
+        "--on",
+        "spark",
+        "--master",
+        cluster.url,
+        "--nodes",
+        "1",
+        "-o",
+        "--conf spark.ui.enabled=false",
+    ]
+    command += ["-o", "--conf spark.executor.memory=512m", "-o", "--conf spark.driver.host=127.0.0.1"]
     environ = {**os.environ, **cluster.environment, "KERAS_BACKEND": "jax"}
-    words = [sys.executable, "-m", "choros", *words, "train.py", "--fast"]
+    command = [sys.executable, "-m", "choros", *command, "train.py", "--fast"]
     with cluster.another_worker(tmp_path):
-        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Epoch 2/2" in done.stdout
     assert re.search(r"^workers 1 argument --fast$", done.stdout, re.MULTILINE)

@@ -63,56 +63,56 @@ def collected(frame, *names):
 def test_a_classifier(frame, x):
     model = dense(3, "softmax", "sparse_categorical_crossentropy")
     expected = model.predict(x, verbose=0)
-    found = KerasModel(model).transform(frame)
-    assert found.columns == [*frame.columns, "prediction", "probability"]
-    assert [found.schema[n].dataType.typeName() for n in ("prediction", "text")] == ["double", "string"]
-    assert type(found.schema["features"].dataType).__name__ == "VectorUDT"
-    assert type(found.schema["probability"].dataType).__name__ == "VectorUDT"
-    prediction, probability = collected(found, "prediction", vector_to_array("probability").alias("p"))
+    result = KerasModel(model).transform(frame)
+    assert result.columns == [*frame.columns, "prediction", "probability"]
+    assert [result.schema[n].dataType.typeName() for n in ("prediction", "text")] == ["double", "string"]
+    assert type(result.schema["features"].dataType).__name__ == "VectorUDT"
+    assert type(result.schema["probability"].dataType).__name__ == "VectorUDT"
+    prediction, probability = collected(result, "prediction", vector_to_array("probability").alias("p"))
     np.testing.assert_allclose(probability, expected, atol=1e-6)
     assert prediction.tolist() == expected.argmax(axis=1).tolist()
 
 
 def test_logits_two_classes_and_values(frame, x):
     logits = dense(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    found = KerasModel(logits, predictionCol="class", probabilityCol="p", rawPredictionCol="raw").transform(frame)
+    result = KerasModel(logits, predictionCol="class", probabilityCol="p", rawPredictionCol="raw").transform(frame)
     values = logits.predict(x, verbose=0)
     shares = np.exp(values) / np.exp(values).sum(axis=1, keepdims=True)
-    index, p, raw = collected(found, "class", vector_to_array("p").alias("p"), vector_to_array("raw").alias("raw"))
+    index, p, raw = collected(result, "class", vector_to_array("p").alias("p"), vector_to_array("raw").alias("raw"))
     np.testing.assert_allclose(p, shares, atol=1e-6)
     np.testing.assert_allclose(raw, values, atol=1e-6)
     assert index.tolist() == values.argmax(axis=1).tolist()
     two = dense(1, "sigmoid", "binary_crossentropy")
     second = two.predict(x, verbose=0)[:, 0]
-    found = KerasModel(two).transform(frame)
-    index, p = collected(found, "prediction", vector_to_array("probability").alias("p"))
+    result = KerasModel(two).transform(frame)
+    index, p = collected(result, "prediction", vector_to_array("probability").alias("p"))
     np.testing.assert_allclose(p, np.stack([1 - second, second], axis=1), atol=1e-6)
     assert index.tolist() == (second >= 0.5).tolist()
     value = dense(1, None, None)  # not compiled
-    found = KerasModel(value).transform(frame)
-    assert found.columns[-1] == "prediction"
-    np.testing.assert_allclose(collected(found, "prediction")[0], value.predict(x, verbose=0)[:, 0], atol=1e-6)
-    found = KerasModel(dense(2), predictBatchSize=64).transform(frame)
-    assert found.columns[-1] == "rawPrediction"
+    result = KerasModel(value).transform(frame)
+    assert result.columns[-1] == "prediction"
+    np.testing.assert_allclose(collected(result, "prediction")[0], value.predict(x, verbose=0)[:, 0], atol=1e-6)
+    result = KerasModel(dense(2), predictBatchSize=64).transform(frame)
+    assert result.columns[-1] == "rawPrediction"
     np.testing.assert_allclose(
-        collected(found, vector_to_array("rawPrediction").alias("r"))[0], dense(2).predict(x, verbose=0), atol=1e-6
+        collected(result, vector_to_array("rawPrediction").alias("r"))[0], dense(2).predict(x, verbose=0), atol=1e-6
     )
 
 
 def test_several_inputs_and_outputs_of_images_and_numbers(frame, x):
-    one, other = keras.Input((2, 1), name="one"), keras.Input((2,), name="other")
-    both = keras.layers.Concatenate()([keras.layers.Flatten()(one), other])
+    first, other = keras.Input((2, 1), name="one"), keras.Input((2,), name="other")
+    both = keras.layers.Concatenate()([keras.layers.Flatten()(first), other])
     outputs = {
         "kind": keras.layers.Dense(3, "softmax", name="kind")(both),
         "size": keras.layers.Dense(1, name="size")(both),
     }
-    model = keras.Model({"one": one, "other": other}, outputs)
+    model = keras.Model({"one": first, "other": other}, outputs)
     model.compile("sgd", {"kind": "categorical_crossentropy", "size": "mse"})
     expected = model.predict({"one": x[:, :2, None], "other": x[:, 2:]}, verbose=0)
     for features in ({"other": ["x2", "x3"], "one": ["x0", "x1"]}, [["x0", "x1"], ["x2", "x3"]]):
-        found = KerasModel(model, featuresCol=features).transform(frame)
-        assert found.columns[-3:] == ["prediction_kind", "probability_kind", "prediction_size"]
-        kind, size = collected(found, vector_to_array("probability_kind").alias("k"), "prediction_size")
+        result = KerasModel(model, featuresCol=features).transform(frame)
+        assert result.columns[-3:] == ["prediction_kind", "probability_kind", "prediction_size"]
+        kind, size = collected(result, vector_to_array("probability_kind").alias("k"), "prediction_size")
         np.testing.assert_allclose(kind, expected["kind"], atol=1e-6)
         np.testing.assert_allclose(size, expected["size"][:, 0], atol=1e-6)
 
@@ -127,20 +127,20 @@ def test_a_pipeline_is_saved_and_loaded_over_what_is_there(frame, x, tmp_path):
     path = str(tmp_path / "pipeline")
     fitted.save(path)
     fitted.write().overwrite().save(path)
-    again = PipelineModel.load(path)
-    assert again.stages[2].uid == stages[2].uid
-    assert again.stages[2].getOrDefault("featuresCol") == "scaled"
-    assert isinstance(again.stages[2].keras_model, keras.Model)
+    reloaded = PipelineModel.load(path)
+    assert reloaded.stages[2].uid == stages[2].uid
+    assert reloaded.stages[2].getOrDefault("featuresCol") == "scaled"
+    assert isinstance(reloaded.stages[2].keras_model, keras.Model)
     names = "prediction", vector_to_array("probability").alias("p")
-    for one, other in zip(
-        collected(fitted.transform(frame), *names), collected(again.transform(frame), *names), strict=True
+    for value, other in zip(
+        collected(fitted.transform(frame), *names), collected(reloaded.transform(frame), *names), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(value, other)
     alone = str(tmp_path / "alone")
-    again.stages[2].save(alone)
+    reloaded.stages[2].save(alone)
     with pytest.raises(Exception, match="PATH_ALREADY_EXISTS|already exists"):
-        again.stages[2].save(alone)
-    again.stages[2].write().overwrite().save(alone)
+        reloaded.stages[2].save(alone)
+    reloaded.stages[2].write().overwrite().save(alone)
     assert KerasModel.load(alone).keras_model.count_params() == fitted.stages[2].keras_model.count_params()
 
 
@@ -149,10 +149,10 @@ def test_a_stream_is_predicted(spark, frame, tmp_path):
     files = str(tmp_path / "files")
     frame.drop("features").repartition(4).write.parquet(files)
     stream = spark.readStream.schema(frame.drop("features").schema).option("maxFilesPerTrigger", 2).parquet(files)
-    found, seen = model.transform(stream), []
-    assert found.isStreaming
+    result, seen = model.transform(stream), []
+    assert result.isStreaming
     query = (
-        found.writeStream.foreachBatch(lambda batch, number: seen.append(batch.select("id", "prediction").collect()))
+        result.writeStream.foreachBatch(lambda batch, number: seen.append(batch.select("id", "prediction").collect()))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
@@ -182,8 +182,8 @@ def test_a_stream_of_kafkas_shape_is_parsed_and_predicted(spark, frame):
     assert [kind for _, kind in events.dtypes[:2]] == ["binary", "binary"]
     schema = "value bigint, x0 double, x1 double, x2 double, x3 double"
     parsed = events.select("offset", F.from_json(F.col("value").cast("string"), schema).alias("row"))
-    found, seen = KerasModel(model, featuresCol=names).transform(parsed.select("offset", "row.*")), []
-    query = found.writeStream.foreachBatch(lambda batch, number: seen.extend(batch.collect())).start()
+    result, seen = KerasModel(model, featuresCol=names).transform(parsed.select("offset", "row.*")), []
+    query = result.writeStream.foreachBatch(lambda batch, number: seen.extend(batch.collect())).start()
     end = time.monotonic() + 60
     while len(seen) < 40 and time.monotonic() < end and query.isActive:
         time.sleep(0.1)
@@ -200,9 +200,9 @@ def test_columns_of_one_name_are_passed_on(frame, x, way, monkeypatch):
     monkeypatch.setattr("choros.spark.model._ARROW_UDF", way == "columns" and _ARROW_UDF)
     two = frame.select("id", "features", F.lit(1).alias("z"), F.lit("2").alias("z"), F.lit(3).alias("Z")).limit(20)
     model = dense(3, "softmax", "sparse_categorical_crossentropy")
-    found = KerasModel(model).transform(two)
-    assert found.columns == [*two.columns, "prediction", "probability"]
-    rows = found.collect()
+    result = KerasModel(model).transform(two)
+    assert result.columns == [*two.columns, "prediction", "probability"]
+    rows = result.collect()
     assert {tuple(row)[2:5] for row in rows} == {(1, "2", 3)}
     expected = model.predict(x, verbose=0).argmax(axis=1)
     assert [row.prediction for row in rows] == [expected[row.id] for row in rows]
@@ -214,14 +214,14 @@ def test_case_tells_columns_apart_only_where_the_session_says_so(spark, frame):
     model, other = dense(3, "softmax", "sparse_categorical_crossentropy"), frame.withColumn("Prediction", F.lit(1))
     with pytest.raises(InvalidInputError, match="has a column 'Prediction' already"):
         KerasModel(model).transform(other)
-    for one in ("P", "p"):
-        with pytest.raises(InvalidInputError, match=f"'{one}' and 'p'"):
-            KerasModel(model, predictionCol=one, probabilityCol="p").transform(frame)
+    for result in ("P", "p"):
+        with pytest.raises(InvalidInputError, match=f"'{result}' and 'p'"):
+            KerasModel(model, predictionCol=result, probabilityCol="p").transform(frame)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
-        found = KerasModel(model).transform(other)
-        assert found.columns[-3:] == ["Prediction", "prediction", "probability"]
-        assert len(found.select("prediction", "Prediction").take(2)) == 2
+        actual = KerasModel(model).transform(other)
+        assert actual.columns[-3:] == ["Prediction", "prediction", "probability"]
+        assert len(actual.select("prediction", "Prediction").take(2)) == 2
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
 
@@ -250,17 +250,17 @@ def test_what_cannot_work_is_told(spark, frame):
 
 
 def test_outputs_of_a_dict_go_by_its_keys():
-    given = keras.Input((2,))
-    outputs = {"z": keras.layers.Dense(3, name="first")(given), "a": keras.layers.Dense(1, name="second")(given)}
-    model = keras.Model(given, outputs)
+    inputs = keras.Input((2,))
+    outputs = {"z": keras.layers.Dense(3, name="first")(inputs), "a": keras.layers.Dense(1, name="second")(inputs)}
+    model = keras.Model(inputs, outputs)
     logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", {"z": logits, "a": "mse"})
     assert outputs_of(model) == [("a", (1,)), ("z", (3,))]
-    one, two = describe(model, "auto", "p", "q", "r")
-    assert (one.kind, one.prediction) == ("value", "p_a")
+    first, two = describe(model, "auto", "p", "q", "r")
+    assert (first.kind, first.prediction) == ("value", "p_a")
     assert (two.kind, two.prediction, two.logits) == ("classes", "p_z", True)
     arrays = {"x": np.ones((4, 2), "float32")}
-    assert [one.shape for one in values(model, "x", arrays, 4, 4)] == [(4, 1), (4, 3)]
+    assert [first.shape for first in values(model, "x", arrays, 4, 4)] == [(4, 1), (4, 3)]
 
 
 def test_classes_of_ones_own_travel_and_are_told_of_when_loaded(frame, x, tmp_path):
@@ -278,8 +278,8 @@ def test_classes_of_ones_own_travel_and_are_told_of_when_loaded(frame, x, tmp_pa
     with pytest.raises(InvalidInputError, match="custom_object_scope"):
         KerasModel.load(str(tmp_path / "own"))
     with keras.saving.custom_object_scope({"Doubled": Doubled}):
-        again = KerasModel.load(str(tmp_path / "own"))
-    np.testing.assert_array_equal(again.keras_model.predict(x, verbose=0), model.predict(x, verbose=0))
+        reloaded = KerasModel.load(str(tmp_path / "own"))
+    np.testing.assert_array_equal(reloaded.keras_model.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
 def test_a_lambda_is_saved_as_keras_saves_it_and_read_by_ones_own_wish(spark, tmp_path):
@@ -289,8 +289,8 @@ def test_a_lambda_is_saved_as_keras_saves_it_and_read_by_ones_own_wish(spark, tm
         KerasModel.load(str(tmp_path / "own"))
     keras.config.enable_unsafe_deserialization()
     try:
-        again = KerasModel.load(str(tmp_path / "own"))
+        reloaded = KerasModel.load(str(tmp_path / "own"))
     finally:
         global_state.set_global_attribute("safe_mode_saving", None)  # Keras has no way back of its own
     rows = np.ones((2, 4), "float32")
-    np.testing.assert_array_equal(again.keras_model.predict(rows, verbose=0), 2.0 * rows)
+    np.testing.assert_array_equal(reloaded.keras_model.predict(rows, verbose=0), 2.0 * rows)

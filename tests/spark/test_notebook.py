@@ -28,8 +28,8 @@ def test_every_cell_of_the_notebook_runs(spark_is_there, tmp_path):
     environ = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     environ |= {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environ |= {"HIGGS": str(HIGGS)} if HIGGS.exists() else {}
-    words = [sys.executable, str(script)]
-    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=570)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=570)
     assert done.returncode == 0, done.stderr[-4000:]
     scores = {name: float(score) for name, score in re.findall(r"^F1 \((\w+)\): (0\.\d+)$", done.stdout, re.M)}
     times = {

@@ -45,9 +45,9 @@ def test_a_task_runs_in_the_packed_environment(cluster, tmp_path, capsys):
     environ = {**os.environ, **cluster.environment}
     environ = {name: value for name, value in environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
     (tmp_path / "there.py").write_text(SCRIPT)
-    words = [str(made / "bin/python"), str(tmp_path / "there.py"), cluster.url, str(file)]
+    command = [str(made / "bin/python"), str(tmp_path / "there.py"), cluster.url, str(file)]
     with cluster.another_worker(tmp_path):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environ, cwd=tmp_path)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environ, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     prefix, _, numpy = done.stdout.partition("prefix ")[2].strip().partition("|")
     assert prefix.startswith(str(tmp_path / "work"))

@@ -12,6 +12,6 @@ try:
 except NoBackendError as error:
     print(error)
 """
-    said = user("-c", code).stdout
-    assert f"The executor on {os.uname().nodename} has no torch" in said
-    assert "pip install 'choros[spark,torch]'" in said
+    output = user("-c", code).stdout
+    assert f"The executor on {os.uname().nodename} has no torch" in output
+    assert "pip install 'choros[spark,torch]'" in output

@@ -1,4 +1,4 @@
-"""Whether Spark can be tested here at all."""
+"""The requirements of the Spark tests."""
 
 
 def test_spark_is_there(spark_is_there):

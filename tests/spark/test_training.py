@@ -53,7 +53,7 @@ def test_it_trains_and_callbacks_run_here(spark, capfd):
     model = make(dropout=0.2)
     _, history, _ = fit(frame, model, epochs=4, callbacks=[Half()], validation=0.2)
     assert history.history["loss"][-1] < history.history["loss"][0]
-    assert [one[:2] for one in seen] == [(e, ["accuracy", "loss", "val_accuracy", "val_loss"]) for e in range(4)]
+    assert [result[:2] for result in seen] == [(e, ["accuracy", "loss", "val_accuracy", "val_loss"]) for e in range(4)]
     assert len(history.run.workers) == 2
     assert history.run.rows < 4 * 400
     assert float(np.asarray(model.optimizer.learning_rate)) == pytest.approx(5e-3)
@@ -77,8 +77,8 @@ def test_together_it_is_the_training_of_one_process(spark, shares):
     other = plain.fit(x, y, epochs=3, batch_size=400, verbose=0)
     for name, figures in other.history.items():
         np.testing.assert_allclose(history.history[name], figures, rtol=2e-6, err_msg=name)
-    for one, two in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=0, atol=1e-5)
+    for value, two in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(value, two, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(set(choros.algorithms()) - {"Ensemble", "AllReduce"}))
@@ -101,9 +101,9 @@ def test_members_of_an_ensemble_have_rows_and_weights_of_their_own(spark):
     model = make()
     _, history, members = fit(frame, model, algorithm="ensemble", epochs=5)
     assert len(members) == 2
-    one, two = (member.get_weights()[0] for member in members)
-    assert not np.allclose(one, two)
-    assert any(np.array_equal(model.get_weights()[0], each) for each in (one, two))
+    first, two = (member.get_weights()[0] for member in members)
+    assert not np.allclose(first, two)
+    assert any(np.array_equal(model.get_weights()[0], each) for each in (first, two))
     assert len(history.history["loss"]) == 5
     assert all(member.evaluate(x, y, verbose=0)[1] > 0.5 for member in members)
 
@@ -113,7 +113,7 @@ def parent(pid):
 
 
 def is_ours(pid):
-    """Whether a process descends from this one: other sessions of this machine are left alone."""
+    """Return whether a process descends from this one. Other processes of the machine are left alone."""
     while pid > 1:
         if (pid := parent(pid)) == os.getpid():
             return True
@@ -122,16 +122,16 @@ def is_ours(pid):
 
 def python_workers():
     """The processes of tasks: children of Spark's daemons."""
-    found = []
+    results = []
     for place in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            words = (place / "cmdline").read_bytes()
+            text = (place / "cmdline").read_bytes()
             above = pathlib.Path(f"/proc/{parent(place.name)}/cmdline").read_bytes()
-            if b"pyspark.daemon" in words and b"pyspark.daemon" in above and is_ours(int(place.name)):
-                found.append(int(place.name))
+            if b"pyspark.daemon" in text and b"pyspark.daemon" in above and is_ours(int(place.name)):
+                results.append(int(place.name))
         except OSError:
             continue
-    return found
+    return results
 
 
 def test_a_killed_worker_costs_at_most_an_epoch(spark, capfd):
@@ -152,7 +152,7 @@ def test_a_killed_worker_costs_at_most_an_epoch(spark, capfd):
     ours, plain, kill = make(), make(), Kill()
     _, history, _ = fit(frame, ours, epochs=5, callbacks=[kill], max_restarts=1, partitioned=True)
     assert kill.killed
-    (line,) = [one for one in capfd.readouterr().err.splitlines() if "restarts left" in one]
+    (line,) = [result for result in capfd.readouterr().err.splitlines() if "restarts left" in result]
     assert line.endswith("; all ranks restart in epoch 4, after 0 of its batches (0 restarts left)")
     assert "memory" not in line  # what to do is told once, where the run ends with it
     (restart,) = history.run.restarts
@@ -161,8 +161,8 @@ def test_a_killed_worker_costs_at_most_an_epoch(spark, capfd):
     assert history.epoch == [0, 1, 2, 3, 4]
     _, other, _ = fit(frame, plain, epochs=5, partitioned=True)
     np.testing.assert_allclose(history.history["loss"], other.history["loss"], rtol=1e-6)
-    for one, two in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=0, atol=1e-6)
+    for result, two in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(result, two, rtol=0, atol=1e-6)
 
 
 def test_a_job_that_somebody_cancels_does_not_begin_again(spark, capfd):

@@ -39,11 +39,11 @@ def make_model():
 
 @pytest.fixture
 def same():
-    """Whether two models (or lists of arrays) hold the same numbers."""
+    """Check that two models (or lists of arrays) hold the same numbers."""
 
     def check(a, b, tolerance=1e-5):
-        one, other = (v if isinstance(v, list) else v.get_weights() for v in (a, b))
-        for left, right in zip(one, other, strict=True):
+        first, other = (v if isinstance(v, list) else v.get_weights() for v in (a, b))
+        for left, right in zip(first, other, strict=True):
             np.testing.assert_allclose(left, right, atol=tolerance, rtol=0)
 
     return check
@@ -51,7 +51,7 @@ def same():
 
 @pytest.fixture
 def same_history():
-    """Whether two histories have the same keys and figures."""
+    """Check that two histories have the same keys and figures."""
 
     def check(ours, plain, tolerance=1e-5):
         assert list(ours.history) == list(plain.history)

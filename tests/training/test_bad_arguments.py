@@ -36,7 +36,7 @@ def first(timeout):
 
 
 @pytest.mark.parametrize(
-    ("make", "name", "words", "valid"),
+    ("make", "name", "message", "valid"),
     [
         (trainer, "bind", FLAG, ()),
         (trainer, "echo", FLAG, ()),
@@ -107,18 +107,18 @@ def first(timeout):
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", ""),
 )
-def test_values_of_another_type(make, name, words, valid, monkeypatch):
+def test_values_of_another_type(make, name, message, valid, monkeypatch):
     def start(self, unfit=()):
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr(choros.WorkerPool, "start", start)
     by_name = make.__name__ != "<lambda>"
     for value in TYPES:
-        if any(type(value) is type(each) and value == each for each in valid) or (value is True and words == FLAG):
+        if any(type(value) is type(each) and value == each for each in valid) or (value is True and message == FLAG):
             continue
         # Horovod's names raise a plain ValueError for some values.
         kind = ValueError if make in (optimizer, hvd.ProcessSet) else InvalidInputError
-        with pytest.raises(kind, match=words) as refused:
+        with pytest.raises(kind, match=message) as refused:
             make(**{name: value}) if by_name else make(value)
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 250

@@ -1,4 +1,4 @@
-"""What cannot work is refused before a worker starts, in one sentence that says what to do instead."""
+"""Bad input is refused before a worker starts, with a sentence that says what to do instead."""
 
 import pathlib
 import subprocess
@@ -29,11 +29,11 @@ def refused(make_model, data, monkeypatch):
     def start(self, unfit=()):
         raise AssertionError("a worker was started")
 
-    def check(error, words, model=None, algorithm="allreduce", how=None, **fit):
+    def check(error, text, model=None, algorithm="allreduce", how=None, **fit):
         monkeypatch.setattr(choros.WorkerPool, "start", start)
         x, y = data()
         fit = {"x": x, "y": y, "verbose": 0, **fit}
-        with pytest.raises(error, match=words) as caught:
+        with pytest.raises(error, match=text) as caught:
             choros.Trainer(model or make_model(), algorithm, **(how or {"workers": 2})).fit(**fit)
         message = str(caught.value)
         assert isinstance(caught.value, ValueError)
@@ -46,8 +46,8 @@ def refused(make_model, data, monkeypatch):
 def test_callbacks(refused):
     refused(InvalidInputError, "callbacks: 3 is of type int: give a keras.callbacks.Callback, a list", callbacks=3)
     refused(InvalidInputError, "callbacks: 'stop' is of type str", callbacks=[keras.callbacks.Callback(), "stop"])
-    words = r"callbacks: EarlyStopping is a class: give an object, EarlyStopping\(\)"
-    refused(InvalidInputError, words, callbacks=[keras.callbacks.EarlyStopping])
+    text = r"callbacks: EarlyStopping is a class: give an object, EarlyStopping\(\)"
+    refused(InvalidInputError, text, callbacks=[keras.callbacks.EarlyStopping])
 
 
 def test_models(refused):
@@ -83,8 +83,8 @@ def test_unknown_algorithms(name, nearest, refused):
 
 @pytest.mark.parametrize("name", ["zzz", "fedavg", "hogwild", ""])
 def test_a_name_that_is_like_none(refused, name):
-    words = f"No algorithm is called {name!r}: there are Single, AllReduce"
-    refused(UnknownAlgorithmError, words, algorithm=name)
+    message = f"No algorithm is called {name!r}: there are Single, AllReduce"
+    refused(UnknownAlgorithmError, message, algorithm=name)
 
 
 @pytest.mark.parametrize("wide", [7, 9])
@@ -123,7 +123,7 @@ def test_numbers_of_workers(workers, refused):
 
 
 @pytest.mark.parametrize(
-    ("fit", "words"),
+    ("fit", "message"),
     [
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 2, "initial_epoch": 2}, "nothing to train"),
@@ -157,8 +157,8 @@ def test_numbers_of_workers(workers, refused):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_fit_is_given(fit, words, refused):
-    refused(InvalidInputError, words, **fit)
+def test_what_fit_is_given(fit, message, refused):
+    refused(InvalidInputError, message, **fit)
 
 
 def test_other_libraries_datasets(refused):
@@ -304,9 +304,11 @@ def test_validation_data_that_do_not_end_soon_are_warned_about(pools, make_model
 def test_validation_data_without_an_end_are_read_for_validation_steps(pools, make_model, data, same_history):
     x, y = data()
     trainer = choros.Trainer(make_model(), workers=2, pool=pools(2))
-    found = trainer.fit(x, y, verbose=0, seed=1, validation_data=repeat((x[:7], y[:7])), validation_steps=3)
-    given = choros.Trainer(make_model(), workers=2, pool=pools(2))
-    same_history(given.fit(x, y, verbose=0, seed=1, validation_data=(np.tile(x[:7], (3, 1)), np.tile(y[:7], 3))), found)
+    result = trainer.fit(x, y, verbose=0, seed=1, validation_data=repeat((x[:7], y[:7])), validation_steps=3)
+    trained = choros.Trainer(make_model(), workers=2, pool=pools(2))
+    same_history(
+        trained.fit(x, y, verbose=0, seed=1, validation_data=(np.tile(x[:7], (3, 1)), np.tile(y[:7], 3))), result
+    )
 
 
 def test_a_batch_size_of_none_is_32(pools, make_model, data, same):
@@ -325,8 +327,8 @@ def test_one_weight_for_one_of_two_outputs_is_refused_as_by_keras(refused):
     x, y = np.zeros((6, 8)), {name: np.zeros(6) for name in "ab"}
     with pytest.raises(ValueError, match="one `sample_weight` array per output"):
         model.fit(x, y, sample_weight={"a": np.ones(6)}, verbose=0)
-    words = "sample_weight is nested differently from y"
-    refused(InvalidDataError, words, model, x=x, y=y, sample_weight={"a": np.ones(6)})
+    text = "sample_weight is nested differently from y"
+    refused(InvalidDataError, text, model, x=x, y=y, sample_weight={"a": np.ones(6)})
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX")
@@ -339,11 +341,11 @@ def test_a_distribution_of_keras_in_force(refused):
 
 
 def test_validation_data_that_the_model_cannot_take(refused):
-    words = r"cannot take the validation data \(x is of shape \(3,\) a row\)"
-    refused(InvalidInputError, words, validation_data=(np.zeros((10, 3), "float32"), np.zeros(10, "int32")))
+    text = r"cannot take the validation data \(x is of shape \(3,\) a row\)"
+    refused(InvalidInputError, text, validation_data=(np.zeros((10, 3), "float32"), np.zeros(10, "int32")))
     x = np.zeros((10, 8), "float32")
-    words = r"cannot take the validation data \(x is of shape \(8,\) a row\): "
-    refused(InvalidInputError, words, validation_data=(x, np.zeros((10, 3), "float32")))
+    text = r"cannot take the validation data \(x is of shape \(8,\) a row\): "
+    refused(InvalidInputError, text, validation_data=(x, np.zeros((10, 3), "float32")))
 
 
 class Batches(keras.utils.PyDataset):
@@ -361,12 +363,12 @@ class Batches(keras.utils.PyDataset):
 
 
 def test_validation_data_in_batches_that_the_model_cannot_take(refused, tmp_path):
-    words = r"cannot take the validation data \(x is of shape \(3,\) a row\)"
-    refused(InvalidInputError, words, validation_data=Batches(3))
-    refused(InvalidInputError, words, validation_data=(Batches(3)[0] for _ in range(2)))
+    text = r"cannot take the validation data \(x is of shape \(3,\) a row\)"
+    refused(InvalidInputError, text, validation_data=Batches(3))
+    refused(InvalidInputError, text, validation_data=(Batches(3)[0] for _ in range(2)))
     path = tmp_path / "rows.csv"
     path.write_text("a,b,c,label\n" + "0.1,0.2,0.3,1\n" * 10)
-    refused(InvalidInputError, words, validation_data=choros.files(path, x=["a", "b", "c"], y="label"))
+    refused(InvalidInputError, text, validation_data=choros.files(path, x=["a", "b", "c"], y="label"))
 
 
 class Opened(Batches):

@@ -1,4 +1,4 @@
-"""What callbacks of each batch decide counts from the next batch on, though its gradients are calculated meanwhile."""
+"""Decisions of batch callbacks apply from the next batch on, though its gradients are calculated meanwhile."""
 
 import keras
 import numpy as np
@@ -95,15 +95,15 @@ PLACES = {"middle": [(0, 2), (0, 3), (1, 1)], "first": [(0, 0)], "last": [(0, ST
 def test_decisions_are_those_of_keras(act, place, hook, data, pools, same):
     x, y = data(8 * STEPS)
     looks = [1, 2, 3, STEPS - 1]
-    given, plain = make(), make()
+    trained, plain = make(), make()
     ours, expected = (Decides(ACTS[act], PLACES[place], hook, looks) for _ in range(2))
     plain.fit(x, y, callbacks=[expected], **HOW)
-    history = choros.Trainer(given, "allreduce", workers=2, pool=pools(2)).fit(x, y, callbacks=[ours], **HOW)
+    history = choros.Trainer(trained, "allreduce", workers=2, pool=pools(2)).fit(x, y, callbacks=[ours], **HOW)
     np.testing.assert_allclose(ours.rows, expected.rows, atol=1e-5)
     assert [worker.steps for worker in history.run.workers] == [len(expected.rows)] * 2
-    for mine, theirs in zip(ours.seen, expected.seen, strict=True):
-        same(mine, theirs)
-    same(everything(given), everything(plain))
+    for value, other in zip(ours.seen, expected.seen, strict=True):
+        same(value, other)
+    same(everything(trained), everything(plain))
 
 
 @pytest.mark.parametrize("kind", ["keras", "foreign"])
@@ -120,8 +120,8 @@ def test_deciding_late_changes_no_bit(act, kind, data, pools, tmp_path):
         history = trainer.fit(x, y, callbacks=[callback], seed=1, **more, **HOW)
         rows = [worker.rows for worker in history.run.workers]
         runs.append((callback.rows, callback.seen, everything(model), history.history, rows))
-    for mine, waited in zip(runs[1][1], runs[0][1], strict=True):
-        for a, b in zip(mine, waited, strict=True):
+    for value, waited in zip(runs[1][1], runs[0][1], strict=True):
+        for a, b in zip(value, waited, strict=True):
             np.testing.assert_array_equal(a, b)
     for a, b in zip(runs[1][2], runs[0][2], strict=True):
         np.testing.assert_array_equal(a, b)
@@ -159,10 +159,10 @@ def test_every_way_to_set_the_rate_is_noticed(way, data, pools, same):
             if batch == 2 and not self.model.stop_training:  # plain Keras on JAX takes what is set after such an access
                 way(self)
 
-    given, plain = make(), make()
+    trained, plain = make(), make()
     plain.fit(x, y, callbacks=[SetsOnce()], **HOW)
-    choros.Trainer(given, "allreduce", workers=2, pool=pools(2)).fit(x, y, callbacks=[SetsOnce()], **HOW)
-    same(everything(given), everything(plain))
+    choros.Trainer(trained, "allreduce", workers=2, pool=pools(2)).fit(x, y, callbacks=[SetsOnce()], **HOW)
+    same(everything(trained), everything(plain))
 
 
 def test_a_logger_reads_the_rate_that_another_callback_has_just_set(data, pools):
@@ -203,13 +203,13 @@ def test_logs_of_a_batch_are_those_of_keras_in_names_order_and_type(data, pools)
         def on_train_batch_end(self, batch, logs=None):
             self.rows.append([(name, type(value), round(value, 4)) for name, value in logs.items()])
 
-    ours, theirs = Keeps(), Keeps()
+    ours, expected = Keeps(), Keeps()
     metrics = ("accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="an_early_name"))
-    make(metrics=metrics).fit(x, y, callbacks=[theirs], **HOW)
+    make(metrics=metrics).fit(x, y, callbacks=[expected], **HOW)
     trainer = choros.Trainer(make(metrics=metrics), "allreduce", workers=2, pool=pools(2))
     trainer.fit(x, y, callbacks=[ours], **HOW)
-    assert ours.rows == theirs.rows
-    assert ours.begun == theirs.begun
+    assert ours.rows == expected.rows
+    assert ours.begun == expected.begun
 
 
 def test_gradients_that_were_dropped_are_not_called_infinite(data, pools, capfd):

@@ -12,11 +12,11 @@ from choros.training.executors.batch_channel import BatchLine, WorkerBatchLine
 
 @pytest.fixture
 def ends():
-    ours, theirs = UnixConnection.pair()
+    ours, expected = UnixConnection.pair()
     line = BatchLine()
-    worker = WorkerBatchLine(WorkerConnection(theirs, 0, 1), [os.dup(fd) for fd in line.fds])
+    worker = WorkerBatchLine(WorkerConnection(expected, 0, 1), [os.dup(fd) for fd in line.fds])
     yield line, worker, ours
-    for end in (line, worker, ours, theirs):
+    for end in (line, worker, ours, expected):
         end.close()
 
 

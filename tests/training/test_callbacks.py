@@ -67,13 +67,13 @@ CASES = {
 def test_as_in_keras(case, make_model, data, pools, same, same_history):
     x, y = data()
     how = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0, "validation_data": (x[:20], y[:20])}
-    plain, given = make_model(), make_model()
+    plain, trained = make_model(), make_model()
     expected = plain.fit(x, y, callbacks=CASES[case](), **how)
-    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, callbacks=CASES[case](), **how)
+    history = choros.Trainer(trained, workers=2, pool=pools(2)).fit(x, y, callbacks=CASES[case](), **how)
     same_history(history, expected)
-    same(given, plain)
-    assert float(given.optimizer.learning_rate) == pytest.approx(float(plain.optimizer.learning_rate))
-    assert int(given.optimizer.iterations) == int(plain.optimizer.iterations)
+    same(trained, plain)
+    assert float(trained.optimizer.learning_rate) == pytest.approx(float(plain.optimizer.learning_rate))
+    assert int(trained.optimizer.iterations) == int(plain.optimizer.iterations)
 
 
 def test_every_hook_is_called_as_keras_calls_it(make_model, data, pools):
@@ -89,11 +89,11 @@ def test_every_hook_is_called_as_keras_calls_it(make_model, data, pools):
     calls, expected = [], []
     how = {"batch_size": 20, "epochs": 2, "verbose": 0, "validation_data": (x, y)}
     make_model().fit(x, y, callbacks=[record(expected)], **how)
-    given = make_model()
+    trained = make_model()
     callback = record(calls)
-    choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, callbacks=callback, **how)  # one, without a list
+    choros.Trainer(trained, workers=2, pool=pools(2)).fit(x, y, callbacks=callback, **how)  # one, without a list
     assert calls == expected
-    assert callback.model is given
+    assert callback.model is trained
     assert callback.params == {"verbose": 0, "epochs": 2, "steps": 3}
 
 
@@ -128,25 +128,25 @@ def test_batch_logs_are_of_all_workers(make_model, data, pools):
         log = K.LambdaCallback(on_train_batch_end=lambda batch, logs, into=into: into.append(dict(logs)))
         fit = choros.Trainer(model, workers=2, pool=pools(2)).fit if into is ours else model.fit
         fit(x, y, batch_size=8, callbacks=[log], shuffle=False, verbose=0)
-    for mine, other in zip(ours, plain, strict=True):
-        assert mine == pytest.approx(other, abs=1e-5)
+    for value, other in zip(ours, plain, strict=True):
+        assert value == pytest.approx(other, abs=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
 def test_files_of_callbacks(algorithm, make_model, data, pools, tmp_path):
     x, y = data()
-    given = make_model()
+    trained = make_model()
     seen = []
-    keep = K.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append([np.array(w) for w in given.get_weights()]))
-    callbacks = [keep, K.ModelCheckpoint(tmp_path / "{epoch}.keras"), K.CSVLogger(tmp_path / "log.csv")]
-    history = choros.Trainer(given, algorithm, workers=2, pool=pools(2)).fit(
+    limit = K.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append([np.array(w) for w in trained.get_weights()]))
+    callbacks = [limit, K.ModelCheckpoint(tmp_path / "{epoch}.keras"), K.CSVLogger(tmp_path / "log.csv")]
+    history = choros.Trainer(trained, algorithm, workers=2, pool=pools(2)).fit(
         x, y, batch_size=8, epochs=3, callbacks=callbacks, validation_data=(x, y), verbose=0
     )
     assert len(seen) == 3
     for epoch, weights in enumerate(seen):
         saved = keras.models.load_model(tmp_path / f"{epoch + 1}.keras")
-        for one, other in zip(weights, saved.get_weights(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for value, other in zip(weights, saved.get_weights(), strict=True):
+            np.testing.assert_array_equal(value, other)
         assert saved.evaluate(x, y, verbose=0)[0] == pytest.approx(history.history["val_loss"][epoch], abs=1e-4)
         if algorithm == "allreduce":
             assert int(saved.optimizer.iterations) == 8 * (epoch + 1)
@@ -172,36 +172,38 @@ def test_nan_ends_it(algorithm, make_model, data, pools):
 def test_async_new_weights_reach_the_workers(algorithm, make_model, data, pools):
     """With a rate of nothing nobody learns, so what a callback sets is what all end with."""
     x, y = data(400)
-    given = make_model(keras.optimizers.SGD(1e-12))
-    choros.Trainer(given, algorithm, workers=2, pool=pools(2)).fit(
+    trained = make_model(keras.optimizers.SGD(1e-12))
+    choros.Trainer(trained, algorithm, workers=2, pool=pools(2)).fit(
         x, y, batch_size=8, epochs=6, callbacks=[Reset()], verbose=0
     )
-    for weight in given.get_weights():
+    for weight in trained.get_weights():
         np.testing.assert_allclose(weight, 0.05, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["easgd", "localsgd", "dynsgd"])
 def test_weights_set_before_training(algorithm, make_model, data, pools):
     def at_begin(logs=None):
-        given.set_weights([np.full_like(w, 0.05) for w in given.get_weights()])
+        trained.set_weights([np.full_like(w, 0.05) for w in trained.get_weights()])
 
     x, y = data()
-    given = make_model(keras.optimizers.SGD(1e-12))
+    trained = make_model(keras.optimizers.SGD(1e-12))
     callback = K.LambdaCallback(on_train_begin=at_begin)
-    choros.Trainer(given, algorithm, workers=2, pool=pools(2)).fit(x, y, batch_size=8, callbacks=[callback], verbose=0)
-    for weight in given.get_weights():
+    choros.Trainer(trained, algorithm, workers=2, pool=pools(2)).fit(
+        x, y, batch_size=8, callbacks=[callback], verbose=0
+    )
+    for weight in trained.get_weights():
         np.testing.assert_allclose(weight, 0.05, atol=1e-6)
 
 
 def test_weights_set_after_a_batch(make_model, data, pools, same):
     x, y = data()
     how = {"batch_size": 8, "epochs": 1, "shuffle": False, "verbose": 0}
-    plain, given = make_model(keras.optimizers.SGD(0.1)), make_model(keras.optimizers.SGD(0.1))
+    plain, trained = make_model(keras.optimizers.SGD(0.1)), make_model(keras.optimizers.SGD(0.1))
     plain.fit(x[:24], y[:24], **how)
     plain.set_weights([0.5 * w for w in plain.get_weights()])
     plain.fit(x[24:], y[24:], **how)
-    choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, callbacks=[Scale()], **how)
-    same(given, plain)
+    choros.Trainer(trained, workers=2, pool=pools(2)).fit(x, y, callbacks=[Scale()], **how)
+    same(trained, plain)
 
 
 @pytest.mark.parametrize("rate", [1e-12, 0.0])
@@ -216,13 +218,13 @@ def test_async_a_rate_reaches_the_workers(rate, make_model, data, pools):
                 self.model.optimizer.learning_rate = rate
             seen.append([np.array(w) for w in self.model.get_weights()])
 
-    given = make_model(keras.optimizers.SGD(0.1))
-    choros.Trainer(given, choros.DOWNPOUR(window=2), workers=2, pool=pools(2)).fit(
+    trained = make_model(keras.optimizers.SGD(0.1))
+    choros.Trainer(trained, choros.DOWNPOUR(window=2), workers=2, pool=pools(2)).fit(
         x, y, batch_size=8, epochs=30, callbacks=[Freeze()], verbose=0
     )
-    for one, other in zip(seen[-8], given.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(seen[0], given.get_weights(), strict=True))
+    for value, other in zip(seen[-8], trained.get_weights(), strict=True):
+        np.testing.assert_allclose(value, other, atol=1e-6)
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(seen[0], trained.get_weights(), strict=True))
 
 
 @pytest.mark.parametrize("algorithm", ["aeasgd", "downpour"])

@@ -49,11 +49,11 @@ class Frozen(Part):
 
 def test_it_trains_as_the_same_algorithm_of_choros(make_model, data, pools, same):
     x, y = data(48)
-    ours, theirs = make_model(), make_model()
+    ours, expected = make_model(), make_model()
     how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     choros.Trainer(ours, Mean(window=2), workers=2, pool=pools(2)).fit(x, y, **how)
-    choros.Trainer(theirs, choros.LocalSGD(window=2), workers=2, pool=pools(2)).fit(x, y, **how)
-    same(ours, theirs, 0)
+    choros.Trainer(expected, choros.LocalSGD(window=2), workers=2, pool=pools(2)).fit(x, y, **how)
+    same(ours, expected, 0)
 
 
 def test_its_merge_runs_at_the_center(make_model, data, pools):
@@ -125,8 +125,8 @@ SCRIPT = """
 def test_a_class_of_a_script_reaches_ranks_and_servers(how, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     start = [] if how == "ssh" else ["-m", "choros", "run", "-n", "2"]
-    words = [sys.executable, *start, "script.py", how]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    command = [sys.executable, *start, "script.py", how]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("trained True True") == (1 if how == "ssh" else 2), done.stdout + done.stderr
     if how == "hosts":

@@ -53,30 +53,30 @@ def fit(data):
 def test_all_reduce_is_what_one_process_trains(make, fit, two_each, same, same_history):
     plain, alike, unlike = make(), make(), make()
     expected = fit(plain)
-    for given, how in ((alike, {"pool": two_each}), (unlike, {"devices_per_worker": [2, 1], "ahead": True})):
-        same_history(fit(given, workers=2, **how), expected, 2e-6)
-        same(given, plain, 1e-6)
+    for value, how in ((alike, {"pool": two_each}), (unlike, {"devices_per_worker": [2, 1], "ahead": True})):
+        same_history(fit(value, workers=2, **how), expected, 2e-6)
+        same(value, plain, 1e-6)
 
 
 def test_workers_of_several_devices_train_each_in_its_own_time(make, fit, two_each, backend):
     if backend == "tensorflow":
         pytest.skip("its replicas are put together as PyTorch's are: once is enough")
-    given = make()
-    history = fit(given, "aeasgd", pool=two_each, more={"epochs": 6})
+    trained = make()
+    history = fit(trained, "aeasgd", pool=two_each, more={"epochs": 6})
     assert history.history["loss"][-1] < history.history["loss"][0]
-    assert all(np.isfinite(weight).all() for weight in given.get_weights())
+    assert all(np.isfinite(weight).all() for weight in trained.get_weights())
     assert sum(worker.rows for worker in history.run.workers) == 6 * 61
 
 
 def test_workers_that_meet_train_the_same_with_more_devices(make, fit, two_each, pools, same, same_history, backend):
     if backend == "tensorflow":
         pytest.skip("its replicas are put together as PyTorch's are: once is enough")
-    one, several = make(), make()
+    first, several = make(), make()
     expected, history = (
-        fit(model, "aeasgd", mode="sync", pool=pool) for model, pool in ((one, pools(2)), (several, two_each))
+        fit(model, "aeasgd", mode="sync", pool=pool) for model, pool in ((first, pools(2)), (several, two_each))
     )
     same_history(history, expected)
-    same(several, one)
+    same(several, first)
 
 
 def layout_map(shape=(1, 2), names=("batch", "model")):
@@ -94,7 +94,7 @@ def test_a_layout_divides_the_weights_and_changes_nothing(
     if backend != "jax":
         pytest.skip("a layout needs JAX")
     layout = LAYOUT if given_as == "dict" else layout_map()
-    plain, given = make(keras.optimizers.Adam(0.01)), make(keras.optimizers.Adam(0.01))
+    plain, trained = make(keras.optimizers.Adam(0.01)), make(keras.optimizers.Adam(0.01))
 
     class Watched(keras.Sequential):
         def train_step(self, state, data):
@@ -103,12 +103,12 @@ def test_a_layout_divides_the_weights_and_changes_nothing(
             (tmp_path / "held").write_text("\n".join(sorted(held)))
             return super().train_step(state, data)
 
-    given = Watched(given.layers)
-    given.compile(keras.optimizers.Adam(0.01), plain.loss, metrics=["accuracy"])
+    trained = Watched(trained.layers)
+    trained.compile(keras.optimizers.Adam(0.01), plain.loss, metrics=["accuracy"])
     expected = fit(plain)
-    history = fit(given, pool=two_each, devices_per_worker=2, layout=layout, more={"verbose": 2})
+    history = fit(trained, pool=two_each, devices_per_worker=2, layout=layout, more={"verbose": 2})
     same_history(history, expected)
-    same(given, plain)
+    same(trained, plain)
     line = "2 workers, 2 devices each, mesh batch 1, model 2: 4 of 4 variables divided (100% of the values)"
     assert line in capsys.readouterr().out.splitlines()
     import jax

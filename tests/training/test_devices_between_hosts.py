@@ -71,9 +71,9 @@ def test_ranks_of_two_hosts_with_unequal_devices(make, rows, expected, tmp_path,
     np.savez(tmp_path / "data.npz", x=x, y=y, weight=weight)
     (tmp_path / "job.py").write_text(JOB)
     meeting = {"CHOROS_COMM": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
-    words = ["-n", "3", "--threads", "1", "job.py", json.dumps([2, 1, 3]), json.dumps(HOW)]
+    command = ["-n", "3", "--threads", "1", "job.py", json.dumps([2, 1, 3]), json.dumps(HOW)]
     done = subprocess.run(
-        [sys.executable, "-m", "choros", "run", *words],
+        [sys.executable, "-m", "choros", "run", *command],
         cwd=tmp_path,
         env={**os.environ, **meeting},
         capture_output=True,

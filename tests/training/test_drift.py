@@ -83,13 +83,13 @@ def test_most_ranks_are_right():
     other = usual + rng.normal(size=1000).astype("float32")
     rounded = np.nextafter(usual, np.float32(9))
     lost = np.full_like(usual, np.nan)
-    found = replica_divergence.compare(
+    result = replica_divergence.compare(
         [replica_divergence.mark(vector) for vector in (other, usual, usual, rounded, lost)]
     )
-    assert found.usual == 1
-    assert set(found.far) == {0, 4}
-    assert 0.3 < found.far[0] < 3.0  # the distance is about the norm
-    assert set(found.near) == {3}
+    assert result.usual == 1
+    assert set(result.far) == {0, 4}
+    assert 0.3 < result.far[0] < 3.0  # the distance is about the norm
+    assert set(result.near) == {3}
     assert (
         replica_divergence.compare([replica_divergence.mark(lost), replica_divergence.mark(-lost)]) is None
     )  # told as not finite, not as drift

@@ -14,8 +14,8 @@ K = keras.callbacks
 
 def test_members_their_mean_and_the_best(make_model, data, pools):
     x, y = data(90)
-    given = make_model()
-    trainer = choros.Trainer(given, "ensemble", workers=2, pool=pools(2))
+    trained = make_model()
+    trainer = choros.Trainer(trained, "ensemble", workers=2, pool=pools(2))
     history = trainer.fit(x, y, batch_size=10, epochs=2, validation_data=(x, y), seed=3, verbose=0)
     assert len(trainer.models) == 2
     outputs = [member.predict(x, verbose=0) for member in trainer.models]
@@ -23,8 +23,8 @@ def test_members_their_mean_and_the_best(make_model, data, pools):
     np.testing.assert_allclose(trainer.predict(x, verbose=0), np.mean(outputs, axis=0), atol=1e-7)
     scores = [member.evaluate(x, y, verbose=0)[0] for member in trainer.models]
     best = trainer.models[int(np.argmin(scores))]
-    for mine, theirs in zip(given.get_weights(), best.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for value, expected in zip(trained.get_weights(), best.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
     assert history.history["val_loss"][-1] == pytest.approx(min(scores), abs=1e-4)  # of the one that is given
     assert history.run.mode is None
     assert history.run.exchanges == 0
@@ -86,13 +86,13 @@ def test_members_keep_what_is_not_trained(data, pools):
     frozen.set_weights([np.linspace(-1, 1, 40, dtype="float32").reshape(8, 5), np.ones(5, "float32")])
     frozen.trainable = False
     model.compile("sgd", "sparse_categorical_crossentropy")
-    given = [np.array(value) for value in frozen.get_weights()]
+    inputs = [np.array(value) for value in frozen.get_weights()]
     trainer = choros.Trainer(model, "ensemble", workers=2, pool=pools(2))
     trainer.fit(x, y, batch_size=10, epochs=1, seed=3, verbose=0)
     first, second = trainer.models
     assert np.abs(first.layers[-1].get_weights()[0] - second.layers[-1].get_weights()[0]).max() > 0.05
     for member in (model, first, second):
-        for value, expected in zip(member.get_layer("frozen").get_weights(), given, strict=True):
+        for value, expected in zip(member.get_layer("frozen").get_weights(), inputs, strict=True):
             np.testing.assert_array_equal(value, expected)
         for value, expected in zip(member.layers[0].get_weights(), normalization.get_weights(), strict=True):
             np.testing.assert_array_equal(value, expected)
@@ -103,19 +103,19 @@ def test_members_keep_what_is_not_trained(data, pools):
 
 def test_single_has_one_worker(make_model, data, pools, same, same_history):
     x, y = data()
-    plain, given = make_model(), make_model()
+    plain, trained = make_model(), make_model()
     how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-    trainer = choros.Trainer(given, "single", pool=pools(2))
+    trainer = choros.Trainer(trained, "single", pool=pools(2))
     assert trainer.workers == 1
     same_history(trainer.fit(x, y, **how), plain.fit(x, y, **how))
-    same(given, plain)
+    same(trained, plain)
     assert trainer.models == []
 
 
 def loss_of(model, x, y):
     """Return the loss without ``evaluate``, which resets the metrics."""
-    found = model.loss(y, model(x, training=False))
-    return float(np.mean(keras.ops.convert_to_numpy(found)))
+    result = model.loss(y, model(x, training=False))
+    return float(np.mean(keras.ops.convert_to_numpy(result)))
 
 
 class Judge(K.Callback):
@@ -139,27 +139,27 @@ def compiled(make_model, rate=0.05):
 
 
 def test_callbacks_see_the_best_member(make_model, data, pools, tmp_path):
-    """What they save and restore is what was logged; without them training goes the same way."""
+    """They save and restore the model that was logged, and training without them is the same."""
     x, y = data(96)
-    given, plain = (compiled(make_model) for _ in range(2))
-    before = loss_of(given, x, y)
+    trained, plain = (compiled(make_model) for _ in range(2))
+    before = loss_of(trained, x, y)
     how = {"batch_size": 8, "epochs": 4, "seed": 3, "validation_data": (x, y), "verbose": 0}
     judge = Judge(x, y, 0.03)
     saved = K.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True)
     restored = K.EarlyStopping("val_loss", patience=100, restore_best_weights=True)
-    trainer = choros.Trainer(given, "ensemble", workers=2, pool=pools(2))
+    trainer = choros.Trainer(trained, "ensemble", workers=2, pool=pools(2))
     history = trainer.fit(x, y, callbacks=[judge, saved, restored], **how).history
     np.testing.assert_allclose(judge.seen, judge.logged, rtol=1e-5)
     assert judge.counts == [12, 24, 36, 48]
-    assert loss_of(given, x, y) == pytest.approx(min(history["val_loss"]), rel=1e-5)
-    assert loss_of(given, x, y) < 0.9 * before
+    assert loss_of(trained, x, y) == pytest.approx(min(history["val_loss"]), rel=1e-5)
+    assert loss_of(trained, x, y) < 0.9 * before
     assert loss_of(keras.models.load_model(tmp_path / "best.keras"), x, y) == pytest.approx(
         min(history["val_loss"]), rel=1e-5
     )
     other = choros.Trainer(plain, "ensemble", workers=2, pool=pools(2))
     assert other.fit(x, y, **how).history == history
-    for mine, theirs in zip(trainer.models, other.models, strict=True):
-        for value, expected in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+    for actual, b in zip(trainer.models, other.models, strict=True):
+        for value, expected in zip(actual.get_weights(), b.get_weights(), strict=True):
             np.testing.assert_array_equal(value, expected)
 
 

@@ -57,7 +57,7 @@ def model():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "how", "words"),
+    ("algorithm", "how", "message"),
     [
         ("allreduce", "raise", "the data are bad"),
         ("allreduce", "memory", "MemoryError"),
@@ -68,27 +68,27 @@ def model():
         ("aeasgd", signal.SIGKILL, "SIGKILL"),
     ],
 )
-def test_the_caller_hears_of_it(algorithm, how, words, children):
-    given = model()
-    before = [np.array(w) for w in given.get_weights()]
+def test_the_caller_hears_of_it(algorithm, how, message, children):
+    trained = model()
+    before = [np.array(w) for w in trained.get_weights()]
     already = children()
     fds = len(os.listdir("/proc/self/fd"))
-    trainer = choros.Trainer(given, algorithm, workers=2, echo=False)
+    trainer = choros.Trainer(trained, algorithm, workers=2, echo=False)
     begun = time.monotonic()
     with pytest.raises(WorkerFailedError) as caught:
         trainer.fit(Failing(how), epochs=1, verbose=0)
     error = caught.value
     assert error.rank == 1
     assert error.host
-    assert words in str(error)
+    assert message in str(error)
     assert "about to fail" in error.output
     if isinstance(how, str):
         assert "__getitem__" in error.traceback
     else:
-        assert error.signal == words
+        assert error.signal == message
         assert error.peak_memory > 1 << 20
     assert time.monotonic() - begun < 90
-    for old, new in zip(before, given.get_weights(), strict=True):
+    for old, new in zip(before, trained.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)  # the given model is unchanged
     assert [w.shape for w in error.weights] == [w.shape for w in before]
     assert any(np.abs(w - old).max() > 0 for w, old in zip(error.weights, before, strict=True)), "no center came back"
@@ -107,15 +107,15 @@ def test_a_stopped_worker_is_named_within_the_timeout():
 
 
 def test_interrupting_stops_the_workers_and_keeps_the_model_usable(children):
-    given, already = model(), children()
-    trainer = choros.Trainer(given, "aeasgd", workers=2, echo=False)
+    trained, already = model(), children()
+    trainer = choros.Trainer(trained, "aeasgd", workers=2, echo=False)
     timer = threading.Timer(20.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(Failing(signal.SIGKILL, step=-1, batches=100_000), epochs=1, verbose=0)
     timer.join()
     assert children() <= already
-    assert np.isfinite(given.predict(np.zeros((2, 8), "float32"), verbose=0)).all()
+    assert np.isfinite(trained.predict(np.zeros((2, 8), "float32"), verbose=0)).all()
 
 
 def test_a_pool_that_lost_a_worker_starts_anew():
@@ -135,19 +135,19 @@ def test_the_last_worker_dies_after_another_had_done_its_work_and_ended(monkeypa
     trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
     pids = {}
 
-    def told(self, rank, message, blobs):
+    def handle_and_kill(self, rank, message, blobs):
         if isinstance(message, local.messages.WorkerDone):
             pids.update(enumerate(trainer._local.pool.start().pids))
             os.kill(pids.pop(rank), signal.SIGKILL)
         handle(self, rank, message, blobs)
 
     def seen(self, timeout):
-        found = following(self, timeout)
-        while found is not None and isinstance(found[1], local.RankFailure) and pids:
+        result = following(self, timeout)
+        while result is not None and isinstance(result[1], local.RankFailure) and pids:
             os.kill(pids.popitem()[1], signal.SIGKILL)
-        return found
+        return result
 
-    monkeypatch.setattr(local.LocalRun, "handle", told)
+    monkeypatch.setattr(local.LocalRun, "handle", handle_and_kill)
     monkeypatch.setattr(local.LocalRun, "next", seen)
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):
         trainer.fit(Failing("late", batches=40), epochs=1, verbose=0)
@@ -224,13 +224,13 @@ def test_a_member_that_is_killed_after_its_work_takes_nothing_with_it(monkeypatc
     handle, killed = local.LocalRun.handle, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
-    def told(self, rank, message, blobs):
+    def handle_and_kill(self, rank, message, blobs):
         if isinstance(message, local.messages.WorkerDone) and not killed:
             killed.append(rank)
             os.kill(trainer._local.pool.start().pids[rank], signal.SIGKILL)
         handle(self, rank, message, blobs)
 
-    monkeypatch.setattr(local.LocalRun, "handle", told)
+    monkeypatch.setattr(local.LocalRun, "handle", handle_and_kill)
     trainer.fit(Slow(), epochs=1, verbose=0)
     assert killed == [0]
     assert len(trainer.models) == 2
@@ -242,13 +242,13 @@ def test_a_member_that_is_killed_when_the_others_have_done_their_work_is_told_at
     handle, killed = local.LocalRun.handle, []
     trainer = choros.Trainer(model(), "ensemble", workers=2, echo=False)
 
-    def told(self, rank, message, blobs):
+    def handle_and_kill(self, rank, message, blobs):
         if isinstance(message, local.messages.WorkerDone):
             killed.append(time.monotonic())
             os.kill(trainer._local.pool.start().pids[1 - rank], signal.SIGKILL)
         handle(self, rank, message, blobs)
 
-    monkeypatch.setattr(local.LocalRun, "handle", told)
+    monkeypatch.setattr(local.LocalRun, "handle", handle_and_kill)
     monkeypatch.setattr(trainer._local.pool, "kill", lambda: ended.append(time.monotonic()))
     ended = []
     with pytest.raises(WorkerFailedError, match="worker 1 of 2 .* SIGKILL"):

@@ -25,21 +25,21 @@ CASES = {
 def test_the_same_as_model_fit(case, make_model, data, pools, same, same_history):
     x, y = data()
     how = {"batch_size": 7, "epochs": 3, "shuffle": False, "verbose": 0, **CASES[case]}
-    plain, given = make_model(), make_model()
+    plain, trained = make_model(), make_model()
     expected = plain.fit(x, y, **how)
-    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, **how)
+    history = choros.Trainer(trained, workers=2, pool=pools(2)).fit(x, y, **how)
     same_history(history, expected)
-    same(given, plain)
+    same(trained, plain)
 
 
 def test_steps_per_epoch_counts_global_batches_and_goes_on(make_model, data, pools, same):
     x, y = data()
-    plain, given = make_model(), make_model()
+    plain, trained = make_model(), make_model()
     plain.fit(x, y, batch_size=7, shuffle=False, verbose=0)
     how = {"batch_size": 7, "epochs": 3, "steps_per_epoch": 3, "shuffle": False, "verbose": 0}
-    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, **how)
+    history = choros.Trainer(trained, workers=2, pool=pools(2)).fit(x, y, **how)
     assert [worker.steps for worker in history.run.workers] == [9, 9]
-    same(given, plain)  # 3 epochs of 3 batches are one pass over the 9
+    same(trained, plain)  # 3 epochs of 3 batches are one pass over the 9
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "schedule", "clip"])
@@ -54,28 +54,28 @@ def test_the_optimizer_comes_back(optimizer, make_model, data, pools, same, same
 
     x, y = data()
     how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-    plain, given = make_model(make()), make_model(make())
-    trainer = choros.Trainer(given, workers=2, pool=pools(2))
+    plain, trained = make_model(make()), make_model(make())
+    trainer = choros.Trainer(trained, workers=2, pool=pools(2))
     for _ in range(2):  # repeated fit continues
         expected, history = plain.fit(x, y, **how), trainer.fit(x, y, **how)
         same_history(history, expected)
-    same(given, plain)
-    same(*([np.array(v) for v in model.optimizer.variables] for model in (given, plain)))
-    assert int(given.optimizer.iterations) == 32
-    expected, history = plain.fit(x, y, **how), given.fit(x, y, **how)  # and plain Keras goes on from it
+    same(trained, plain)
+    same(*([np.array(v) for v in model.optimizer.variables] for model in (trained, plain)))
+    assert int(trained.optimizer.iterations) == 32
+    expected, history = plain.fit(x, y, **how), trained.fit(x, y, **how)  # and plain Keras goes on from it
     same_history(history, expected)
 
 
 def test_nested_inputs_and_outputs(data, pools, same, same_history):
     def make():
         keras.utils.set_random_seed(0)
-        one, two = keras.Input((8,), name="one"), keras.Input((2,), name="two")
-        hidden = keras.layers.Concatenate()([one, two])
+        first, two = keras.Input((8,), name="one"), keras.Input((2,), name="two")
+        hidden = keras.layers.Concatenate()([first, two])
         outputs = {
             "label": keras.layers.Dense(3, "softmax", name="label")(hidden),
             "value": keras.layers.Dense(1, name="value")(hidden),
         }
-        model = keras.Model({"one": one, "two": two}, outputs)
+        model = keras.Model({"one": first, "two": two}, outputs)
         losses = {"label": "sparse_categorical_crossentropy", "value": "mse"}
         model.compile("adam", losses, metrics={"label": ["accuracy"], "value": ["mae"]})
         return model
@@ -85,11 +85,11 @@ def test_nested_inputs_and_outputs(data, pools, same, same_history):
     targets = {"label": y, "value": x.sum(1)}
     weights = {"label": np.ones(60, "float32"), "value": np.linspace(0, 1, 60, dtype="float32")}
     how = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (inputs, targets)}
-    plain, given = make(), make()
+    plain, trained = make(), make()
     expected = plain.fit(inputs, targets, sample_weight=weights, **how)
-    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(inputs, targets, sample_weight=weights, **how)
+    history = choros.Trainer(trained, workers=2, pool=pools(2)).fit(inputs, targets, sample_weight=weights, **how)
     same_history(history, expected)
-    same(given, plain)
+    same(trained, plain)
 
 
 class Batches(keras.utils.PyDataset):
@@ -108,12 +108,12 @@ class Batches(keras.utils.PyDataset):
 def test_a_pydataset(make_model, data, pools, same, same_history):
     x, y = data()
     how = {"epochs": 2, "shuffle": False, "verbose": 0}
-    plain, given = make_model(), make_model()
+    plain, trained = make_model(), make_model()
     batches = Batches(x, y)
     expected = plain.fit(batches, validation_data=batches, **how)
-    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(batches, validation_data=batches, **how)
+    history = choros.Trainer(trained, workers=2, pool=pools(2)).fit(batches, validation_data=batches, **how)
     same_history(history, expected)
-    same(given, plain)
+    same(trained, plain)
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "easgd"])
@@ -122,17 +122,17 @@ def test_the_same_seed_is_the_same_run(algorithm, make_model, data, pools, same)
     how = {"batch_size": 8, "epochs": 2, "verbose": 0}
 
     def run(seed, caller=0):
-        given = make_model(dropout=0.5)
+        trained = make_model(dropout=0.5)
         keras.utils.set_random_seed(caller)
-        history = choros.Trainer(given, algorithm, workers=2, pool=pools(2)).fit(x, y, seed=seed, **how)
-        return history.history, given
+        history = choros.Trainer(trained, algorithm, workers=2, pool=pools(2)).fit(x, y, seed=seed, **how)
+        return history.history, trained
 
-    one, other = run(5), run(5, caller=1)
-    assert one[0] == other[0]
-    same(one[1], other[1], 0)
-    drawn, again = run(None), run(None)  # keras.utils.set_random_seed makes it repeatable
-    assert drawn[0] == again[0] != one[0]
-    same(drawn[1], again[1], 0)
+    first, other = run(5), run(5, caller=1)
+    assert first[0] == other[0]
+    same(first[1], other[1], 0)
+    drawn, repeated = run(None), run(None)  # keras.utils.set_random_seed makes it repeatable
+    assert drawn[0] == repeated[0] != first[0]
+    same(drawn[1], repeated[1], 0)
 
 
 def test_dropout_differs_by_rank(pools):
@@ -218,23 +218,23 @@ def test_a_model_without_an_input_shape(data, pools, same):
         return model
 
     x, y = data()
-    given, plain = make(), make()
-    choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    trained, plain = make(), make()
+    choros.Trainer(trained, workers=2, pool=pools(2)).fit(x, y, batch_size=8, shuffle=False, verbose=0)
     plain.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-    same(given, plain)
+    same(trained, plain)
 
 
 def test_evaluate_predict_and_the_file(make_model, data, pools, tmp_path):
     x, y = data()
-    given = make_model()
-    trainer = choros.Trainer(given, "downpour", workers=2, pool=pools(2))
+    trained = make_model()
+    trainer = choros.Trainer(trained, "downpour", workers=2, pool=pools(2))
     trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
-    assert trainer.evaluate(x, y, verbose=0) == given.evaluate(x, y, verbose=0)
-    np.testing.assert_array_equal(trainer.predict(x, verbose=0), given.predict(x, verbose=0))
-    given.save(tmp_path / "m.keras")
+    assert trainer.evaluate(x, y, verbose=0) == trained.evaluate(x, y, verbose=0)
+    np.testing.assert_array_equal(trainer.predict(x, verbose=0), trained.predict(x, verbose=0))
+    trained.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), given.predict(x, verbose=0), atol=1e-6)
-    given.fit(x, y, verbose=0)  # the model goes on in plain Keras
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), trained.predict(x, verbose=0), atol=1e-6)
+    trained.fit(x, y, verbose=0)  # the model goes on in plain Keras
 
 
 def test_numbers_may_be_numpys(make_model, data, pools):

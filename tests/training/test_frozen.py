@@ -55,8 +55,8 @@ def assert_equal_to_plain_fit(pool, make, x, y):
     trained.set_weights(plain.get_weights())
     plain.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     choros.Trainer(trained, workers=2, pool=pool).fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    for mine, others in zip(values(trained), values(plain), strict=True):
-        np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)
+    for value, others in zip(values(trained), values(plain), strict=True):
+        np.testing.assert_allclose(value, others, rtol=1e-5, atol=1e-6)
 
 
 def test_a_frozen_variable_that_each_step_changes(pool):
@@ -130,8 +130,8 @@ def test_after_a_failure_frozen_weights_are_those_that_were_given(pool, fails):
         choros.Trainer(model, workers=2, pool=pool).fit(
             x, y, batch_size=8, epochs=2, verbose=0, callbacks=[SetAndFail()]
         )
-    for mine, given in zip(values(model), before, strict=True):
-        np.testing.assert_array_equal(mine, given)
+    for value, actual in zip(values(model), before, strict=True):
+        np.testing.assert_array_equal(value, actual)
 
 
 def test_a_replica_predicts_with_frozen_weights_behind_others():

@@ -67,8 +67,8 @@ class GAN(keras.Model):
             self.g_slots = list(self.g_optimizer.variables)  # what a step on JAX changes is a variable of the model
 
     def get_config(self):
-        own = {"latent": self.latent, "held": self.held, "built": self.at_once, "average": self.average}
-        return {**super().get_config(), **own}
+        values = {"latent": self.latent, "held": self.held, "built": self.at_once, "average": self.average}
+        return {**super().get_config(), **values}
 
     def build(self, input_shape):
         self.built = True
@@ -165,9 +165,9 @@ class GAN(keras.Model):
                 return self.loss_fn(keras.ops.ones((real.shape[0], 1)), run(self.discriminator, d_weights, fake))
 
             g_loss, gradients = jax.value_and_grad(g_loss_of)(g_weights)
-            kept = [values[id(v)] for v in self.g_slots]
-            g_weights, kept = self.g_optimizer.stateless_apply(kept, gradients, g_weights)
-            values.update(zip(map(id, self.g_slots), kept, strict=True))
+            saved = [values[id(v)] for v in self.g_slots]
+            g_weights, saved = self.g_optimizer.stateless_apply(saved, gradients, g_weights)
+            values.update(zip(map(id, self.g_slots), saved, strict=True))
             others = [values[id(v)] for v in self.non_trainable_variables]
             return {"d_loss": d_loss, "g_loss": g_loss}, ([*d_weights, *g_weights], others, slots, metrics)
 
@@ -218,14 +218,14 @@ def test_all_workers_train_both_networks(name, pools):
     """Rows that rank 1 alone trains are other ones there, and both networks move."""
     x = images()
     other = x.copy()
-    mine, all_rows = rows_of(1, name), [*rows_of(0, name), *rows_of(1, name)]
+    actual, all_rows = rows_of(1, name), [*rows_of(0, name), *rows_of(1, name)]
     assert sorted(all_rows) == list(range(48))
-    assert len(mine) == 24
-    other[mine] *= -3
-    given = make()
+    assert len(actual) == 24
+    other[actual] *= -3
+    trained_model = make()
     trained, moved = (train(ALGORITHMS[name](), 2, pools, rows) for rows in (x, other))
     for network in BOTH:
-        for model, reference in ((trained, given), (moved, trained)):
+        for model, reference in ((trained, trained_model), (moved, trained)):
             pairs = zip(weights(model, network), weights(reference, network), strict=True)
             assert max(np.abs(value - before).max() for value, before in pairs) > 1e-4
 
@@ -245,14 +245,14 @@ def everything(model):
     return [*(value for name in BOTH for value in weights(model, name)), *slots(model)]
 
 
-def close(found, expected, tolerance=2e-5):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=tolerance, rtol=1e-4)
+def close(result, expected, tolerance=2e-5):
+    for value, other in zip(result, expected, strict=True):
+        np.testing.assert_allclose(value, other, atol=tolerance, rtol=1e-4)
 
 
-def equal(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+def equal(result, expected):
+    for value, other in zip(result, expected, strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -307,14 +307,14 @@ def test_killed_and_resumed_is_bit_equal(name, tmp_path):
         model = make()
         algorithm = choros.LocalSGD(window=3) if name == "localsgd" else "averaging"
         with choros.Trainer(model, algorithm, workers=2) as trainer:
-            kept = None if where is None else Checkpoint(where, every=2)
-            trainer.fit(x, epochs=3, batch_size=16, seed=3, verbose=0, callbacks=list(calls), checkpoint=kept, **how)
+            saved = None if where is None else Checkpoint(where, every=2)
+            trainer.fit(x, epochs=3, batch_size=16, seed=3, verbose=0, callbacks=list(calls), checkpoint=saved, **how)
         return model
 
-    whole = fit()
+    uninterrupted = fit()
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, [Fails(1, 2)])
-    equal(everything(fit(tmp_path, resume=True)), everything(whole))
+    equal(everything(fit(tmp_path, resume=True)), everything(uninterrupted))
 
 
 def test_a_second_run_of_one_worker_is_bit_equal(pools, tmp_path):
@@ -324,9 +324,9 @@ def test_a_second_run_of_one_worker_is_bit_equal(pools, tmp_path):
         trainer.fit(images(), epochs=epochs, **how, **HOW)
         return model
 
-    whole = fit(3)
+    uninterrupted = fit(3)
     fit(1, checkpoint=tmp_path)
-    equal(everything(fit(3, checkpoint=tmp_path, resume=True)), everything(whole))
+    equal(everything(fit(3, checkpoint=tmp_path, resume=True)), everything(uninterrupted))
 
 
 def test_allreduce_refuses_before_a_worker_starts(children):
@@ -349,12 +349,12 @@ def test_an_optimizer_that_the_first_step_builds(held, pools, tmp_path):
         trainer.fit(images(), epochs=epochs, **how, **HOW)
         return model
 
-    whole, plain = fit(2), make_plain(held=held, built=False)
+    uninterrupted, plain = fit(2), make_plain(held=held, built=False)
     plain.fit(images(), epochs=2, **HOW)
-    assert int(whole.g_optimizer.iterations) == int(plain.g_optimizer.iterations) == 12
-    close(everything(whole), everything(plain))
+    assert int(uninterrupted.g_optimizer.iterations) == int(plain.g_optimizer.iterations) == 12
+    close(everything(uninterrupted), everything(plain))
     fit(1, checkpoint=tmp_path)
-    equal(everything(fit(2, checkpoint=tmp_path, resume=True)), everything(whole))
+    equal(everything(fit(2, checkpoint=tmp_path, resume=True)), everything(uninterrupted))
 
 
 def test_averages_of_a_second_optimizer_are_refused_by_name(children):

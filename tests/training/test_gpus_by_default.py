@@ -115,14 +115,14 @@ NAMES = [
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("values", "expected"),
     [
         ({}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
         ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "TF_FORCE_GPU_ALLOW_GROWTH": "false"}, {}),
         ({"XLA_CLIENT_MEM_FRACTION": ".5"}, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
     ],
 )
-def test_caller_and_workers_take_memory_as_they_need_it_unless_told_otherwise(given, expected):
+def test_caller_and_workers_take_memory_as_they_need_it_unless_told_otherwise(values, expected):
     script = f"""
 import json, os, pathlib, choros
 pool = choros.WorkerPool(1, backend="jax", devices="cpu")
@@ -133,6 +133,6 @@ print(json.dumps([{{name: said[name] for name in {NAMES} if name in said}} for s
 """
     environ = {name: value for name, value in os.environ.items() if name not in NAMES}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, env=environ | given
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, env=environ | values
     )
-    assert json.loads(done.stdout) == [given | expected] * 2
+    assert json.loads(done.stdout) == [values | expected] * 2

@@ -147,7 +147,7 @@ def test_batch_hooks_are_called_within_their_epoch_and_not_after_the_stop(algori
     x, y = table(203)
     expected = []
     for epoch in range(3):
-        batches = [f"{what} batch {batch}" for batch in range(13) for what in ("begin", "end")]
+        batches = [f"{kind} batch {batch}" for batch in range(13) for kind in ("begin", "end")]
         expected += [f"epoch {epoch}", *batches, f"end {epoch}"]
     for _ in range(3):  # it depends on which rank is ahead
         order = Order()
@@ -177,29 +177,29 @@ class Changing(keras.utils.PyDataset):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_hooks_of_a_dataset_are_called_as_often_as_in_keras(workers, pools):
-    plain, given, ours, theirs = make(), make(), (Changing(), Changing()), (Changing(), Changing())
+    plain, trained, ours, reference = make(), make(), (Changing(), Changing()), (Changing(), Changing())
     pool = pools(2) if workers == 2 else None
     for epochs in (3, 2):  # the second fit goes on with the datasets as the first one left them
-        expected = plain.fit(theirs[0], validation_data=theirs[1], epochs=epochs, shuffle=False, verbose=0)
-        trainer = choros.Trainer(given, "allreduce", workers=workers, pool=pool)
+        expected = plain.fit(reference[0], validation_data=reference[1], epochs=epochs, shuffle=False, verbose=0)
+        trainer = choros.Trainer(trained, "allreduce", workers=workers, pool=pool)
         history = trainer.fit(ours[0], validation_data=ours[1], epochs=epochs, shuffle=False, verbose=0)
         np.testing.assert_allclose(history.history["loss"], expected.history["loss"], atol=1e-5)
         np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], atol=1e-5)
-        assert [each.ended for each in ours] == [each.ended for each in theirs]
+        assert [each.ended for each in ours] == [each.ended for each in reference]
 
 
 def test_a_resumed_fit_calls_the_hooks_that_it_has_missed(pools, tmp_path):
-    plain, theirs = make(), (Changing(), Changing())
-    expected = plain.fit(theirs[0], validation_data=theirs[1], epochs=4, shuffle=False, verbose=0)
+    plain, reference = make(), (Changing(), Changing())
+    expected = plain.fit(reference[0], validation_data=reference[1], epochs=4, shuffle=False, verbose=0)
     for epochs in (2, 4):
-        given, ours = make(), (Changing(), Changing())
+        trained, ours = make(), (Changing(), Changing())
         how = {"checkpoint": choros.Checkpoint(tmp_path / "state", every="epoch"), "resume": epochs == 4}
-        trainer = choros.Trainer(given, "allreduce", workers=2, pool=pools(2))
+        trainer = choros.Trainer(trained, "allreduce", workers=2, pool=pools(2))
         history = trainer.fit(ours[0], validation_data=ours[1], epochs=epochs, shuffle=False, verbose=0, **how)
     assert history.epoch == [2, 3]
     for name in ("loss", "val_loss"):
         np.testing.assert_allclose(history.history[name], expected.history[name][2:], atol=1e-5)
-    assert [each.ended for each in ours] == [each.ended for each in theirs]
+    assert [each.ended for each in ours] == [each.ended for each in reference]
 
 
 class Median(keras.metrics.Metric):

@@ -62,9 +62,9 @@ def start(tmp_path):
     jobs = []
 
     def run(hosts, restarts=0, size=3):
-        words = ["-n", str(size), "--restarts", str(restarts), "--threads", "1", "script.py", str(tmp_path)]
+        command = ["-n", str(size), "--restarts", str(restarts), "--threads", "1", "script.py", str(tmp_path)]
         job = subprocess.Popen(
-            [sys.executable, "-m", "choros", "run", *words, str(hosts)],
+            [sys.executable, "-m", "choros", "run", *command, str(hosts)],
             cwd=tmp_path,
             env={**os.environ, **meeting},
             stdout=subprocess.PIPE,
@@ -82,14 +82,14 @@ def start(tmp_path):
 
 
 def ended(job, folder, code=0, size=3):
-    """What the ranks of a job that ended with this code found, which is the same on all of them."""
+    """Return the results of a job's ranks, which are equal, after the job has ended with this code."""
     out, errors = job.communicate(timeout=200)
     assert job.returncode == code, out + errors
     if code:
         return errors
-    found = [json.loads((folder / f"end-{rank}").read_text()) for rank in range(size)]
-    assert all(each[0] == found[0][0] for each in found)
-    return [*found[0], errors]
+    results = [json.loads((folder / f"end-{rank}").read_text()) for rank in range(size)]
+    assert all(each[0] == results[0][0] for each in results)
+    return [*results[0], errors]
 
 
 def test_after_a_rank_died_each_step_is_in_each_part_of_the_center_once(start, tmp_path):

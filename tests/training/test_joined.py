@@ -120,11 +120,11 @@ def test_all_ranks_end_alike(ranks):
 
 def test_as_with_workers_of_its_own(ranks, make_model, data, pools, same):
     x, y = data()
-    given = make_model()
-    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(
+    trained = make_model()
+    history = choros.Trainer(trained, workers=2, pool=pools(2)).fit(
         x, y, batch_size=7, epochs=3, seed=4, verbose=0, validation_data=(x, y)
     )
-    same(given, [ranks[0][f"allreduce{i}"] for i in range(4)], 1e-6)
+    same(trained, [ranks[0][f"allreduce{i}"] for i in range(4)], 1e-6)
     np.testing.assert_allclose(history.history["loss"], ranks[0]["allreduceloss"], rtol=1e-6)
     for name in ("localsgd", "aeasgd"):
         assert ranks[0][name + "loss"][-1] < ranks[0][name + "loss"][0]
@@ -152,13 +152,13 @@ STOPPING = """
 def test_workers_that_wait_for_nobody_stop_when_a_callback_says_so(tmp_path):
     """The callbacks run while training goes on, whichever worker ends its epochs first."""
     (tmp_path / "script.py").write_text(textwrap.dedent(STOPPING))
-    words = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
-    out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr
-    said = [line.split("stopped ")[1] for line in out.stdout.splitlines() if "stopped" in line]
-    assert len(said) == 2
-    assert {line.rpartition("]")[0] for line in said} == {"[0, 1, 2"}
-    assert all(int(line.rpartition(" ")[2]) < 60 * 500 for line in said)  # of 200 epochs of 500 steps
+    lines = [line.split("stopped ")[1] for line in out.stdout.splitlines() if "stopped" in line]
+    assert len(lines) == 2
+    assert {line.rpartition("]")[0] for line in lines} == {"[0, 1, 2"}
+    assert all(int(line.rpartition(" ")[2]) < 60 * 500 for line in lines)  # of 200 epochs of 500 steps
 
 
 LATE = """
@@ -188,7 +188,7 @@ LATE = """
 
 def test_a_rate_that_was_set_after_the_last_meeting_is_the_model_s(tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(LATE))
-    words = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
-    out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr
     assert out.stdout.count("rate 1.0\n") == 2, out.stdout

@@ -53,16 +53,16 @@ def both(pools):
 
     def run(make_it, fits, algorithm="allreduce"):
         results = []
-        for kept in (True, False):
+        for item in (True, False):
             model, histories = make_it(), []
             for fit in fits:
                 histories.append(fit(model, choros.Trainer(model, algorithm, pool=pools(2))).history)
-                if not kept:
+                if not item:
                     forget()
             variables = [*model.variables, *model.optimizer.variables]
             results.append(([np.array(keras.ops.convert_to_numpy(variable)) for variable in variables], histories))
-        for one, other in zip(results[0][0], results[1][0], strict=True):
-            np.testing.assert_array_equal(one, other)
+        for value, other in zip(results[0][0], results[1][0], strict=True):
+            np.testing.assert_array_equal(value, other)
         assert results[0][1] == results[1][1]
 
     return run

@@ -84,16 +84,16 @@ def test_a_task_with_a_preprocessor_is_refused_with_the_remedy(make, raw):
 @TASKS
 def test_after_the_remedy_fit_and_evaluate_are_those_of_the_task(make, raw, pools, same):
     plain, task = make(), make()
-    theirs = plain.fit(raw, LABELS, **FIT).history
+    reference = plain.fit(raw, LABELS, **FIT).history
     start, preprocessor = values(task), task.preprocessor
     x, y = remedy(task, raw, LABELS)
     trainer = choros.Trainer(task, "allreduce", workers=2, pool=pools(2))
     ours = trainer.fit(x, y, shuffle=False, **FIT).history  # a task's own fit takes arrays as they come
     assert max(np.abs(a - b).max() for a, b in zip(start, values(task), strict=True)) > 1e-3
     same(plain, task)
-    assert set(ours) == set(theirs)
-    for name in theirs:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-5, err_msg=name)
+    assert set(ours) == set(reference)
+    for name in reference:
+        np.testing.assert_allclose(ours[name], reference[name], atol=1e-5, err_msg=name)
     expected = plain.evaluate(raw, LABELS, batch_size=8, verbose=0)
     np.testing.assert_allclose(trainer.evaluate(x, y, batch_size=8, verbose=0), expected, atol=1e-5)
     np.testing.assert_allclose(task.evaluate(x, y, batch_size=8, verbose=0), expected, atol=1e-5)
@@ -111,8 +111,8 @@ def test_asynchronous_workers_train_what_was_compiled(make, raw, pools):
     assert set(history) == {"loss", "accuracy"}
     assert np.isfinite(history["loss"]).all()
     assert max(np.abs(a - b).max() for a, b in zip(start, values(task), strict=True)) > 1e-3
-    again = task.evaluate(x, y, batch_size=8, verbose=0)
-    np.testing.assert_allclose(trainer.evaluate(x, y, batch_size=8, verbose=0), again, atol=1e-6)
+    repeated = task.evaluate(x, y, batch_size=8, verbose=0)
+    np.testing.assert_allclose(trainer.evaluate(x, y, batch_size=8, verbose=0), repeated, atol=1e-6)
 
 
 def test_a_task_made_without_preprocessor_is_trained(pools, same):
@@ -136,14 +136,14 @@ def test_validation_and_weights_of_rows_are_preprocessed_alike(pools, same):
     weights = np.linspace(0.5, 2, 40).astype("float32")
     plain, task = images(), images()
     held = IMAGES[:12], LABELS[:12]
-    theirs = plain.fit(IMAGES, LABELS, sample_weight=weights, validation_data=held, **FIT).history
+    expected = plain.fit(IMAGES, LABELS, sample_weight=weights, validation_data=held, **FIT).history
     x, y, rows = task.preprocess_samples(IMAGES, LABELS, weights)
     held = remedy(task, *held)
     trainer = choros.Trainer(task, "allreduce", workers=2, pool=pools(2))
     ours = trainer.fit(x, y, sample_weight=rows, validation_data=held, shuffle=False, **FIT).history
     same(plain, task)
-    for name in theirs:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-5, err_msg=name)
+    for name in expected:
+        np.testing.assert_allclose(ours[name], expected[name], atol=1e-5, err_msg=name)
 
 
 def test_a_task_of_a_users_own_with_another_fit_is_refused():

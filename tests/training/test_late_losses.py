@@ -83,8 +83,8 @@ def test_a_declared_divisor_equals_one_process():
     plain, model = make(Declared), make(Declared)
     plain.fit(x, y, batch_size=14, shuffle=False, verbose=0)
     history = choros.Trainer(model, workers=2).fit(x, y, batch_size=14, shuffle=False, verbose=0)
-    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    for ours, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
     assert np.isfinite(history.history["loss"]).all()
 
 

@@ -21,8 +21,8 @@ def nothing_left(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     assert not [name for name in os.listdir() if name.startswith(".choros-")]
-    left = subprocess.run(["pgrep", "-P", str(os.getpid()), "-fa", "choros run"], capture_output=True, text=True)
-    assert not left.stdout
+    remaining = subprocess.run(["pgrep", "-P", str(os.getpid()), "-fa", "choros run"], capture_output=True, text=True)
+    assert not remaining.stdout
 
 
 def fit(model, algorithm, launcher, x, y=None, **how):
@@ -47,13 +47,13 @@ def test_it_is_the_same_training_to_the_bit(make_model, data, same, same_history
     ours, plain = make_model(dropout=0.3), make_model(dropout=0.3)
     there = launcher if launcher == "mpiexec" else choros.Ssh(launcher)
     history = fit(ours, "allreduce", there, x, y, callbacks=[Half()], **how)
-    mine, seen = seen, []
+    actual, seen = seen, []
     more = {"batch_size": 16, "seed": 3, "verbose": 0}
     other = choros.Trainer(plain, workers=2, pool=pools(2)).fit(x, y, callbacks=[Half()], **more, **how)
     same(ours, plain, 0)
     same_history(history, other, 0)
-    for one, two in zip(mine, seen, strict=True):
-        same(one, two, 0)
+    for value, two in zip(actual, seen, strict=True):
+        same(value, two, 0)
     same([np.array(v) for v in ours.optimizer.variables], [np.array(v) for v in plain.optimizer.variables], 0)
     assert [worker.steps for worker in history.run.workers] == [worker.steps for worker in other.run.workers]
 
@@ -75,8 +75,8 @@ def test_sync_and_async_with_files_and_code_of_the_users_own(make_model, data, t
         def on_train_batch_end(self, batch, logs=None):
             steps.append(float(np.abs(self.model.get_weights()[0]).sum()))
 
-    one, two = make_model(), make_model()
-    fit(one, "allreduce", choros.Ssh("localhost:2"), files, callbacks=[Step()])
+    first, two = make_model(), make_model()
+    fit(first, "allreduce", choros.Ssh("localhost:2"), files, callbacks=[Step()])
     assert len(steps) == len(set(steps)) == 8
     before = two.get_weights()
     history = fit(two, choros.AEASGD(window=2), "mpiexec", files, epochs=4)
@@ -129,10 +129,10 @@ def test_a_worker_that_fails_is_named_and_nothing_is_lost(make_model, data, same
 
     model = make_model()
     before = model.get_weights()
-    words, number = BREAKING[how]
+    command, number = BREAKING[how]
     there = launcher if launcher == "mpiexec" else choros.Ssh(launcher)
     begun = time.monotonic()
-    with pytest.raises(WorkerFailedError, match=words) as failed:
+    with pytest.raises(WorkerFailedError, match=command) as failed:
         fit(model, "allreduce", there, Rows(), shuffle=False, epochs=3)
     assert time.monotonic() - begun < 60
     assert (failed.value.rank, failed.value.signal) == (1, number)
@@ -158,7 +158,7 @@ def test_an_interrupt_ends_all_workers_and_keeps_the_last_weights(make_model, da
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "message"),
     {
         "nothing there": ({"launcher": choros.Mpiexec(program="/no/such/mpiexec")}, "no /no/such/mpiexec"),
         "no such name": ({"launcher": "slurm"}, "choros.Srun"),
@@ -169,10 +169,10 @@ def test_an_interrupt_ends_all_workers_and_keeps_the_last_weights(make_model, da
         "interface": ({"launcher": "mpiexec", "network": "nosuch0"}, "no such interface"),
     }.values(),
 )
-def test_what_cannot_be_is_said(make_model, data, how, words):
+def test_what_cannot_be_is_said(make_model, data, how, message):
     x, y = data(rows=16)
     make = how["launcher"] if callable(how["launcher"]) else lambda: how["launcher"]
-    with pytest.raises((InvalidInputError, WorkerFailedError), match=words):
+    with pytest.raises((InvalidInputError, WorkerFailedError), match=message):
         choros.Trainer(make_model(), **{"workers": 2, **how, "launcher": make()}).fit(x, y, verbose=0)
 
 

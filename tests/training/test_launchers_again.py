@@ -33,8 +33,8 @@ def rows_of(flag, pause=0.0, ones=False, wait=False):
 
         def __getitem__(self, index):
             time.sleep(pause)
-            mine = os.environ.get("CHOROS_RANK", os.environ.get("PMI_RANK"))
-            if index == 5 and mine == "1":
+            actual = os.environ.get("CHOROS_RANK", os.environ.get("PMI_RANK"))
+            if index == 5 and actual == "1":
                 self.epochs += 1
                 died = flag.with_name("died")
                 while wait and self.epochs == 2 and not died.exists() and not written(flag):
@@ -89,8 +89,8 @@ def test_ranks_that_wait_for_nobody_count_each_step_once(tmp_path):
         return keras.ops.mean(prediction, axis=-1) + 0 * keras.ops.mean(truth, axis=-1)
 
     flag = tmp_path / "flag"
-    one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    model = keras.Sequential([keras.Input((1,)), one])
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((1,)), layer])
     model.compile(keras.optimizers.SGD(1 / 64), mean)
     rule = choros.DOWNPOUR(window=3)
     trainer = choros.Trainer(model, rule, workers=2, launcher=choros.Ssh("localhost:2"), restarts=2)
@@ -116,12 +116,12 @@ def test_a_warning_here_ends_all_in_a_checkpoint_from_which_they_go_on(make_mode
     assert ended.value.code == 75
     facts = CheckpointStore(where).latest().facts
     assert (1, 2) <= (facts["epoch"], facts["batch"]) < (4, 0)
-    again = make_model(dropout=0.3, seed=5)
-    history = choros.Trainer(again, workers=2, launcher=launcher).fit(
+    second = make_model(dropout=0.3, seed=5)
+    history = choros.Trainer(second, workers=2, launcher=launcher).fit(
         rows_of(flag), checkpoint=where, resume=True, **HOW
     )
     assert history.epoch == list(range(facts["epoch"], 4))
-    same(again, plain, 0)
+    same(second, plain, 0)
 
 
 def test_what_does_better_no_second_time_is_not_tried_again(make_model, tmp_path):

@@ -1,4 +1,4 @@
-"""What tells two models apart: the same of the same code in any process, and another where a setting is another."""
+"""Fingerprints of models: equal for the same code in any process, different if a setting differs."""
 
 import os
 import subprocess
@@ -23,12 +23,12 @@ def stacked(act="relu", times=2, **how):
     return model
 
 
-def joined(factor=2.0, crossed=False):
-    given = keras.Input((8,))
-    one, other = layers.Dense(4, "relu")(given), layers.Dense(4)(given)
+def two_branches(factor=2.0, crossed=False):
+    inputs = keras.Input((8,))
+    first, other = layers.Dense(4, "relu")(inputs), layers.Dense(4)(inputs)
     inner = keras.Sequential([layers.Dense(4), layers.BatchNormalization()])
-    found = layers.Subtract()([one, one] if crossed else [one, other])
-    model = keras.Model(given, layers.Softmax()(inner(found * factor)))
+    result = layers.Subtract()([first, first] if crossed else [first, other])
+    model = keras.Model(inputs, layers.Softmax()(inner(result * factor)))
     model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
     return model
 
@@ -52,7 +52,7 @@ def own(act="relu"):
     return model
 
 
-@pytest.mark.parametrize("make", [stacked, joined, own])
+@pytest.mark.parametrize("make", [stacked, two_branches, own])
 def test_the_same_code_makes_the_same(make):
     keras.utils.set_random_seed(1)
     first = facts_of_model(make())
@@ -61,31 +61,31 @@ def test_the_same_code_makes_the_same(make):
     assert first["variables"]
 
 
-@pytest.mark.parametrize("make", [stacked, joined])
+@pytest.mark.parametrize("make", [stacked, two_branches])
 def test_a_file_makes_the_same(make, tmp_path):
     """One rank may have gone on from a file where the others wait for its broadcast."""
     model = make()
     model.fit(np.ones((4, 8)), np.ones(4) if make is stacked else np.ones((4, 4)), verbose=0)
     model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras", safe_mode=False)
-    assert facts_of_model(again) == facts_of_model(model)
+    reloaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=False)
+    assert facts_of_model(reloaded) == facts_of_model(model)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "words"),
+    ("first", "other", "message"),
     [
         (lambda: stacked("tanh"), stacked, "layer 1 (Dense): activation 'tanh' and 'relu'"),
         (lambda: stacked(times=3), stacked, "layer 3 (Lambda): function 'lambda "),
-        (lambda: joined(3.0), joined, "(Multiply): applied to [[[['KerasTensor', 3.0]"),
-        (lambda: joined(crossed=True), joined, "layer 2: Subtract and Dense"),
+        (lambda: two_branches(3.0), two_branches, "(Multiply): applied to [[[['KerasTensor', 3.0]"),
+        (lambda: two_branches(crossed=True), two_branches, "layer 2: Subtract and Dense"),
         (lambda: own("tanh"), own, "layer 1 (Dense): activation 'tanh' and 'relu'"),
         (own, stacked, "model: Own and Sequential"),
     ],
 )
-def test_what_differs_is_named(one, other, words):
-    mine, its = one(), other()
-    assert facts_of_model(mine)["model"] != facts_of_model(its)["model"]
-    assert words in first_difference(layers_of(mine), layers_of(its))
+def test_what_differs_is_named(first, other, message):
+    actual, expected = first(), other()
+    assert facts_of_model(actual)["model"] != facts_of_model(expected)["model"]
+    assert message in first_difference(layers_of(actual), layers_of(expected))
 
 
 def test_loss_metrics_and_optimizer_are_told_apart_by_their_settings():
@@ -101,7 +101,7 @@ def test_loss_metrics_and_optimizer_are_told_apart_by_their_settings():
 
 
 def test_keras_is_not_made_to_load_tensorflow():
-    """Which Keras does to ask for its types, where it is installed: three seconds of every job."""
+    """Keras loads TensorFlow, if installed, only to test for its types. This costs three seconds of every job."""
     script = """
 import sys, keras
 from choros.consistency.rank_agreement import facts_of_model
@@ -113,10 +113,10 @@ facts_of_model(model)
 print(before, "tensorflow" in sys.modules)
 """
     environment = {**os.environ, "WHOLE_KERAS": "1"}
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=120
     )
-    before, after = said.stdout.split()
+    before, after = output.stdout.split()
     assert before == after
 
 

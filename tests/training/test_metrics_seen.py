@@ -1,4 +1,4 @@
-"""What callbacks read of the model's metrics: the figures of all workers, as Keras' own loop would show them."""
+"""Metrics that callbacks read from the model: the figures of all workers, as in Keras' own loop."""
 
 import keras
 import numpy as np
@@ -117,9 +117,9 @@ class ResetsOne(K.Callback):
 def test_what_workers_do_not_take_of_metrics_is_warned_about(make_model, data, pools):
     x, y, _ = rows_of(data)
     trainer = choros.Trainer(make(make_model), workers=2, pool=pools(2))
-    with pytest.warns(UserWarning, match="A callback has set metrics, which has no effect") as told:
+    with pytest.warns(UserWarning, match="A callback has set metrics, which has no effect") as warnings_:
         trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[ResetsOne()])
-    assert len([each for each in told if "A callback has set" in str(each.message)]) == 1
+    assert len([each for each in warnings_ if "A callback has set" in str(each.message)]) == 1
 
 
 class Errors(keras.metrics.Metric):

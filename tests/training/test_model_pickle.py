@@ -421,8 +421,8 @@ def test_a_fresh_process_trains_to_the_same_bits(make, there):
     assert not isinstance(here, str), here
     assert not isinstance(others, str), others
     assert here[0] == others[0]
-    for mine, theirs in zip(here[1], others[1], strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for value, expected in zip(here[1], others[1], strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_an_object_that_is_in_the_model_and_in_its_loss_is_one_object():
@@ -449,12 +449,12 @@ def test_a_copy_shares_no_weights_and_can_be_saved(tmp_path):
     model = built(shared_and_nested)
     copy, before = copy_model(model), model.get_weights()
     copy.set_weights([weight + 1 for weight in copy.get_weights()])
-    for mine, first in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, first)
+    for value, first in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, first)
     copy.save(tmp_path / "copy.keras")
-    again = keras.models.load_model(tmp_path / "copy.keras")
+    reloaded = keras.models.load_model(tmp_path / "copy.keras")
     x, _ = data()
-    np.testing.assert_allclose(again.predict(x, verbose=0), copy.predict(x, verbose=0), atol=1e-6)
+    np.testing.assert_allclose(reloaded.predict(x, verbose=0), copy.predict(x, verbose=0), atol=1e-6)
 
 
 class Connected(keras.layers.Layer):
@@ -545,9 +545,9 @@ def test_members_draw_the_trainable_weights_anew():
     model.fit(*data(), verbose=0)
     keras.utils.set_random_seed(7)
     redraw(model)
-    assert any(np.abs(one - other).max() > 0.05 for one, other in zip(model.get_weights(), before, strict=True))
-    for one, other in zip(to_host(model.optimizer.variables), optimizer, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert any(np.abs(value - other).max() > 0.05 for value, other in zip(model.get_weights(), before, strict=True))
+    for value, other in zip(to_host(model.optimizer.variables), optimizer, strict=True):
+        np.testing.assert_array_equal(value, other)
     assert model.layers[0].activation.__name__ == "<lambda>"
     redraw(built(distilled))  # neither the model nor its parts are asked: their layers are
 

@@ -43,11 +43,11 @@ def functional(kind=keras.Model, batch_size=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [(Scaled, "its own Scaled.fit"), (OwnLoop, "OwnLoop.make_train_function"), (Task, "model.preprocessor = None")],
 )
-def test_a_model_with_its_own_fit_is_refused_with_the_remedy(kind, words):
-    with pytest.raises(InvalidInputError, match=words):
+def test_a_model_with_its_own_fit_is_refused_with_the_remedy(kind, message):
+    with pytest.raises(InvalidInputError, match=message):
         choros.Trainer(compiled(functional(kind)), workers=2)
 
 

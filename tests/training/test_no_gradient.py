@@ -26,8 +26,8 @@ def test_an_unused_head_ends_as_in_plain_keras(how):
     plain, model = two_heads(**how), two_heads(**how)
     plain.fit(X, {"a": Y}, batch_size=7, epochs=2, shuffle=False, verbose=0)
     choros.Trainer(model, workers=2).fit(X, {"a": Y}, batch_size=7, epochs=2, shuffle=False, verbose=0)
-    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    for ours, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
 
 
 class Constant(keras.losses.Loss):

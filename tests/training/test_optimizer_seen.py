@@ -48,7 +48,7 @@ def test_slow_callbacks_see_the_optimizer_of_the_epoch(name, make_model, data, p
     assert slow.steps == [8, 16, 24, 32]
     np.testing.assert_allclose(slow.rates, [0.02 * 0.5 * (1 + np.cos(np.pi * i / 4)) for i in range(1, 5)], atol=1e-6)
     saved = [keras.models.load_model(tmp_path / f"{epoch}.keras") for epoch in (1, 2, 3, 4)]
-    assert [int(one.optimizer.iterations) for one in saved] == [8, 16, 24, 32]
+    assert [int(result.optimizer.iterations) for result in saved] == [8, 16, 24, 32]
     assert int(model.optimizer.iterations) == 32
 
 
@@ -73,15 +73,15 @@ def test_a_backup_goes_on_with_the_count_of_its_epoch(make_model, data, pools, t
 
 def test_slow_callbacks_see_the_averages_of_the_epoch(make_model, data, pools):
     x, y = data(96)
-    found = []
+    results = []
     for pause in (0.2, 0.0):
         model, slow = make(make_model, use_ema=True, ema_momentum=0.9), Slow(pause)
         trainer = choros.Trainer(model, choros.AEASGD(window=1000), workers=2, pool=pools(2))
         trainer.fit(x, y, batch_size=12, epochs=4, callbacks=[slow], seed=3, verbose=0)
-        found.append(slow.averages)
-    for mine, other in zip(*found, strict=True):  # no exchange before the end: each worker goes its own way
-        np.testing.assert_allclose(mine, other, atol=1e-6)
-    assert all(np.abs(a - b).max() > 1e-4 for a, b in zip(found[0], found[0][1:], strict=False))
+        results.append(slow.averages)
+    for value, other in zip(*results, strict=True):  # no exchange before the end: each worker goes its own way
+        np.testing.assert_allclose(value, other, atol=1e-6)
+    assert all(np.abs(a - b).max() > 1e-4 for a, b in zip(results[0], results[0][1:], strict=False))
 
 
 def part(step, rank=0):
@@ -89,26 +89,26 @@ def part(step, rank=0):
 
 
 def test_what_a_rank_ahead_left_is_kept_while_there_is_room():
-    kept = EpochOptimizerStates()
+    saved = EpochOptimizerStates()
     for epoch in range(5):
-        kept.put(0, epoch, part(epoch + 1), seen=0)
-    assert [kept.optimizer(epoch)[1].tolist() for epoch in range(5)] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
+        saved.put(0, epoch, part(epoch + 1), seen=0)
+    assert [saved.optimizer(epoch)[1].tolist() for epoch in range(5)] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
 
 
 def test_what_a_rank_far_ahead_left_is_bounded():
     """Two epochs are kept whole; of later ones the counts, with the latest slots."""
-    kept = EpochOptimizerStates(room=0)
+    saved = EpochOptimizerStates(room=0)
     for epoch in range(5):
-        kept.put(0, epoch, part(epoch + 1), seen=0)
-    assert kept.optimizer(1)[1].tolist() == [2.0, 2.0]
-    count, slot = kept.optimizer(3)
+        saved.put(0, epoch, part(epoch + 1), seen=0)
+    assert saved.optimizer(1)[1].tolist() == [2.0, 2.0]
+    count, slot = saved.optimizer(3)
     assert (int(count), slot.tolist()) == (4, [5.0, 5.0])
-    assert kept.last(0) == 4
-    assert kept.last(1) == -1
-    kept.put(0, 5, part(6), seen=4)
-    assert kept.optimizer(5)[1].tolist() == [6.0, 6.0]
-    assert kept.optimizer(1) is None
-    assert kept.averages(5)[0][0] == 48
+    assert saved.last(0) == 4
+    assert saved.last(1) == -1
+    saved.put(0, 5, part(6), seen=4)
+    assert saved.optimizer(5)[1].tolist() == [6.0, 6.0]
+    assert saved.optimizer(1) is None
+    assert saved.averages(5)[0][0] == 48
 
 
 @pytest.mark.filterwarnings("error:A callback has set")

@@ -36,7 +36,7 @@ def counter(boundary):
     """A model whose weight is the negative sum of the learning rates of all steps, exactly."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([boundary], [RATE, LATER])
-    model.compile(keras.optimizers.SGD(rate), lambda truth, given: keras.ops.mean(given - 0 * truth, axis=-1))
+    model.compile(keras.optimizers.SGD(rate), lambda truth, values: keras.ops.mean(values - 0 * truth, axis=-1))
     return model
 
 
@@ -116,7 +116,7 @@ def test_a_worker_that_is_started_again_continues_the_schedule(pools):
 def mover():
     """A model whose weight moves by exact numbers, with a velocity that depends on the rows and not on the weight."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-    loss = lambda truth, given: keras.ops.mean(given - 0 * truth, axis=-1)
+    loss = lambda truth, values: keras.ops.mean(values - 0 * truth, axis=-1)
     model.compile(keras.optimizers.SGD(1 / 64, momentum=0.5), loss)
     return model
 
@@ -135,10 +135,10 @@ def test_each_rank_goes_on_with_its_slots_after_a_resume(pools, tmp_path):
         trainer.fit(x, x, epochs=epochs, shuffle=False, **how, **HOW)
         return weight_of(model)
 
-    whole = fit(3)
+    uninterrupted = fit(3)
     fit(1, checkpoint=tmp_path)
     fit(2, checkpoint=tmp_path, resume=True)
-    assert fit(3, checkpoint=tmp_path, resume=True) == whole != 0
+    assert fit(3, checkpoint=tmp_path, resume=True) == uninterrupted != 0
 
 
 def test_each_rank_goes_on_with_its_slots_after_a_restart(pools):
@@ -167,9 +167,9 @@ def test_each_rank_goes_on_with_its_slots_after_a_restart(pools):
         return weight_of(model), [restart.rank for restart in history.run.restarts]
 
     pool = pools(2)
-    whole, _ = fit()
-    assert fit(Kill(), restarts=1) == (whole, [1])
-    assert whole != 0
+    uninterrupted, _ = fit()
+    assert fit(Kill(), restarts=1) == (uninterrupted, [1])
+    assert uninterrupted != 0
 
 
 def test_the_average_goes_on_after_a_resume(make_model, data, pools, tmp_path):
@@ -183,8 +183,8 @@ def test_the_average_goes_on_after_a_resume(make_model, data, pools, tmp_path):
             seen.append([np.array(v) for v in average(self.model)])
 
     def average(model):
-        kept = model.optimizer._model_variables_moving_average
-        return [keras.ops.convert_to_numpy(v) for v in kept]
+        saved = model.optimizer._model_variables_moving_average
+        return [keras.ops.convert_to_numpy(v) for v in saved]
 
     def fit(epochs, **how):
         model = make_model(ema())
@@ -194,12 +194,12 @@ def test_the_average_goes_on_after_a_resume(make_model, data, pools, tmp_path):
 
     first = fit(1)
     fit(2, resume=True, callbacks=[Looks()])
-    for found, expected in zip(seen[0], first, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+    for value, expected in zip(seen[0], first, strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-6)
 
 
 def moved(name, optimizer, make_model, data, pool, workers=2):
-    """How far the result moves where the labels of rank 1's rows are others."""
+    """Return the change of the result if the labels of rank 1's rows differ."""
     x, y = data(64)
     results = []
     for changed in (False, True):
@@ -262,9 +262,9 @@ def test_swapped_weights_are_validated_saved_and_returned(name, swap, make_model
     ours, plain = make_model(sgd()), make_model(sgd())
     algorithm = choros.LocalSGD(window=1) if name == "localsgd" else name
     trainer = choros.Trainer(ours, algorithm, workers=2, pool=pools(2))
-    told = run(trainer.fit, ours, tmp_path / "ours", seed=1)
+    caught = run(trainer.fit, ours, tmp_path / "ours", seed=1)
     expected = run(plain.fit, plain, tmp_path / "plain")
-    np.testing.assert_allclose(told.history["val_loss"], expected.history["val_loss"], rtol=1e-4)
+    np.testing.assert_allclose(caught.history["val_loss"], expected.history["val_loss"], rtol=1e-4)
     same(ours, plain)
     for epoch in (1, 2, 3):
         ours.load_weights(tmp_path / f"ours{epoch}.weights.h5")
@@ -290,20 +290,20 @@ def test_a_backup_is_restored_as_in_keras(name, make_model, data, pools, same, t
         trainer = choros.Trainer(model, name, workers=2, pool=pools(2))
         return trainer.fit(*data(64), epochs=epochs, callbacks=list(calls), **HOW)
 
-    whole, model = make_model(), make_model()
-    fit(whole, 4)
+    uninterrupted, model = make_model(), make_model()
+    fit(uninterrupted, 4)
     fit(model, 2, keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False))
     other = make_model(seed=7)
     history = fit(other, 4, keras.callbacks.BackupAndRestore(tmp_path / "backup"))
     assert history.epoch == [2, 3]
     assert int(other.optimizer.iterations) == 32
     if name == "allreduce":
-        same(other, whole)
+        same(other, uninterrupted)
     assert not (tmp_path / "backup").exists()
-    again = {"callbacks": [keras.callbacks.BackupAndRestore(tmp_path / "backup")], "checkpoint": tmp_path / "kept"}
+    repeated = {"callbacks": [keras.callbacks.BackupAndRestore(tmp_path / "backup")], "checkpoint": tmp_path / "kept"}
     trainer = choros.Trainer(make_model(), name, workers=2, pool=pools(2))
     with pytest.raises(InvalidInputError, match="checkpoint="):
-        trainer.fit(*data(64), **again, **HOW)
+        trainer.fit(*data(64), **repeated, **HOW)
 
 
 RANKS = """
@@ -334,8 +334,8 @@ RANKS = """
 
 def test_ranks_of_a_job(tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(RANKS))
-    words = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
-    out = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert out.returncode == 0, out.stderr
     assert out.stdout.count("moved True\n") == 4, out.stdout
     assert out.stdout.count("counts 8 24\n") == 2, out.stdout

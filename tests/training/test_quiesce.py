@@ -24,16 +24,16 @@ def checkpointer():
     control_block.close()
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_checkpoint_that_fails_ends_the_pause_of_the_other_ranks(checkpointer, asked):
-    def fail(state, asked):
+@pytest.mark.parametrize("requested", [False, True])
+def test_a_checkpoint_that_fails_ends_the_pause_of_the_other_ranks(checkpointer, requested):
+    def fail(state, requested):
         raise CheckpointError("the disk is full")
 
     checkpointer.saver.store_state = fail
     for rank in (1, 2):
         checkpointer.control_block.join_pause(rank, DONE)
     with pytest.raises(CheckpointError):
-        checkpointer.save(asked)
+        checkpointer.save(requested)
     assert checkpointer.control_block.requested_pause == 0
 
 

@@ -33,8 +33,8 @@ def request():
 
 
 @pytest.mark.parametrize("failing", ["connect", "train", ""])
-@pytest.mark.parametrize("kept", [False, True])
-def test_what_was_opened_is_closed_the_last_first(monkeypatch, failing, kept):
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_was_opened_is_closed_the_last_first(monkeypatch, failing, saved):
     closed = []
     replica = Closing("replica", closed)
     monkeypatch.setattr(rank_program, "build_replica", lambda *_: replica)
@@ -53,14 +53,14 @@ def test_what_was_opened_is_closed_the_last_first(monkeypatch, failing, kept):
         return "trained"
 
     def run():
-        return run_rank(request(), 0, connect, train, replica=replica if kept else None)
+        return run_rank(request(), 0, connect, train, replica=replica if saved else None)
 
     if failing:
         with pytest.raises(OSError, match=failing):
             run()
     else:
         assert run() == "trained"
-    assert closed == ([] if failing == "connect" else ["board"]) + ([] if kept else ["replica"])
+    assert closed == ([] if failing == "connect" else ["board"]) + ([] if saved else ["replica"])
 
 
 def test_the_first_error_is_raised_where_the_center_cannot_be_read_after_it(monkeypatch):

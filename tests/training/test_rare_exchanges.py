@@ -46,8 +46,8 @@ def test_an_improving_run_is_not_stopped(name, data, pools):
     how = {"batch_size": 64, "epochs": 6, "seed": 3, "verbose": 0}  # all rows: no epoch is worse by chance
     rule = RULES[name](window=WINDOW)
     judge, stop = Judge(x, y), K.EarlyStopping("val_loss", patience=1)
-    given, plain = make(), make()
-    history = choros.Trainer(given, rule, workers=2, pool=pools(2), strict=False).fit(
+    trained, plain = make(), make()
+    history = choros.Trainer(trained, rule, workers=2, pool=pools(2), strict=False).fit(
         x, y, validation_data=(x, y), callbacks=[judge, stop], **how
     )
     losses = history.history["val_loss"]
@@ -57,9 +57,9 @@ def test_an_improving_run_is_not_stopped(name, data, pools):
     without = choros.Trainer(plain, rule, workers=2, pool=pools(2), strict=False).fit(x, y, **how)
     assert history.run.exchanges == without.run.exchanges == 2
     if name in ("downpour", "agn"):  # whose sum does not depend on who comes first
-        for mine, other in zip(given.get_weights(), plain.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, other, atol=1e-6)
-        np.testing.assert_allclose(judge.seen[-1], loss_of(given, x, y), rtol=1e-4)
+        for value, other in zip(trained.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(value, other, atol=1e-6)
+        np.testing.assert_allclose(judge.seen[-1], loss_of(trained, x, y), rtol=1e-4)
 
 
 def loss_of(model, x, y):

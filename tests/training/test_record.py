@@ -1,4 +1,4 @@
-"""What the line after training advises, and how a record is shown."""
+"""The advice after training, and the text of a record."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from choros.training.spec import WorkerStats
 
 
 @pytest.mark.parametrize(
-    ("facts", "workers", "said"),
+    ("facts", "workers", "output"),
     [
         ({"exchanging": 6.0}, 3, "60% of training for exchange: a larger batch_size or window, or fewer workers"),
         ({"exchanging": 6.0}, 2, "a larger batch_size or window, or one process (model.fit), is faster"),
@@ -30,12 +30,12 @@ from choros.training.spec import WorkerStats
         ({"waiting": 4.0}, 1, "which saves at most 40% of the time"),
     ],
 )
-def test_advice(facts, workers, said):
+def test_advice(facts, workers, output):
     known = {"steps": 10, "rows": 100, "seconds": 10.0, "startup": 2.0} | facts
     line = RunRecord.of(None, "sync", [WorkerStats(rank, **known) for rank in range(workers)], 0.0, []).summary()
     assert line.startswith(f"choros: {workers} worker")
     advice = line.partition("; ")[2]
-    assert advice == "" if said is None else said in advice, line
+    assert advice == "" if output is None else output in advice, line
 
 
 BUSY = {"steps": 100, "rows": 1000, "seconds": 10.0}
@@ -225,5 +225,5 @@ def test_a_pool_and_a_trainer_pickle_without_their_processes():
     model.compile("sgd", "mse")
     pool = choros.WorkerPool(2)
     assert not cloudpickle.loads(cloudpickle.dumps(pool)).started
-    again = cloudpickle.loads(cloudpickle.dumps(choros.Trainer(model, "aeasgd", pool=pool)))
-    assert (again.workers, again.algorithm) == (2, choros.AEASGD())
+    reloaded = cloudpickle.loads(cloudpickle.dumps(choros.Trainer(model, "aeasgd", pool=pool)))
+    assert (reloaded.workers, reloaded.algorithm) == (2, choros.AEASGD())

@@ -80,14 +80,14 @@ class Run:
 
     def family(self):
         """All processes that it has started, itself included."""
-        found, rest = [], [self.process.pid]
+        results, rest = [], [self.process.pid]
         while rest:
             pid = rest.pop()
-            found.append(pid)
+            results.append(pid)
             for task in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/children") as children:
                     rest += map(int, children.read().split())
-        return found
+        return results
 
     def rank(self, rank):
         """The process of a rank of a job."""
@@ -148,7 +148,7 @@ def test_the_state_of_each_rank_of_a_job_goes_to_rank_0_and_to_no_other(tmp_path
 
 
 def gone(pids, within=10.0):
-    """Whether all these processes end soon."""
+    """Return whether all these processes end soon."""
     limit = time.monotonic() + within
     while any(map(alive, pids)):
         if time.monotonic() > limit:
@@ -187,11 +187,11 @@ def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(poo
 
     run = Run(tmp_path, "synchronous", "resume", ranks=2, more=["--restarts", "1"], slow=0.05).until("batch 3 4")
     os.kill(run.rank(1), signal.SIGKILL)
-    found = run.ends(0)
+    result = run.ends(0)
     assert "the job ended with code 137: started again (0 restarts left)" in run.errors
     digest, history = undisturbed(pools(2))
-    weights, figures, epochs = found[0]
-    assert weights == found[1][0] == digest()
+    weights, figures, epochs = result[0]
+    assert weights == result[1][0] == digest()
     assert epochs == list(range(epochs[0], 4))
     assert epochs[0] >= saved["epoch"]
     assert figures == {name: values[epochs[0] :] for name, values in history.items()}
@@ -243,7 +243,7 @@ def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_mo
         trainer = choros.Trainer(model, name, workers=2, pool=pools(2))
         return model, trainer.fit(Slowly(), epochs=8, seed=4, verbose=0, **how)
 
-    whole, _ = fit()
+    uninterrupted, _ = fit()
     handler = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         fit(checkpoint=tmp_path, callbacks=[Warned()])
@@ -255,7 +255,7 @@ def test_a_warning_ends_a_fit_in_a_checkpoint(name, number, pools, data, make_mo
     model, history = fit(checkpoint=tmp_path, resume=True)
     assert history.epoch == list(range(first, 8))
     if name == "easgd":
-        same(model, whole, tolerance=0)
+        same(model, uninterrupted, tolerance=0)
 
 
 def small(pools, data, make_model, *, model=None, seeded=0, **how):
@@ -291,7 +291,7 @@ def test_workers_that_wait_for_nobody_meet_once_more_after_the_last_validation(p
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "message"),
     [
         ({"resume": True}, "resume=True needs a checkpoint"),
         ({"checkpoint": 5}, "checkpoint=5"),
@@ -300,11 +300,11 @@ def test_workers_that_wait_for_nobody_meet_once_more_after_the_last_validation(p
         ({"seed": 9, "resume": True}, "seed=8; this one has 9"),
     ],
 )
-def test_what_does_not_fit_is_refused(how, words, pools, data, make_model, tmp_path):
+def test_what_does_not_fit_is_refused(how, message, pools, data, make_model, tmp_path):
     if len(how) > 1:
         small(pools, data, make_model, checkpoint=tmp_path, epochs=1, seed=8)
         how = {"checkpoint": tmp_path, **how}
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(InvalidInputError, match=message):
         small(pools, data, make_model, **how)
 
 
@@ -324,7 +324,7 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
         return model
 
     small(pools, data, make_model, checkpoint=tmp_path, epochs=1, seed=8)
-    for words, how in {
+    for message, how in {
         r"optimizer\[0\]='Adam'; this one has 'AdamW'": {"model": make_model(keras.optimizers.AdamW(1e-2))},
         r"optimizer\[1\]\['beta_1'\]=0.9; this one has 0.8": {"model": make_model(keras.optimizers.Adam(beta_1=0.8))},
         "loss='sparse_categorical_crossentropy'; this one has 'lambda ": {"model": other_loss()},
@@ -334,12 +334,12 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
         "first rows='": {"seeded": 1},
         "first rows=' ": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
     }.items():
-        with pytest.raises(InvalidInputError, match=words.rstrip()):
+        with pytest.raises(InvalidInputError, match=message.rstrip()):
             small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8, **how)
     capfd.readouterr()
     small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8)
-    assert "choros: checkpoint " in (said := capfd.readouterr().err)
-    assert "checkpoint-00000001.choros: training resumes in epoch 2, after 0 of its batches" in said
+    assert "choros: checkpoint " in (stderr := capfd.readouterr().err)
+    assert "checkpoint-00000001.choros: training resumes in epoch 2, after 0 of its batches" in stderr
 
 
 def test_epochs_that_ended_before_the_checkpoint_are_reported_after_a_resume(pools, data, make_model, tmp_path):
@@ -400,8 +400,8 @@ def test_training_that_a_callback_ended_early_is_not_resumed(algorithm, make_mod
     history = trainer.fit(x, y, batch_size=16, epochs=6, verbose=0, checkpoint=tmp_path, resume=True)
     assert history.epoch == []
     assert [worker.steps for worker in history.run.workers] == [0, 0]
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for value, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -45,14 +45,14 @@ def fit(model, algorithm, pools, data, callbacks, epochs, room):
 @pytest.mark.parametrize("name", ["allreduce", "localsgd", "easgd", "diloco"])
 @pytest.mark.parametrize("make", [Halve, of_the_rate])
 def test_a_rate_that_is_made_of_the_last_one(make, name, make_model, data, pools, same, tmp_path):
-    whole, cut, resumed = make_model(), make_model(), make_model()
+    uninterrupted, cut, resumed = make_model(), make_model(), make_model()
     callbacks, before, after = [make() for _ in range(3)], See(), See()
-    fit(whole, name, pools, data(), [callbacks[0]], 4, tmp_path / "whole")
+    fit(uninterrupted, name, pools, data(), [callbacks[0]], 4, tmp_path / "whole")
     fit(cut, name, pools, data(), [callbacks[1], before], 2, tmp_path / "cut")
     assert fit(resumed, name, pools, data(), [callbacks[2], after], 4, tmp_path / "cut").epoch == [2, 3]
-    same(resumed, whole)
-    assert all(np.array_equal(one, other) for one, other in zip(after.first, before.last, strict=True))
-    assert float(resumed.optimizer.learning_rate) == float(whole.optimizer.learning_rate)
+    same(resumed, uninterrupted)
+    assert all(np.array_equal(value, other) for value, other in zip(after.first, before.last, strict=True))
+    assert float(resumed.optimizer.learning_rate) == float(uninterrupted.optimizer.learning_rate)
     if make is Halve:
         assert callbacks[2].found == callbacks[0].found[2:]
 
@@ -66,7 +66,7 @@ class Once(keras.callbacks.Callback):
 def test_async_a_rate_that_was_set_before(pools, tmp_path):
     def model():
         made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-        made.compile(keras.optimizers.SGD(1 / 64), lambda truth, given: keras.ops.mean(given - 0 * truth, axis=-1))
+        made.compile(keras.optimizers.SGD(1 / 64), lambda truth, values: keras.ops.mean(values - 0 * truth, axis=-1))
         return made
 
     data = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")  # a step takes the rate off each weight

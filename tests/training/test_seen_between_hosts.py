@@ -1,4 +1,4 @@
-"""What callbacks see and what comes back, where a launcher starts the ranks or the center lies between hosts."""
+"""Values that callbacks see and set if a launcher starts the ranks, or the center is divided between hosts."""
 
 import itertools
 import secrets
@@ -132,7 +132,7 @@ def test_the_optimizer_comes_back_and_goes_on(way, data):
 def test_moving_averages_hold_what_all_ranks_learnt(way, data):
     """Rank 1's rows are other ones in a second run; with rank 0's the same, the averages are not."""
     x, y = data(64)
-    found = []
+    results = []
     for scale in (1.0, 5.0):
         rows = x.copy()
         rows.reshape(8, 2, 4, 8)[:, 1] *= scale  # rank 1's half of each batch
@@ -141,10 +141,10 @@ def test_moving_averages_hold_what_all_ranks_learnt(way, data):
         rule = choros.AEASGD(window=1000)  # no exchange before the end
         fit(model, rule, rows, y, shuffle=False, epochs=2)
         averages = optimizer._model_variables_moving_average
-        found.append([keras.ops.convert_to_numpy(average) for average in averages])
-        for variable, average in zip(model.trainable_variables, found[-1], strict=True):
+        results.append([keras.ops.convert_to_numpy(average) for average in averages])
+        for variable, average in zip(model.trainable_variables, results[-1], strict=True):
             np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), average, atol=1e-6)
-    assert max(np.abs(a - b).max() for a, b in zip(*found, strict=True)) > 1e-3
+    assert max(np.abs(a - b).max() for a, b in zip(*results, strict=True)) > 1e-3
 
 
 class Reads(K.Callback):
@@ -171,9 +171,9 @@ def dense(units=6, rate=0.1):
 @pytest.mark.parametrize("way", WAYS[:2], indirect=True)  # no center is divided here
 def test_a_callback_of_each_batch_sees_current_weights(way, data):
     x, y = data(64)
-    plain, given, expected, reads = dense(), dense(), Reads(), Reads()
+    plain, trained, expected, reads = dense(), dense(), Reads(), Reads()
     plain.fit(x, y, batch_size=8, epochs=3, shuffle=False, callbacks=[expected], verbose=0)
-    fit(given, "allreduce", x, y, shuffle=False, callbacks=[reads])
+    fit(trained, "allreduce", x, y, shuffle=False, callbacks=[reads])
     assert len(reads.seen) == 9
     np.testing.assert_allclose(reads.seen, expected.seen, atol=1e-5)
     local_reads = Reads()
@@ -194,9 +194,9 @@ def test_what_reads_nothing_changes_nothing(way, rule, data, pools):
     choros.Trainer(plain, rule, workers=2, pool=pools(2), mode="sync").fit(x, y, **how)
     hooks = {"on_epoch_end": lambda epoch, logs: None}, {"on_train_batch_end": lambda batch, logs: None}
     for callbacks in ([], *([K.LambdaCallback(**hook)] for hook in hooks)):
-        given = dense()
+        trained = dense()
         launcher = choros.Ssh("localhost:2")
-        trainer = choros.Trainer(given, rule, workers=2, launcher=launcher, mode="sync", timeout=60)
+        trainer = choros.Trainer(trained, rule, workers=2, launcher=launcher, mode="sync", timeout=60)
         trainer.fit(x, y, callbacks=callbacks, **how)
-        for mine, other in zip(given.get_weights(), plain.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, other, rtol=0, atol=1e-7)
+        for value, other in zip(trained.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(value, other, rtol=0, atol=1e-7)

@@ -126,24 +126,24 @@ RARE = {
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", RARE)
 def test_rare_exchanges_are_tried_at_an_epoch_s_end(name, workers, make_model, data, pools):
-    """What is validated and shown is the center with what was learnt since; training goes the same way without."""
+    """Validation and callbacks see the center with the workers' progress since; training is the same without them."""
     x, y = data(64)
     how = {"batch_size": 8, "epochs": 6, "seed": 3, "verbose": 0}
-    given, plain = (make_model(keras.optimizers.SGD(0.1)) for _ in range(2))
+    trained, plain = (make_model(keras.optimizers.SGD(0.1)) for _ in range(2))
     meet = {"mode": "sync"}
     choros.Trainer(plain, RARE[name](), workers=workers, pool=pools(workers), **meet).fit(x, y, **how)
-    given.compile(given.optimizer, keras.losses.SparseCategoricalCrossentropy())
+    trained.compile(trained.optimizer, keras.losses.SparseCategoricalCrossentropy())
     judge, stop = Judge(x, y), K.EarlyStopping("val_loss", patience=2)
-    history = choros.Trainer(given, RARE[name](), workers=workers, pool=pools(workers), **meet).fit(
+    history = choros.Trainer(trained, RARE[name](), workers=workers, pool=pools(workers), **meet).fit(
         x, y, validation_data=(x, y), callbacks=[judge, stop], **how
     )
     assert len(history.epoch) == 6
     losses = history.history["val_loss"]
     assert all(after < before for before, after in zip(losses, losses[2:], strict=False)), losses  # elastic: may lag
     np.testing.assert_allclose(judge.found, losses, rtol=1e-5)
-    for mine, other in zip(given.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, other)
-    np.testing.assert_allclose(judge.weights[-1][0], given.get_weights()[0], atol=1e-6)
+    for value, other in zip(trained.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, other)
+    np.testing.assert_allclose(judge.weights[-1][0], trained.get_weights()[0], atol=1e-6)
 
 
 class Follows(K.Callback):
@@ -161,7 +161,7 @@ def ways(model):
     """Ways to the same kernel: by the callback's model, and by references from before the fit."""
     layer, variable = model.layers[0], model.layers[0].kernel
     raw = variable.value  # with JAX an array, which is a value and stays what it was
-    found = {
+    report = {
         "model": lambda: model.get_weights()[0],
         "layer": lambda: layer.kernel,
         "variable": lambda: variable,
@@ -169,31 +169,31 @@ def ways(model):
         "call": lambda: layer(np.eye(8, dtype="float32")) if layer.bias is None else variable,
     }
     if keras.backend.backend() == "jax":
-        return found
-    return found | {"tensor": lambda: raw.detach() if hasattr(raw, "detach") else raw}
+        return report
+    return report | {"tensor": lambda: raw.detach() if hasattr(raw, "detach") else raw}
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd"])
 def test_weights_are_fetched_by_every_way_to_them(algorithm, make_model, data, pools, monkeypatch):
     x, y = data(48)
-    asked, have_written = [], LocalRun.have_written
-    monkeypatch.setattr(LocalRun, "have_written", lambda self, rank: (asked.append(rank), have_written(self, rank)))
+    requested, have_written = [], LocalRun.have_written
+    monkeypatch.setattr(LocalRun, "have_written", lambda self, rank: (requested.append(rank), have_written(self, rank)))
     how = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     plain = make_model(keras.optimizers.SGD(0.1))
     expected = Follows(lambda: expected.model.get_weights()[0])  # with JAX Keras' loop syncs the model only by this way
     plain.fit(x, y, callbacks=[expected], **how)
     for name in ways(plain):
-        given = make_model(keras.optimizers.SGD(0.1))
-        callback = Follows(ways(given)[name])
+        trained = make_model(keras.optimizers.SGD(0.1))
+        callback = Follows(ways(trained)[name])
         rule = choros.LocalSGD(window=1) if algorithm == "localsgd" else algorithm
-        choros.Trainer(given, rule, workers=2, pool=pools(2)).fit(x, y, callbacks=[callback], **how)
-        assert len(asked) == 12, name
+        choros.Trainer(trained, rule, workers=2, pool=pools(2)).fit(x, y, callbacks=[callback], **how)
+        assert len(requested) == 12, name
         np.testing.assert_allclose(callback.found, expected.found, atol=1e-5, err_msg=name)
-        asked.clear()
+        requested.clear()
 
 
 class Quiet(K.Callback):
-    """What loggers and progress bars do: nothing that needs weights."""
+    """A callback like a logger or progress bar: it needs no weights."""
 
     def on_train_batch_begin(self, batch, logs=None):
         self.rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
@@ -210,15 +210,15 @@ def test_nothing_is_fetched_for_callbacks_that_do_not_look(make_model, data, poo
     x, y = data(48)
     monkeypatch.setattr(LocalRun, "have_written", lambda self, rank: pytest.fail("weights were fetched"))
     callbacks = [Quiet(), K.TerminateOnNaN(), K.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
-    given = make_model()
-    history = choros.Trainer(given, workers=2, pool=pools(2)).fit(x, y, batch_size=8, callbacks=callbacks, verbose=0)
+    trained = make_model()
+    history = choros.Trainer(trained, workers=2, pool=pools(2)).fit(x, y, batch_size=8, callbacks=callbacks, verbose=0)
     assert history.run.workers[0].steps == 5
-    assert float(given.optimizer.learning_rate) == pytest.approx(0.05)
-    assert type(given) is keras.Sequential
+    assert float(trained.optimizer.learning_rate) == pytest.approx(0.05)
+    assert type(trained) is keras.Sequential
 
 
 class Logger(K.Callback):
-    """What loggers of epochs do: nothing that needs weights."""
+    """A callback like a logger of epochs: it needs no weights."""
 
     def on_train_begin(self, logs=None):
         self.losses, self.rates = [], []
@@ -240,15 +240,15 @@ def test_nothing_is_loaded_at_an_epochs_end_for_callbacks_that_do_not_look(
     x, y = data(48)
     loaded, fetch = [], LocalRun.fetch
     monkeypatch.setattr(LocalRun, "fetch", lambda self, *epoch: (loaded.append(epoch), fetch(self, *epoch)))
-    logger, given = Logger(), make_model(keras.optimizers.Adam(0.1))
+    logger, trained = Logger(), make_model(keras.optimizers.Adam(0.1))
     stopping = K.EarlyStopping(monitor="loss", patience=9, restore_best_weights=False)
     callbacks = [logger, stopping, K.LearningRateScheduler(lambda epoch, rate: rate), K.TerminateOnNaN()]
-    trainer = choros.Trainer(given, algorithm, workers=2, pool=pools(2))
+    trainer = choros.Trainer(trained, algorithm, workers=2, pool=pools(2))
     history = trainer.fit(x, y, batch_size=8, epochs=9, callbacks=callbacks, validation_data=(x, y), verbose=0)
     assert loaded == [()]  # the final weights
     assert logger.losses == history.history["loss"]
     assert logger.rates == pytest.approx([0.01, 0.02, 0.03])
-    assert type(given) is keras.Sequential
+    assert type(trained) is keras.Sequential
 
 
 @pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_batch_end"])
@@ -258,15 +258,15 @@ def test_another_model_of_the_same_layers_shows_the_weights(hook, make_model, da
     rows, seen = x[:4], {}
     plainly = keras.backend.backend() != "jax" or hook == "on_epoch_end"  # on JAX Keras shows no weights of a batch
     for name in ("choros", "plain") if plainly else ("choros",):
-        given = make_model(keras.optimizers.SGD(0.1))
-        inside = keras.Model(given.inputs, given.layers[0].output)
+        trained = make_model(keras.optimizers.SGD(0.1))
+        inside = keras.Model(trained.inputs, trained.layers[0].output)
         inside.predict(rows, verbose=0)
-        seen[name] = found = []
+        seen[name] = result = []
 
-        def look(number, logs=None, inside=inside, found=found):
-            found.append(inside.predict(rows, verbose=0))
+        def look(number, logs=None, inside=inside, result=result):
+            result.append(inside.predict(rows, verbose=0))
 
-        fit = choros.Trainer(given, workers=2, pool=pools(2)).fit if name == "choros" else given.fit
+        fit = choros.Trainer(trained, workers=2, pool=pools(2)).fit if name == "choros" else trained.fit
         callbacks = [K.LambdaCallback(**{hook: look})]
         fit(x, y, batch_size=8, epochs=3, shuffle=False, callbacks=callbacks, verbose=0)
     if plainly:
@@ -305,8 +305,8 @@ def job(tmp_path):
 
     def run(text, ranks=2):
         pathlib.Path(tmp_path, "script.py").write_text(textwrap.dedent(JOB) + textwrap.dedent(text))
-        words = [sys.executable, "-m", "choros", "run", "-n", str(ranks), "script.py"]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        command = [sys.executable, "-m", "choros", "run", "-n", str(ranks), "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -51,10 +51,10 @@ def test_workers_wait_for_weights_that_are_not_written_yet(pool, before_each, al
     x, y = data()
     fast, slow = model(), model()
 
-    def train(one):
-        trainer = choros.Trainer(one, algorithm, workers=1 if algorithm == "adag" else 2, pool=pool)
+    def train(actual):
+        trainer = choros.Trainer(actual, algorithm, workers=1 if algorithm == "adag" else 2, pool=pool)
         trainer.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        return one.get_weights()
+        return actual.get_weights()
 
     expected = train(fast)
     before_each(lambda: time.sleep(SLOW))
@@ -64,8 +64,8 @@ def test_workers_wait_for_weights_that_are_not_written_yet(pool, before_each, al
 
 def test_an_interrupt_while_weights_are_written_leaves_the_model_as_it_was(before_each):
     x, y = data()
-    given, written = model(), []
-    initial = given.get_weights()
+    trained, written = model(), []
+    initial = trained.get_weights()
 
     def interrupt():
         written.append(1)
@@ -73,10 +73,10 @@ def test_an_interrupt_while_weights_are_written_leaves_the_model_as_it_was(befor
             raise KeyboardInterrupt
 
     with choros.WorkerPool(2, echo=False) as pool:
-        trainer = choros.Trainer(given, "allreduce", workers=2, pool=pool)
+        trainer = choros.Trainer(trained, "allreduce", workers=2, pool=pool)
         before_each(interrupt)
         with pytest.raises(KeyboardInterrupt):
             trainer.fit(x, y, batch_size=8, verbose=0)
     assert len(written) == 5
-    for value, other in zip(given.get_weights(), initial, strict=True):
+    for value, other in zip(trained.get_weights(), initial, strict=True):
         np.testing.assert_array_equal(value, other)

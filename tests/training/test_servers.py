@@ -64,14 +64,14 @@ print("group", done.run.group, flush=True)
 """
 
 
-def processes(mark, words=b""):
+def processes(mark, message=b""):
     """The processes of a job that live and have these words in their command line, by their numbers."""
-    found = []
+    results = []
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if words in (entry / "cmdline").read_bytes() and mark in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    return found
+            if message in (entry / "cmdline").read_bytes() and mark in (entry / "environ").read_bytes():
+                results.append(int(entry.name))
+    return results
 
 
 class Job:
@@ -80,10 +80,10 @@ class Job:
     def __init__(self, room, name, ranks, layers=1, timeout=60.0):
         (room / "script.py").write_text(SCRIPT)
         self.room, self.mark, self.lines, self.seen = room, secrets.token_hex(8).encode(), [], set()
-        told = json.dumps([name, layers, SIZE, EPOCHS, BATCHES, RATE, timeout])
+        settings = json.dumps([name, layers, SIZE, EPOCHS, BATCHES, RATE, timeout])
         meeting = {"CHOROS_COMM": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "choros", "run", "-n", str(ranks), "--threads", "1", "script.py", told],
+            [sys.executable, "-m", "choros", "run", "-n", str(ranks), "--threads", "1", "script.py", settings],
             cwd=room,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -92,11 +92,11 @@ class Job:
             env={**os.environ, **meeting, "MARK": self.mark.decode(), "CHOROS_NETWORK": "lo"},
         )
 
-    def until(self, words):
+    def until(self, message):
         """Read on until there is a line with these words."""
         for line in self.process.stdout:
             self.lines.append(line)
-            if words in line:
+            if message in line:
                 return
         raise AssertionError("".join(self.lines))
 
@@ -106,16 +106,16 @@ class Job:
         while not (fresh := set(processes(self.mark, b"choros.training.async_control.shard_server")) - self.seen):
             assert time.monotonic() < limit, "".join(self.lines)
             time.sleep(0.01)
-        self.seen.add(one := min(fresh))
-        os.kill(one, signal.SIGKILL)
+        self.seen.add(first := min(fresh))
+        os.kill(first, signal.SIGKILL)
 
     def end(self):
         """Read to the end; return the exit code."""
         self.lines += self.process.stdout
         code = self.process.wait(60)
         limit = time.monotonic() + 20.0
-        while left := processes(self.mark):
-            assert time.monotonic() < limit, left
+        while remaining := processes(self.mark):
+            assert time.monotonic() < limit, remaining
             time.sleep(0.05)
         return code
 
@@ -124,47 +124,47 @@ class Job:
 def job(tmp_path):
     made = []
 
-    def start(*given, **how):
-        made.append(Job(tmp_path, *given, **how))
+    def start(*values, **how):
+        made.append(Job(tmp_path, *values, **how))
         return made[-1]
 
     yield start
-    for one in made:
+    for item in made:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGKILL)
-        one.process.stdout.close()
-        one.process.wait(20)
+            os.killpg(item.process.pid, signal.SIGKILL)
+        item.process.stdout.close()
+        item.process.wait(20)
 
 
 @pytest.mark.parametrize(("name", "layers", "ranks"), [("downpour", 2, 2), ("aeasgd", 1, 3)])
 def test_a_server_that_is_killed_is_started_again_and_every_step_is_in_the_center_once(job, name, layers, ranks):
-    rng, one = random.Random(5), job(name, ranks, layers)
+    rng, run = random.Random(5), job(name, ranks, layers)
     for turn, least in enumerate((1, 4, 8)):
-        one.until(f"exchanged {ranks - 1} {least + rng.randrange(3)}")
+        run.until(f"exchanged {ranks - 1} {least + rng.randrange(3)}")
         time.sleep(rng.uniform(0.0, 0.02))
-        one.kill_a_server()
+        run.kill_a_server()
         if layers == 1 or turn == 0:
-            one.until("continues with the same center, restart")
-    code, text = one.end(), "".join(one.lines)
+            run.until("continues with the same center, restart")
+    code, text = run.end(), "".join(run.lines)
     assert code == 0, text
     assert text.count("was ended by SIGKILL") == 3, text
     assert f"a center divided among {ranks} hosts" in text or layers == 1
-    found = [np.load(one.room / f"{rank}.npz") for rank in range(ranks)]
-    gave = sum(each["gave"] for each in found)
-    for each in found:
-        np.testing.assert_array_equal(each["weights"], found[0]["weights"])
+    results = [np.load(run.room / f"{rank}.npz") for rank in range(ranks)]
+    gave = sum(each["gave"] for each in results)
+    for each in results:
+        np.testing.assert_array_equal(each["weights"], results[0]["weights"])
         np.testing.assert_allclose(each["weights"], gave, rtol=0, atol=1e-4)  # what is twice or not there: 0.01 or more
         assert each["losses"] == EPOCHS
     if name == "downpour":
-        assert set(found[0]["weights"]) == {-RATE * EPOCHS * BATCHES * ranks}
+        assert set(results[0]["weights"]) == {-RATE * EPOCHS * BATCHES * ranks}
 
 
 def test_a_server_that_dies_again_and_again_ends_the_job_with_an_error(job):
-    one = job("aeasgd", 2)
-    one.until("exchanged 1 1")
+    run = job("aeasgd", 2)
+    run.until("exchanged 1 1")
     for _ in range(4):
-        one.kill_a_server()
-    code, text = one.end(), "".join(one.lines)
+        run.kill_a_server()
+    code, text = run.end(), "".join(run.lines)
     assert code != 0, text
     assert text.count("continues with the same center, restart") == 3, text
     assert "another one was started 3 times, so the job ends" in text

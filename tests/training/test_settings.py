@@ -1,4 +1,4 @@
-"""What callbacks set besides weights and learning rates reaches the workers, as it reaches Keras' own loop."""
+"""Settings of callbacks other than weights and learning rates reach the workers, as they reach Keras' own loop."""
 
 import keras
 import numpy as np
@@ -71,7 +71,7 @@ def make(kind=keras.Model, optimizer="sgd", loss="mse", **how):
 class At(K.Callback):
     """Runs a function in one hook, at the second call of it."""
 
-    def __init__(self, hook, change, again=0):
+    def __init__(self, hook, change, repeated=0):
         super().__init__()
         self.calls, self.change = 0, change
         setattr(self, hook, self.count)
@@ -240,9 +240,9 @@ def test_ranks_that_train_by_themselves_take_it_too(algorithm, rows, pools):
 def test_workers_that_wait_for_nobody_say_that_they_do_not(change, name, rows, pools):
     model = make(loss=Weighted(), optimizer=keras.optimizers.Adam(0.01))
     trainer = choros.Trainer(model, "aeasgd", workers=2, pool=pools(2))
-    with pytest.warns(UserWarning, match=f"A callback has set .*{name}.*no effect") as told:
+    with pytest.warns(UserWarning, match=f"A callback has set .*{name}.*no effect") as facts:
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_end", change)])
-    assert sum("A callback has set" in str(each.message) for each in told) == 1
+    assert sum("A callback has set" in str(each.message) for each in facts) == 1
 
 
 def test_a_function_that_a_callback_replaces_is_warned_about(rows, pools):
@@ -278,10 +278,10 @@ def test_a_schedule_in_the_place_of_a_rate_is_refused(rows, pools):
         trainer.fit(*rows, batch_size=8, epochs=3, verbose=0, callbacks=[At("on_epoch_begin", replaces)])
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_another_optimizer_or_compile_in_a_hook_is_refused(again, rows, pools):
+@pytest.mark.parametrize("repeated", [False, True])
+def test_another_optimizer_or_compile_in_a_hook_is_refused(repeated, rows, pools):
     def replaces(model, value):
-        if again:
+        if repeated:
             model.compile(model.optimizer, "mae")
         else:
             model.optimizer = keras.optimizers.SGD(0.5)

@@ -82,8 +82,8 @@ def trained(model, rows, workers, pool, divided=True, to_the_end=True, **how):
     return history
 
 
-def check(one, other, tolerance=2e-5):
-    for left, right in zip(numbers(one), numbers(other), strict=True):
+def check(actual, other, tolerance=2e-5):
+    for left, right in zip(numbers(actual), numbers(other), strict=True):
         np.testing.assert_allclose(left, right, atol=tolerance, rtol=1e-4)
 
 
@@ -92,11 +92,11 @@ def check(one, other, tolerance=2e-5):
 )
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_weights_and_slots_are_those_of_a_whole_update(kind, workers, net, data, pools):
-    whole, divided = net(optimizer(kind)), net(optimizer(kind))
-    plain = trained(whole, data(60), workers, pools(workers), False)
+    uninterrupted, divided = net(optimizer(kind)), net(optimizer(kind))
+    plain = trained(uninterrupted, data(60), workers, pools(workers), False)
     history = trained(divided, data(60), workers, pools(workers))
     np.testing.assert_allclose(history.history["loss"], plain.history["loss"], rtol=1e-5)
-    check(divided, whole)
+    check(divided, uninterrupted)
     assert sum(worker.steps for worker in history.run.workers) == workers * 15
 
 
@@ -263,14 +263,14 @@ class Kill(keras.callbacks.Callback):
 
 
 def test_a_worker_that_dies_costs_nothing(net, data):
-    whole, cut = net(keras.optimizers.Adam(0.01)), net(keras.optimizers.Adam(0.01))
-    choros.Trainer(whole, workers=2, shard_optimizer=True).fit(*data(60), **HOW)
+    uninterrupted, cut = net(keras.optimizers.Adam(0.01)), net(keras.optimizers.Adam(0.01))
+    choros.Trainer(uninterrupted, workers=2, shard_optimizer=True).fit(*data(60), **HOW)
     trainer = choros.Trainer(cut, workers=2, shard_optimizer=True, restarts=1)
     kill = Kill(trainer)
     history = trainer.fit(*data(60), **HOW, callbacks=[kill])
     assert kill.done
     assert len(history.run.restarts) == 1
-    for left, right in zip(numbers(cut), numbers(whole), strict=True):
+    for left, right in zip(numbers(cut), numbers(uninterrupted), strict=True):
         np.testing.assert_array_equal(left, right)
 
     failing = choros.Trainer(net(keras.optimizers.Adam(0.01)), workers=2, shard_optimizer=True)
@@ -334,8 +334,8 @@ def test_what_cannot_be_divided_is_refused_before_a_worker_starts(net, data):
         "whether Custom updates": net(Custom()),
         "its own train_step|own train_step": stepping,
     }
-    for words, model in refused.items():
-        with pytest.raises(InvalidInputError, match=f"shard_optimizer=True.*({words})"):
+    for message, model in refused.items():
+        with pytest.raises(InvalidInputError, match=f"shard_optimizer=True.*({message})"):
             choros.Trainer(model, workers=2, shard_optimizer=True).fit(*data(60), **HOW)
     for algorithm, workers in (("localsgd", 2), ("allreduce", 1)):
         with pytest.raises(InvalidInputError, match="shard_optimizer=True divides one update"):

@@ -46,14 +46,14 @@ def script(tmp_path):
     return path
 
 
-def told(folder, size, group):
-    """What the ranks found out, which is the same on all of them."""
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
-    assert found == [found[0]] * size
-    assert found[0]["group"] == group
-    assert not found[0]["mpi"]
-    assert found[0]["sum"] == sum(range(1, size + 1))
-    return found[0]
+def results_of(folder, size, group):
+    """Return the results of the ranks, which are equal."""
+    results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+    assert results == [results[0]] * size
+    assert results[0]["group"] == group
+    assert not results[0]["mpi"]
+    assert results[0]["sum"] == sum(range(1, size + 1))
+    return results[0]
 
 
 @pytest.mark.long
@@ -64,7 +64,7 @@ def test_torchrun_s_ranks_meet_in_memory_or_by_sockets_with_the_same_weights(scr
         room = tmp_path / group
         room.mkdir()
         subprocess.run([*command, room], check=True, timeout=120, env={**os.environ, **more}, stderr=subprocess.PIPE)
-        results.append(told(room, 2, group)["AllReduce"])
+        results.append(results_of(room, 2, group)["AllReduce"])
     assert results[0] == results[1]
 
 
@@ -81,7 +81,7 @@ def test_ranks_that_know_a_secret_meet_at_the_first_one_s(script, tmp_path):
     finally:
         for pod in pods:
             pod.kill()
-    told(tmp_path, 3, "TcpGroup")
+    results_of(tmp_path, 3, "TcpGroup")
 
 
 def test_a_secret_that_is_none_and_hosts_that_nobody_told_are_refused(monkeypatch):

@@ -37,14 +37,14 @@ def fit(folder, pool, workers, **more):
     trained = model()
     data, valid = (choros.files(folder / f"{part}.parquet", y="label") for part in ("train", "valid"))
     trainer = choros.Trainer(trained, workers=workers, pool=pool)
-    given = dict(epochs=3, batch_size=37, seed=2, verbose=0, validation_data=valid)
-    return trained, trainer.fit(data, **given | more).history
+    inputs = dict(epochs=3, batch_size=37, seed=2, verbose=0, validation_data=valid)
+    return trained, trainer.fit(data, **inputs | more).history
 
 
 @pytest.mark.parametrize("class_weight", [None, {1: 4.0}])
 def test_rows_of_files_train_exactly_for_any_number_of_workers(folder, pools, class_weight):
-    (one, one_logs), (two, two_logs) = (fit(folder, pools(n), n, class_weight=class_weight) for n in (1, 2))
-    for a, b in zip(one.get_weights(), two.get_weights(), strict=True):
+    (first, one_logs), (two, two_logs) = (fit(folder, pools(n), n, class_weight=class_weight) for n in (1, 2))
+    for a, b in zip(first.get_weights(), two.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     for name, values in one_logs.items():
         np.testing.assert_allclose(values, two_logs[name], rtol=1e-6, err_msg=name)
@@ -66,10 +66,10 @@ def test_a_run_that_was_cut_short_goes_on_in_the_middle_of_an_epoch(folder, pool
         return (part for turn in range(3) for part in zip(np.split(x, 10), np.split(y, 10), strict=True))
 
     def train(model, left=(), **how):
-        given = {"arrays": {"x": x, "y": y}, "files": files, "stream": {"x": itertools.islice(batches(), *left, None)}}
+        inputs = {"arrays": {"x": x, "y": y}, "files": files, "stream": {"x": itertools.islice(batches(), *left, None)}}
         trainer = choros.Trainer(model, workers=2, pool=pools(2))
         steps = 10 if kind == "stream" else None
-        trainer.fit(**given[kind], epochs=3, batch_size=40, seed=5, verbose=0, steps_per_epoch=steps, **how)
+        trainer.fit(**inputs[kind], epochs=3, batch_size=40, seed=5, verbose=0, steps_per_epoch=steps, **how)
         return model
 
     class Keep(keras.callbacks.Callback):
@@ -82,10 +82,10 @@ def test_a_run_that_was_cut_short_goes_on_in_the_middle_of_an_epoch(folder, pool
 
     first = model()
     first.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
-    whole = train(first, callbacks=[Keep()])
+    uninterrupted = train(first, callbacks=[Keep()])
     # what is read of a stream is the caller's own: here it begins where the epoch began
     rest = train(keras.models.load_model(tmp_path / "cut.keras"), left=(10,), initial_epoch=1, initial_batch=4)
-    for a, b in zip(whole.get_weights(), rest.get_weights(), strict=True):
+    for a, b in zip(uninterrupted.get_weights(), rest.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -157,18 +157,18 @@ def batches(count=None, size=37):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_stream_trains_as_keras_does(pools, workers):
     x, y = rows()
-    plain, trained, again = model(), model(), model()
+    plain, trained, second = model(), model(), model()
     history = plain.fit(x, y, batch_size=37, epochs=3, shuffle=False, verbose=0, validation_data=(x, y)).history
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.tensor, (x, y))), batch_size=37)
     trainer = choros.Trainer(trained, workers=workers, pool=pools(workers))
-    told = trainer.fit(loader, epochs=3, verbose=0, validation_data=loader)
-    trainer = choros.Trainer(again, workers=workers, pool=pools(workers))
+    caught = trainer.fit(loader, epochs=3, verbose=0, validation_data=loader)
+    trainer = choros.Trainer(second, workers=workers, pool=pools(workers))
     trainer.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0)
-    for a, b, c in zip(plain.get_weights(), trained.get_weights(), again.get_weights(), strict=True):
+    for a, b, c in zip(plain.get_weights(), trained.get_weights(), second.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
         np.testing.assert_allclose(a, c, atol=1e-6)
     for name, values in history.items():
-        np.testing.assert_allclose(values, told.history[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(values, caught.history[name], rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("algorithm", ["localsgd", "aeasgd"])
@@ -186,7 +186,7 @@ def test_the_end_of_a_stream_and_its_errors_are_the_callers(pools):
         raise ZeroDivisionError("in the user's generator")
 
     trainer = choros.Trainer(model(), workers=2, pool=pools(2))
-    given = trainer.model.get_weights()
+    inputs = trainer.model.get_weights()
     with pytest.raises(ZeroDivisionError, match="in the user's generator"):
         trainer.fit(broken(), steps_per_epoch=6, epochs=3, verbose=0)
     with pytest.raises(
@@ -195,7 +195,7 @@ def test_the_end_of_a_stream_and_its_errors_are_the_callers(pools):
         trainer.fit(batches(7), steps_per_epoch=6, epochs=3, verbose=0)
     with pytest.raises(choros.InvalidInputError, match="can be gone through once, and 3 epochs"):
         trainer.fit(batches(7), epochs=3, verbose=0)
-    assert all(map(np.array_equal, given, trainer.model.get_weights()))
+    assert all(map(np.array_equal, inputs, trainer.model.get_weights()))
     with pytest.raises(choros.InvalidInputError, match="which a stream does not give"):
         choros.Trainer(model(), "ensemble", workers=2, pool=pools(2)).fit(batches(6), verbose=0)
     trainer.fit(batches(6), verbose=0)  # the pool is as good as new
@@ -268,14 +268,14 @@ def test_what_is_read_ahead_and_augmented_trains_as_what_is_given_so(folder, poo
             "files": lambda: choros.files(folder / "train.parquet", y="label"),
             "stream": batches,
         }[kind]()
-        given = choros.prefetch(data, depth=3, augment=doubled)
+        inputs = choros.prefetch(data, depth=3, augment=doubled)
         trained.append(model())
         trainer = choros.Trainer(trained[-1], workers=workers, pool=pools(workers))
-        run = trainer.fit(given, steps_per_epoch=6, epochs=2, batch_size=37, seed=1, verbose=0).run
+        run = trainer.fit(inputs, steps_per_epoch=6, epochs=2, batch_size=37, seed=1, verbose=0).run
         assert 0 <= run.waiting <= 1
         assert {worker.ahead for worker in run.workers} == {3}
         assert all(worker.decoding + worker.copying == pytest.approx(worker.waiting) for worker in run.workers)
-    for a, b in zip(*(one.get_weights() for one in trained), strict=True):
+    for a, b in zip(*(result.get_weights() for result in trained), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     if kind == "arrays":
         plain = model()

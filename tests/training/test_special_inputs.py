@@ -41,10 +41,10 @@ def ragged():
 
 
 def text_model():
-    words = L.TextVectorization(max_tokens=10, output_sequence_length=4)
-    words.adapt(WORDS)
+    text = L.TextVectorization(max_tokens=10, output_sequence_length=4)
+    text.adapt(WORDS)
     return keras.Sequential(
-        [keras.Input((), dtype="string"), words, L.Embedding(10, 4), L.Flatten(), L.Dense(2, "softmax")]
+        [keras.Input((), dtype="string"), text, L.Embedding(10, 4), L.Flatten(), L.Dense(2, "softmax")]
     )
 
 
@@ -83,12 +83,12 @@ def compiled(make):
 def check(make, x, pools, plain=None, given=None, **how):
     """A fit by two workers gives the weights, metrics and validation of plain ``fit``."""
     y = () if given is not None else (labels(),)
-    ours, theirs = compiled(make), compiled(make)
+    ours, reference = compiled(make), compiled(make)
     plain = x if plain is None else plain
-    expected = theirs.fit(plain, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0, **how)
+    expected = reference.fit(plain, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0, **how)
     trainer = choros.Trainer(ours, "allreduce", workers=2, pool=pools(2))
     history = trainer.fit(x if given is None else given, *y, batch_size=8, epochs=2, shuffle=False, verbose=0, **how)
-    for ours_now, theirs_now in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+    for ours_now, theirs_now in zip(ours.get_weights(), reference.get_weights(), strict=True):
         if ours_now.dtype.kind == "f":
             np.testing.assert_allclose(ours_now, theirs_now, atol=1e-5)
     for name, values in expected.history.items():
@@ -118,9 +118,9 @@ def test_text_as_a_tensor_in_batches_and_in_validation(pools):
 @only_tensorflow
 def test_words_weighted_by_their_frequency(pools):
     def make():
-        words = L.TextVectorization(max_tokens=10, output_mode="tf_idf")
-        words.adapt(WORDS)
-        return keras.Sequential([keras.Input((), dtype="string"), words, L.Dense(2, "softmax")])
+        text = L.TextVectorization(max_tokens=10, output_mode="tf_idf")
+        text.adapt(WORDS)
+        return keras.Sequential([keras.Input((), dtype="string"), text, L.Dense(2, "softmax")])
 
     check(make, np.array(texts(), dtype=object), pools)
 
@@ -128,13 +128,13 @@ def test_words_weighted_by_their_frequency(pools):
 @only_tensorflow
 def test_text_beside_numbers_with_shuffled_rows_and_asynchronous_workers(pools):
     def make():
-        words, numbers = keras.Input((1,), dtype="string", name="word"), keras.Input((3,), name="number")
-        found = L.Flatten()(L.Embedding(4, 2)(L.StringLookup(vocabulary=["a", "b"])(words)))
-        return keras.Model({"word": words, "number": numbers}, L.Dense(2, "softmax")(L.Concatenate()([found, numbers])))
+        text, numbers = keras.Input((1,), dtype="string", name="word"), keras.Input((3,), name="number")
+        result = L.Flatten()(L.Embedding(4, 2)(L.StringLookup(vocabulary=["a", "b"])(text)))
+        return keras.Model({"word": text, "number": numbers}, L.Dense(2, "softmax")(L.Concatenate()([result, numbers])))
 
     numbers = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
-    words = np.array([["a", "b", "c"][i % 3] for i in range(ROWS)], dtype=object)[:, None]
-    x = {"word": words, "number": numbers}
+    text = np.array([["a", "b", "c"][i % 3] for i in range(ROWS)], dtype=object)[:, None]
+    x = {"word": text, "number": numbers}
     for rule in ("allreduce", choros.DOWNPOUR(window=2)):
         model = compiled(make)
         before = model.get_weights()
@@ -193,12 +193,12 @@ def test_a_sparse_matrix_of_the_backend_in_a_model_with_sparse_inputs(pools):
     if ON_TENSORFLOW:
         import tensorflow as tf
 
-        given = tf.sparse.from_dense(dense)
+        trained = tf.sparse.from_dense(dense)
     else:
         from jax.experimental.sparse import BCOO
 
-        given = BCOO.fromdense(dense, nse=int(np.count_nonzero(dense)) + 5)  # padded by places outside of the matrix
-    check(make, given, pools, plain=matrix())
+        trained = BCOO.fromdense(dense, nse=int(np.count_nonzero(dense)) + 5)  # padded by places outside of the matrix
+    check(make, trained, pools, plain=matrix())
 
 
 @only_tensorflow
@@ -263,11 +263,11 @@ def test_by_ranks_of_a_launcher():
     made = [(wide_model, matrix(), matrix().toarray())]
     made += [(text_model, np.array(texts()), np.array(texts(), object)), (ragged_model, ragged(), ragged())]
     for make, x, plain_x in made:
-        ours, theirs = compiled(make), compiled(make)
-        theirs.fit(plain_x, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        ours, expected = compiled(make), compiled(make)
+        expected.fit(plain_x, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0)
         trainer = choros.Trainer(ours, workers=2, launcher=choros.Ssh("localhost:2"), timeout=60, first_timeout=120)
         trainer.fit(x, labels(), batch_size=8, epochs=2, shuffle=False, verbose=0)
-        for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        for a, b in zip(ours.get_weights(), expected.get_weights(), strict=True):
             if a.dtype.kind == "f":
                 np.testing.assert_allclose(a, b, atol=1e-5)
 

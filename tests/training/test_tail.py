@@ -24,14 +24,16 @@ def test_metrics_are_summed_as_float64_in_the_order_of_the_ranks(dtype):
 
 @pytest.mark.parametrize("rate_alone", [True, False])
 def test_only_a_rate_is_told_by_the_note(rate_alone):
-    def told(orders):
+    def control_from(orders):
         tail = GradientTail(0, 1, 1)
         tail.rate_alone = rate_alone
         slot = np.empty(tail.size, np.float32)
         tail.write(slot, orders, np.ones(1))
         return tail.control(slot)
 
-    assert told(TrainerControl()) == told(None) == TrainerControl()
-    assert told(TrainerControl(learning_rate=0.1)) == (TrainerControl(learning_rate=0.1) if rate_alone else None)
-    assert told(TrainerControl(learning_rate=0.1, weights=True)) is None
-    assert told(TrainerControl(stop=True)) is None
+    assert control_from(TrainerControl()) == control_from(None) == TrainerControl()
+    assert control_from(TrainerControl(learning_rate=0.1)) == (
+        TrainerControl(learning_rate=0.1) if rate_alone else None
+    )
+    assert control_from(TrainerControl(learning_rate=0.1, weights=True)) is None
+    assert control_from(TrainerControl(stop=True)) is None

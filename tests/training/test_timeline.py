@@ -25,11 +25,11 @@ MODES = {
 def lanes(path):
     """Return the spans of each lane, after a check of the nesting of its spans."""
     events = json.loads(path.read_text())["traceEvents"]
-    found = collections.defaultdict(list)
+    results = collections.defaultdict(list)
     for event in events:
         if event["ph"] == "X":
-            found[event["pid"] - 1].append(event)
-    for spans in found.values():
+            results[event["pid"] - 1].append(event)
+    for spans in results.values():
         ends = []
         for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
             begin, end = span["ts"], span["ts"] + span["dur"]
@@ -37,7 +37,7 @@ def lanes(path):
                 ends.pop()
             assert not ends or end <= ends[-1] + 1e-3, span
             ends.append(end)
-    return dict(found)
+    return dict(results)
 
 
 def kinds(spans):
@@ -61,9 +61,9 @@ def test_lanes_of_local_workers(mode, make_model, data, pools, tmp_path):
         make_model(keras.optimizers.SGD(0.05)), MODES[mode], workers=2, pool=pools(2), timeline=path
     )
     history = trainer.fit(x, y, validation_split=0.2, callbacks=[Slow()], **HOW)
-    found = lanes(path)
-    assert sorted(found) == [0, 1]
-    for rank, spans in found.items():
+    result = lanes(path)
+    assert sorted(result) == [0, 1]
+    for rank, spans in result.items():
         worker, count = history.run.workers[rank], kinds(spans)
         assert count["data"] == worker.steps
         assert sum(map(steps_of, spans)) == worker.steps
@@ -76,14 +76,14 @@ def test_lanes_of_local_workers(mode, make_model, data, pools, tmp_path):
         assert all(span["args"]["bytes"] >= 4 * 75 for span in exchanged)  # 8 * 6 + 6 + 6 * 3 + 3 weights
         if mode != "ensemble":
             assert any(span["args"]["wait_us"] > 0 for span in exchanged)
-    waits = [[span for span in spans if span["name"] == "callbacks of an epoch"] for spans in found.values()]
+    waits = [[span for span in spans if span["name"] == "callbacks of an epoch"] for spans in result.values()]
     if mode in ("allreduce", "window"):
         for waits_of_epoch in zip(*waits, strict=True):
             # A rank may begin to wait after the callbacks began: only the ends are bound to the callbacks.
             begin = min(span["ts"] for span in waits_of_epoch)
             assert all(span["ts"] + span["dur"] >= begin + 0.3e6 for span in waits_of_epoch)
         assert all(len(waits_of_rank) == HOW["epochs"] for waits_of_rank in waits)
-    second = {rank: min(span["ts"] for span in spans) for rank, spans in found.items()}
+    second = {rank: min(span["ts"] for span in spans) for rank, spans in result.items()}
     assert abs(second[0] - second[1]) < 5e6  # one clock
 
 
@@ -104,9 +104,9 @@ def test_lanes_of_ranks_of_a_job(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("allreduce", "aeasgd"):
-        found = lanes(tmp_path / f"{name}.json")
-        assert sorted(found) == [0, 1]
-        assert all(kinds(spans)["data"] and kinds(spans)["exchange"] for spans in found.values())
+        result = lanes(tmp_path / f"{name}.json")
+        assert sorted(result) == [0, 1]
+        assert all(kinds(spans)["data"] and kinds(spans)["exchange"] for spans in result.values())
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["aeasgd.json", "allreduce.json"]
 
 
@@ -116,9 +116,9 @@ def test_lanes_of_ranks_that_a_launcher_starts(make_model, data, tmp_path, monke
     x, y = data()
     launcher = choros.Ssh("localhost:2")
     history = choros.Trainer(make_model(), launcher=launcher, timeline="run.json", threads=1).fit(x, y, **HOW)
-    found = lanes(tmp_path / "run.json")
-    assert sorted(found) == [0, 1]
-    assert [kinds(found[rank])["exchange"] for rank in (0, 1)] == [worker.exchanges for worker in history.run.workers]
+    result = lanes(tmp_path / "run.json")
+    assert sorted(result) == [0, 1]
+    assert [kinds(result[rank])["exchange"] for rank in (0, 1)] == [worker.exchanges for worker in history.run.workers]
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_a_worker_starts(make_model, tmp_path):

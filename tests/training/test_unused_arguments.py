@@ -19,7 +19,7 @@ def model(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "how", "said"),
+    ("algorithm", "how", "output"),
     [
         (choros.DOWNPOUR(gamma=0.5), {}, "gamma has no effect on DOWNPOUR: it is the rate of Adagrad, which adagrad="),
         (choros.Ensemble(window=4), {}, "window has no effect on Ensemble: its workers never exchange; remove it."),
@@ -29,10 +29,10 @@ def model(monkeypatch):
         ("aeasgd", {"launcher": choros.Ssh("n1:2"), "devices": "gpu"}, "devices has no effect on Trainer: the ranks"),
     ],
 )
-def test_an_argument_without_effect_is_warned_of_once(algorithm, how, said, model):
+def test_an_argument_without_effect_is_warned_of_once(algorithm, how, output, model):
     with pytest.warns(UserWarning, match="has no effect on") as warned:
         choros.Trainer(model, algorithm, **{"workers": 2} | how)
-    assert [str(warning.message)[: len(said)] for warning in warned] == [said]
+    assert [str(warning.message)[: len(output)] for warning in warned] == [output]
     assert warned[0].filename == __file__
     choros.Trainer(model, algorithm, **{"workers": 2} | how)  # a second warning would be an error
 

@@ -1,4 +1,4 @@
-"""What the tests of transport watch: no descriptor and no name in shared memory is left."""
+"""Fixtures of the transport tests: no descriptor and no name in shared memory is left behind."""
 
 import os
 

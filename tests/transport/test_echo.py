@@ -15,7 +15,7 @@ raise {error}
 
 
 def end(hook, error):
-    """What a process says that ends so, and its code."""
+    """Return the output of a process that ends in this way, and its exit code."""
     done = subprocess.run(
         [sys.executable, "-c", ENDING.format(hook=hook, error=error)], capture_output=True, text=True, timeout=60
     )
@@ -24,13 +24,13 @@ def end(hook, error):
 
 @pytest.mark.parametrize("hook", ["delay_secondary_failure()", "let_root_cause_exit_first('rank 0 of 2')"])
 def test_the_loss_of_another_rank_is_one_line(hook):
-    said, code = end(hook, "PeerLostError('rank 1 on n2 has gone')")
-    assert said == "choros.errors.PeerLostError: rank 1 on n2 has gone\n"
+    output, code = end(hook, "PeerLostError('rank 1 on n2 has gone')")
+    assert output == "choros.errors.PeerLostError: rank 1 on n2 has gone\n"
     assert code == 1
 
 
 def test_a_failure_of_its_own_is_told_in_full():
-    said, code = end("let_root_cause_exit_first('rank 0 of 2')", "ValueError('the cause')")
-    assert said.startswith("Traceback (most recent call last):")
-    assert said.endswith("ValueError: the cause\nchoros: rank 0 of 2 failed (ValueError), which ends the job\n")
+    output, code = end("let_root_cause_exit_first('rank 0 of 2')", "ValueError('the cause')")
+    assert output.startswith("Traceback (most recent call last):")
+    assert output.endswith("ValueError: the cause\nchoros: rank 0 of 2 failed (ValueError), which ends the job\n")
     assert code == 1

@@ -140,8 +140,8 @@ def test_followed_equals_called(kind, dtype, monkeypatch):
             active = np.delete(header[ACTIVE : ACTIVE + 4], 1)
             held = [clients[0]._buffers[i][a].copy() for i, a in zip((0, 2, 3), active, strict=True)]
             ends.append((*held, *(local for local, _ in vectors), active, [seen for _, seen in vectors]))
-    (*one, flags, seen), (*two, others, seen_called) = ends
-    for a, b in zip(one, two, strict=True):
+    (*first, flags, seen), (*two, others, seen_called) = ends
+    for a, b in zip(first, two, strict=True):
         assert a.tobytes() == b.tobytes()
     assert flags.tolist() == others.tolist()
     reads = trace_rule(kind(), 5, ExchangeInfo(), 2).reads_seen

@@ -18,15 +18,15 @@ def pair(request):
         with SharedGroup.create(2, 1 << 16) as segment:
             yield [SharedGroup(segment, rank) for rank in range(2)]
         return
-    said, all_said, made = [b"", b""], threading.Barrier(2, timeout=30), [None, None]
+    output, all_said, made = [b"", b""], threading.Barrier(2, timeout=30), [None, None]
 
-    def swap(rank, mine):
-        said[rank] = mine
+    def swap(rank, vector):
+        output[rank] = vector
         all_said.wait()
-        return said
+        return output
 
     def join(rank):
-        made[rank] = TcpGroup(rank, 2, lambda mine: swap(rank, mine), b"a secret of the test", timeout=30.0)
+        made[rank] = TcpGroup(rank, 2, lambda vector: swap(rank, vector), b"a secret of the test", timeout=30.0)
 
     other = threading.Thread(target=join, args=(1,))
     other.start()
@@ -38,20 +38,20 @@ def pair(request):
 
 
 def test_a_wait_ends_with_the_reason_and_later_ones_too(pair):
-    waiting, told = pair[0], []
+    waiting, messages = pair[0], []
 
     def wait():
         try:
             waiting.sum(np.ones(3))
         except PeerLostError as error:
-            told.append(str(error))
+            messages.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert not pair[0].broken
     pair[0].give_up("rank 1 was ended by SIGKILL")
     thread.join(30)
-    assert "rank 1 was ended by SIGKILL" in told[0]
+    assert "rank 1 was ended by SIGKILL" in messages[0]
     assert "rank 1 was ended by SIGKILL" in pair[0].broken
     with pytest.raises(PeerLostError, match="rank 1 was ended by SIGKILL"):
         waiting.barrier()

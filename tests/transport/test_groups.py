@@ -1,4 +1,4 @@
-"""What every group gives between real processes: the same tests shared memory, MPI, TCP, several hosts.
+"""The contract of every group between real processes: shared memory, MPI, TCP, several hosts.
 
 PyTorch's sums lie over the shared memory of ``choros run`` and JAX's over MPI, both by gloo on the CPU. None of these
 tests has GPUs for NCCL.
@@ -200,9 +200,9 @@ def test_sums_are_right_and_bit_equal(meet, size):
 
     Ranks of several hosts may add up in each host first.
     """
-    said = meet(SUMS, size, 80_000)
-    assert len(said) == size
-    assert len({lines[0]["digest"] for lines in said}) == 1
+    results = meet(SUMS, size, 80_000)
+    assert len(results) == size
+    assert len({lines[0]["digest"] for lines in results}) == 1
 
 
 def test_a_fast_rank_never_overwrites_what_a_slow_one_reads(meet):
@@ -253,8 +253,8 @@ else:
     trying(group.barrier)
     trying(group.barrier)
 """
-    said = meet(script, 3)
-    words = [
+    results = meet(script, 3)
+    messages = [
         ("rank 0: sum_slots of 6 float32", "rank 1: sum_slots of 5 float32", "rank 2: sum_slots of 5 float32"),
         ("rank 0: sum of 4 float32", "rank 2: sum of 4 float64"),
         ("rank 0: gather", "rank 1: barrier"),
@@ -269,14 +269,14 @@ else:
         ("give 0 to 2",),
         (),
     ]
-    for rank, lines in enumerate(said):
-        for number, (line, expected) in enumerate(zip(lines, words, strict=False)):
+    for rank, lines in enumerate(results):
+        for number, (line, expected) in enumerate(zip(lines, messages, strict=False)):
             assert line["error"] == ("CallsDifferError" if number < 8 else "InvalidInputError")
             assert all(word in line["text"] for word in expected), line["text"]
         assert lines[13] == {"total": 3.0}
         assert len(lines) == (14 if rank == 1 else 16)
     for rank in (0, 2):
-        assert [line["error"] for line in said[rank][14:]] == ["PeerLostError"] * 2
-        assert "rank 1" in said[rank][14]["text"]
-        assert "left" in said[rank][14]["text"]
-        assert "failed before" in said[rank][15]["text"]
+        assert [line["error"] for line in results[rank][14:]] == ["PeerLostError"] * 2
+        assert "rank 1" in results[rank][14]["text"]
+        assert "left" in results[rank][14]["text"]
+        assert "failed before" in results[rank][15]["text"]

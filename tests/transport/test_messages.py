@@ -40,7 +40,7 @@ def test_a_message_arrives_as_it_was_sent():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"op": "Reports"}, "Unknown message 'Reports': one of Report"),
         ({"op": ["Report"]}, "Unknown message"),
@@ -58,8 +58,8 @@ def test_a_message_arrives_as_it_was_sent():
         ({"__class__": "os.system"}, "Message Report has no field '__class__'"),
     ],
 )
-def test_a_wrong_message_is_refused_by_name(change, words):
-    with pytest.raises(InvalidInputError, match=words):
+def test_a_wrong_message_is_refused_by_name(change, message):
+    with pytest.raises(InvalidInputError, match=message):
         Messages(Report).decode({**HEADER, **change}, [np.zeros(1)])
 
 

@@ -1,4 +1,4 @@
-"""What is MPI's own: limits, deaths, exceptions, launchers that do not fit; and a rank that waits takes no core."""
+"""Behavior of MPI groups alone: limits, deaths, exceptions, unsuitable launchers, and waits that use no core."""
 
 import os
 import re
@@ -37,8 +37,8 @@ def run(mpiexec, tmp_path):
     return start
 
 
-def said(out, rank):
-    """What one rank said between angles, wherever the launcher mixed it in."""
+def texts_of(out, rank):
+    """Return the texts that a rank has printed between angle brackets, wherever the launcher has mixed them in."""
     return re.findall(rf"<{rank} ([^<>]*)>", out)
 
 
@@ -70,7 +70,7 @@ trying(group.barrier)
     for rank in (0, 1):
         assert f"choros: rank {rank} on {os.uname().nodename} has waited 0." in out
         assert "s at the first call for rank 2 of 3. It waits for up to 3 s in all." in out
-        share, limit, broken = said(out, rank)
+        share, limit, broken = texts_of(out, rank)
         assert float(share.split()[1]) < 0.2, out
         kind, seconds, _ = limit.split(maxsplit=2)
         assert kind == "CommTimeoutError"
@@ -101,10 +101,10 @@ if rank == 1:
     sys.exit(0)
 trying(group.barrier)
 """
-    assert "PeerLostError" in said(run(2, text, code=None, timeout=30), 0)[0]  # both end MPI, which waits for both
+    assert "PeerLostError" in texts_of(run(2, text, code=None, timeout=30), 0)[0]  # both end MPI, which waits for both
     text = text.replace("sys.exit(0)", "os._exit(0)") + "os._exit(0)"
     out = run(2, text, code=None, timeout=30)
-    assert not said(out, 0) or "rank 1 (process" in said(out, 0)[0]
+    assert not texts_of(out, 0) or "rank 1 (process" in texts_of(out, 0)[0]
 
 
 def test_a_rank_that_is_done_waits_asleep_for_the_others(run):
@@ -117,7 +117,7 @@ atexit._run_exitfuncs()
 if rank == 0:
     print(f"<0 {time.process_time() - begun[0]:.3f} {time.perf_counter() - begun[1]:.3f}>", flush=True)
 """
-    cpu, waited = map(float, said(run(2, text), 0)[0].rstrip(">").split())
+    cpu, waited = map(float, texts_of(run(2, text), 0)[0].rstrip(">").split())
     assert waited > 0.7
     assert cpu < 0.2 * waited
 
@@ -174,7 +174,7 @@ LAUNCHERS = {
 
 
 def alone(text, **environment):
-    """What a process says that no launcher started, whatever its environment says."""
+    """Return the output of a process that no launcher has started, whatever its environment contains."""
     there = {**{k: v for k, v in os.environ.items() if k != "CHOROS_COMM"}, **environment}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=there)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -184,37 +184,39 @@ def alone(text, **environment):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_of_another_mpi_is_refused_with_the_remedy(mpiexec, launcher):
     """Each rank has then a communicator of its own, of 1."""
-    told = alone("import choros.hvd as hvd; hvd.init()", **LAUNCHERS[launcher])
-    assert "InvalidInputError: Rank 1 is one of 2, says the launcher, but in its group it is rank 0 of 1" in told
-    assert f"{mpiexec.path}, which belongs to {'Open MPI' if mpiexec.open else 'MPICH'} " in told
+    output = alone("import choros.hvd as hvd; hvd.init()", **LAUNCHERS[launcher])
+    assert "InvalidInputError: Rank 1 is one of 2, says the launcher, but in its group it is rank 0 of 1" in output
+    assert f"{mpiexec.path}, which belongs to {'Open MPI' if mpiexec.open else 'MPICH'} " in output
 
 
 def test_mpich_under_a_launcher_that_speaks_pmix_is_refused_before_it_would_abort(mpiexec):
     if mpiexec.open:
         pytest.skip("this MPI is Open MPI")
-    told = alone("import choros.hvd as hvd; hvd.init()", **LAUNCHERS["openmpi"], PMIX_RANK="1")
-    assert "the launcher uses PMIx, which mpi4py's MPICH" in told
+    output = alone("import choros.hvd as hvd; hvd.init()", **LAUNCHERS["openmpi"], PMIX_RANK="1")
+    assert "the launcher uses PMIx, which mpi4py's MPICH" in output
 
 
 def test_mpi_that_was_asked_for_a_place_and_says_one_of_one_is_refused_where_a_launcher_left_signs(mpiexec):
-    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", PMI_ID="1")
+    output = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", PMI_ID="1")
     assert (
         "MPI reports rank 0 of 1 for this process, though PMI_ID=1 shows a launcher: the ranks would train separate "
-        "models" in told
+        "models" in output
     )
-    told = alone("import choros.hvd as hvd; hvd.init(); raise ValueError(hvd.size())", CHOROS_COMM="mpi")
-    assert "choros: CHOROS_COMM=mpi is set, and MPI reports a single process: there are no ranks" in told
-    assert "the workers of a Trainer on this machine exchange by shared memory. Start this script with mpiexec" in told
-    assert "ValueError: 1" in told
-    told = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", ALPS_APP_PE="1")
-    assert "as alps reports it, is inconsistent: PMI_SIZE is not set" in told
+    output = alone("import choros.hvd as hvd; hvd.init(); raise ValueError(hvd.size())", CHOROS_COMM="mpi")
+    assert "choros: CHOROS_COMM=mpi is set, and MPI reports a single process: there are no ranks" in output
+    assert (
+        "the workers of a Trainer on this machine exchange by shared memory. Start this script with mpiexec" in output
+    )
+    assert "ValueError: 1" in output
+    output = alone("import choros.hvd as hvd; hvd.init()", CHOROS_COMM="mpi", ALPS_APP_PE="1")
+    assert "as alps reports it, is inconsistent: PMI_SIZE is not set" in output
 
 
 def test_a_missing_import_names_what_to_install():
     text = "import sys; sys.modules['mpi4py'] = None; from choros.comm.p2p.mpi_group import MpiGroup; MpiGroup()"
-    told = alone(text)
-    assert "choros[mpi]" in told
-    assert "choros[mpi-wheel]" in told
+    output = alone(text)
+    assert "choros[mpi]" in output
+    assert "choros[mpi-wheel]" in output
 
 
 def test_mpi_that_was_ended_or_started_for_one_thread_is_refused(mpiexec):

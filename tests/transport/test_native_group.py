@@ -34,19 +34,19 @@ trying(sums)
 
 def start(ranks, segment, library, victim, how):
     ranks.start(SCRIPT.format(library=library, victim=victim, how=how), segment, 3)
-    assert ranks.line(victim)["pid"] == ranks.processes[victim].pid
+    assert ranks.next_line(victim)["pid"] == ranks.processes[victim].pid
 
 
 @pytest.mark.parametrize(("library", "victim"), [("torch", 0), ("torch", 1), ("jax", 1)])
 def test_a_rank_killed_in_the_middle_is_an_error_on_the_others(ranks, library, victim):
     with SharedGroup.create(3, 1 << 16) as segment:
         start(ranks, segment, library, victim, "SIGKILL")
-        said = ranks.finish(60, {victim: -signal.SIGKILL})
+        output = ranks.finish(60, {victim: -signal.SIGKILL})
     for rank in {0, 1, 2} - {victim}:
-        (line,) = said[rank]
+        (line,) = output[rank]
         assert line["error"] == "PeerLostError", line
         assert line["seconds"] < 10
-    assert any(f"rank {victim}" in line["text"] for lines in said for line in lines)
+    assert any(f"rank {victim}" in line["text"] for lines in output for line in lines)
 
 
 def test_when_rank_0_is_killed_jax_ends_the_others_at_once_or_they_say_so(ranks):
@@ -55,9 +55,9 @@ def test_when_rank_0_is_killed_jax_ends_the_others_at_once_or_they_say_so(ranks)
         begin = time.monotonic()
         for rank in (1, 2):
             code = ranks.processes[rank].wait(30)
-            said = ranks.processes[rank].stdout.read() + ranks.processes[rank].stderr.read()
-            assert code == -signal.SIGABRT or "PeerLostError" in said, (code, said)
-            assert "another task died" in said or "PeerLostError" in said, said
+            output = ranks.processes[rank].stdout.read() + ranks.processes[rank].stderr.read()
+            assert code == -signal.SIGABRT or "PeerLostError" in output, (code, output)
+            assert "another task died" in output or "PeerLostError" in output, output
         assert time.monotonic() - begin < 15
 
 
@@ -66,7 +66,7 @@ def test_a_rank_that_stops_in_the_middle_is_missed_when_the_time_is_over(ranks, 
     with SharedGroup.create(3, 1 << 16) as segment:
         start(ranks, segment, library, 1, "SIGSTOP")
         for rank in (0, 2):
-            line = ranks.line(rank)
+            line = ranks.next_line(rank)
             assert line["error"] in ("CommTimeoutError", "PeerLostError"), line
             assert line["seconds"] < 12
         assert ranks.processes[0].wait(20) == 0  # a library's call that hangs does not hold the process

@@ -47,10 +47,10 @@ def test_every_reader_gets_every_message_however_slow_it_is():
         reader.start()
     for number in range(50):
         ring.put(number + 1, fill(number), patient)
-    found = dict(queue.get(timeout=30) for _ in readers)
+    result = dict(queue.get(timeout=30) for _ in readers)
     for reader in readers:
         reader.join(10)
-    assert found[0] == found[1] == [(n + 1, n * (n + 1)) for n in range(50)]
+    assert result[0] == result[1] == [(n + 1, n * (n + 1)) for n in range(50)]
     ring.close()
 
 

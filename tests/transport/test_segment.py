@@ -26,13 +26,13 @@ def test_align_rounds_up():
 def test_two_mappings_show_the_same_bytes_and_arrays_outlive_close():
     segment = Segment.create(8192, "two")
     peer = Segment.open_peer(os.getpid(), segment.fd)
-    mine, theirs = segment.array("float64", 10, 64), peer.array("float64", 10, 64)
-    mine[:] = np.arange(10)
+    actual, expected = segment.array("float64", 10, 64), peer.array("float64", 10, 64)
+    actual[:] = np.arange(10)
     segment.close()
     peer.close()
     segment.close()  # twice is once
-    mine += 1
-    assert theirs.tolist() == list(range(1, 11))
+    actual += 1
+    assert expected.tolist() == list(range(1, 11))
 
 
 @pytest.mark.parametrize("kind", ["float32", "bool", "bfloat16", "int4", "datetime64[s]"])
@@ -67,22 +67,22 @@ def test_memory_goes_with_its_last_array():
 
     segment = Segment.create(1 << 20, "choros-lifetime")
     values = segment.array("float32", 100)
-    words = segment.words
+    text = segment.words
     segment.close()
     assert mapped() == 1
-    assert float(values.sum()) + words[0] == 0.0
-    del values, words
+    assert float(values.sum()) + text[0] == 0.0
+    del values, text
     gc.collect()
     assert mapped() == 0
 
 
 def memfds():
-    """How many descriptors of this process are memory without a name."""
-    found = 0
+    """Return the number of descriptors of this process that refer to anonymous memory."""
+    result = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:")
-    return found
+            result += os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:")
+    return result
 
 
 def test_no_descriptor_is_left():

@@ -67,14 +67,14 @@ class Letters:
     def start(self, key, side, array):
         letter = Letter(array)
         with self.lock:
-            mine, theirs = (self.post.setdefault((*key, where), []) for where in (side, 1 - side))
-            if theirs:
-                other = theirs.pop(0)
+            actual, expected = (self.post.setdefault((*key, where), []) for where in (side, 1 - side))
+            if expected:
+                other = expected.pop(0)
                 source, target = (letter, other) if side else (other, letter)
                 target.array[:] = source.array
                 letter.done = other.done = True
             else:
-                mine.append(letter)
+                actual.append(letter)
         return letter
 
     def send(self, array, rank, tag):
@@ -158,9 +158,9 @@ class Host:
         for thread in (self.porter, *self.served):
             thread.join(20.0)
         rooms = self.kept, self.segment, self.epoch_log, self.control_block
-        for one in (self.relay, self.listener, self.near, self.transfers, *rooms):
-            if one is not None:
-                one.close()
+        for result in (self.relay, self.listener, self.near, self.transfers, *rooms):
+            if result is not None:
+                result.close()
 
 
 @pytest.fixture(params=["socket", "messages"])
@@ -172,30 +172,30 @@ def host(request):
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
-def turns(one, when, steps):
+def turns(first, when, steps):
     """Both ranks exchange in turn; rank 1's third one is cut, and rank 0's comes before it is asked for once more."""
-    (begin, own), found = one.near.blank(), []
-    one.far.read(begin, own)
-    one.near.read(begin, own)
-    mine = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
+    (begin, values), result = first.near.blank(), []
+    first.far.read(begin, values)
+    first.near.read(begin, values)
+    actual = [(begin.copy(), begin.copy(), values.copy()) for _ in range(WORKERS)]
 
     def meet(rank, turn):
-        for vector, step in zip(mine[rank][::2], steps[rank, turn], strict=True):
+        for vector, step in zip(actual[rank][::2], steps[rank, turn], strict=True):
             vector += step
-        local, seen, others = mine[rank]
-        found.append([rank, [one.near, one.far][rank].exchange(local, seen, 4, others)])
+        local, seen, others = actual[rank]
+        result.append([rank, [first.near, first.far][rank].exchange(local, seen, 4, others)])
 
     for turn in range(5):
         if turn == 2 and when:
-            one.harm["Exchange"] = when, lambda: meet(0, 2)
+            first.harm["Exchange"] = when, lambda: meet(0, 2)
         meet(1, turn)
         if turn != 2 or when != "after":
             meet(0, turn)
-    return sorted(found), mine
+    return sorted(result), actual
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -207,14 +207,14 @@ def test_an_exchange_that_was_cut_gives_the_bits_of_one_that_was_not(host, make,
         return rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
 
     start, steps = draw(), {(rank, turn): draw() for rank in range(WORKERS) for turn in range(5)}
-    one, cut = host(rule, *start), host(rule, *start)
-    (stale, whole), (stale_too, found) = turns(one, "", steps), turns(cut, when, steps)
-    assert (one.came, cut.came, cut.harm) == (1, 2, {})
+    server, cut = host(rule, *start), host(rule, *start)
+    (stale, complete), (stale_too, result) = turns(server, "", steps), turns(cut, when, steps)
+    assert (server.came, cut.came, cut.harm) == (1, 2, {})
     assert stale == stale_too
-    for mine, theirs in zip(whole, found, strict=True):
-        for vector, other in zip(mine, theirs, strict=True):
+    for value, expected in zip(complete, result, strict=True):
+        for vector, other in zip(value, expected, strict=True):
             np.testing.assert_array_equal(vector, other)
-    (header, vectors), (header_too, vectors_too) = export_state(one.near), export_state(cut.near)
+    (header, vectors), (header_too, vectors_too) = export_state(server.near), export_state(cut.near)
     np.testing.assert_array_equal(header, header_too)
     for vector, other in zip(vectors, vectors_too, strict=True):
         np.testing.assert_array_equal(vector, other)
@@ -222,140 +222,140 @@ def test_an_exchange_that_was_cut_gives_the_bits_of_one_that_was_not(host, make,
 
 
 def test_a_center_that_was_set_is_taken_by_a_worker_whose_server_is_another_one(host):
-    """What it learnt before is void, also where it is the new server's first question; and its next one counts."""
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    """Its earlier progress is dropped, also in the new server's first request; its next progress counts."""
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
-    one.far.read(seen.copy(), NONE)
-    one.near.replace(np.full(SIZE, 5, "float32"), NONE)
-    one.harm["Exchange"] = "after", lambda: None
-    assert one.far.exchange(local, seen, 1, NONE) == 0
+    server.far.read(seen.copy(), NONE)
+    server.near.replace(np.full(SIZE, 5, "float32"), NONE)
+    server.harm["Exchange"] = "after", lambda: None
+    assert server.far.exchange(local, seen, 1, NONE) == 0
     assert set(local) == set(seen) == {5.0}
     local += 1
-    one.harm["Exchange"] = "after", lambda: one.near.replace(np.full(SIZE, 9, "float32"), NONE)
-    one.far.exchange(local, seen, 1, NONE)  # it was merged, and then the center was set
+    server.harm["Exchange"] = "after", lambda: server.near.replace(np.full(SIZE, 9, "float32"), NONE)
+    server.far.exchange(local, seen, 1, NONE)  # it was merged, and then the center was set
     assert set(local) == {6.0}
-    one.far.exchange(local, seen, 1, NONE)
+    server.far.exchange(local, seen, 1, NONE)
     assert set(local) == {9.0}
-    assert (one.came, one.near.contributions) == (3, [0, 1])
+    assert (server.came, server.near.contributions) == (3, [0, 1])
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_center_is_set_once_and_read_again(host, when):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    mine, seen, out = (np.zeros(SIZE, "float32") for _ in range(3))
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    actual, seen, out = (np.zeros(SIZE, "float32") for _ in range(3))
 
     def bring():
-        one.near.exchange(mine, seen, 1, NONE)
-        mine.__iadd__(1)
-        one.near.exchange(mine, seen, 1, NONE)
+        server.near.exchange(actual, seen, 1, NONE)
+        actual.__iadd__(1)
+        server.near.exchange(actual, seen, 1, NONE)
 
-    one.harm["ReplaceCenter"] = when, bring
-    one.far.replace(np.full(SIZE, 7, "float32"), NONE)
+    server.harm["ReplaceCenter"] = when, bring
+    server.far.replace(np.full(SIZE, 7, "float32"), NONE)
     if when == "before":
         bring()
-    one.harm["ReadCenter"] = when, lambda: None
-    one.far.read(out, NONE)
+    server.harm["ReadCenter"] = when, lambda: None
+    server.far.read(out, NONE)
     assert set(out) == {8.0}  # what was brought after it was set is not lost by its being set again
-    assert one.came == 3
+    assert server.came == 3
 
 
 def test_who_has_another_number_of_exchanges_is_not_served(host):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
-    one.far.exchange(local, seen, 1, NONE)
-    one.far._remote_shards[0][1].contributions = 5
+    server.far.exchange(local, seen, 1, NONE)
+    server.far._remote_shards[0][1].contributions = 5
     with pytest.raises(InvalidInputError, match="another process exchanges under this rank"):
-        one.far.exchange(local, seen, 1, NONE)
+        server.far.exchange(local, seen, 1, NONE)
     with pytest.raises(InvalidInputError, match="'explode'"):
-        one.line.request({"op": "explode"})
-    assert one.came == 1
+        server.line.request({"op": "explode"})
+    assert server.came == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_notes_of_another_host_are_left_once(host, when):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    control_block, epoch_log = RemoteControlBlock(one.line), RemoteEpochLog(one.line)
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    control_block, epoch_log = RemoteControlBlock(server.line), RemoteEpochLog(server.line)
     ones = np.ones(3)
-    one.harm["AddMetrics"] = when, lambda: one.control_block.add(0, 0, ones, ones)
+    server.harm["AddMetrics"] = when, lambda: server.control_block.add(0, 0, ones, ones)
     assert (
         control_block.add(0, 1, ones, ones) is False
     )  # rank 0 ends it last, also where rank 1 asks once more after that
     if when == "before":
-        assert one.control_block.add(0, 0, ones, ones) is True
-    assert one.control_block.add(0, 0, ones, ones) is True
-    assert one.control_block.add(1, 0, ones, ones) is False
-    one.harm["AddMetrics"] = when, lambda: None
+        assert server.control_block.add(0, 0, ones, ones) is True
+    assert server.control_block.add(0, 0, ones, ones) is True
+    assert server.control_block.add(1, 0, ones, ones) is False
+    server.harm["AddMetrics"] = when, lambda: None
     assert control_block.add(1, 1, ones, ones) is True
-    one.harm |= {op: (when, lambda: None) for op in ("WriteLog", "ReadLog", "ReadSums", "ReadHeader")}
+    server.harm |= {op: (when, lambda: None) for op in ("WriteLog", "ReadLog", "ReadSums", "ReadHeader")}
     epoch_log.write(1, {"loss": 0.5}, 2.0, [1.5])
     assert epoch_log.read_new() == [(1, {"loss": 0.5}, 2.0, [1.5])]
     epoch_log.write(0, {"loss": 0.25}, 3.0, [])
     assert epoch_log.read_new() == [(0, {"loss": 0.25}, 3.0, [])]
     assert [part.tolist() for part in control_block.sums(1)] == [[2.0] * 3] * 2
     assert not control_block.stopped
-    one.control_block.publish(TrainerControl(learning_rate=0.0))
+    server.control_block.publish(TrainerControl(learning_rate=0.0))
     time.sleep(0.06)  # orders that were read hold so long
     assert control_block.rate() == 0.0
-    assert one.epoch_log.read_new() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
-    assert (one.harm, one.came) == ({}, 7)
+    assert server.epoch_log.read_new() == [(1, {"loss": 0.5}, 2.0, [1.5]), (0, {"loss": 0.25}, 3.0, [])]
+    assert (server.harm, server.came) == ({}, 7)
 
 
 @pytest.mark.parametrize(("ordered", "taken"), [(0.0, 0.0), (math.nan, None), (math.inf, None)])
 def test_a_learning_rate_is_taken_on_another_host_as_on_the_same_one(host, ordered, taken):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    one.control_block.publish(TrainerControl(learning_rate=ordered))
-    assert one.control_block.rate() == taken
-    assert RemoteControlBlock(one.line).rate() == taken
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    server.control_block.publish(TrainerControl(learning_rate=ordered))
+    assert server.control_block.rate() == taken
+    assert RemoteControlBlock(server.line).rate() == taken
 
 
 def test_a_reply_that_comes_too_late_is_no_reply_to_the_next_request(host):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    one.line.timeout = 0.2
-    one.harm["ReadHeader"] = "late", lambda: time.sleep(0.5)
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    server.line.timeout = 0.2
+    server.harm["ReadHeader"] = "late", lambda: time.sleep(0.5)
     with pytest.raises(CommTimeoutError, match="did not answer for 0.2 s"):
-        one.line.request(header_of(ReadHeader(rank=1, steps=0, end_requested=False)))
-    one.line.timeout = 20.0
+        server.line.request(header_of(ReadHeader(rank=1, steps=0, end_requested=False)))
+    server.line.timeout = 20.0
     time.sleep(0.6)
-    header, arrays = one.line.request(header_of(ReadSums(epoch=0)))
+    header, arrays = server.line.request(header_of(ReadSums(epoch=0)))
     assert (header, len(arrays)) == ({"op": "SumsReply"}, 2)
-    assert one.came == 2
+    assert server.came == 2
 
 
 def test_a_server_whose_rank_has_gone_too_is_an_error(host):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
-    one.listener.close()
-    one.harm["ReadCenter"] = "before", None
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    server.listener.close()
+    server.harm["ReadCenter"] = "before", None
     for _ in range(2):
         with pytest.raises(PeerLostError, match="The host has gone, and so has the rank that would start another one"):
-            one.far.read(np.zeros(SIZE, "float32"), NONE)
+            server.far.read(np.zeros(SIZE, "float32"), NONE)
 
 
 def test_a_server_that_is_not_back_in_time_is_an_error(host, monkeypatch):
     monkeypatch.setattr(auth_socket, "_HANDSHAKE_SECONDS", 0.2)
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     port, heard = auth_socket.listening_socket("127.0.0.1")  # as of a rank that lives, and starts no server
     try:
-        one.line._place, one.line.timeout = f"127.0.0.1:{port}", 1.0
-        one.harm["ReadCenter"] = "before", None
+        server.line._place, server.line.timeout = f"127.0.0.1:{port}", 1.0
+        server.harm["ReadCenter"] = "before", None
         with pytest.raises(PeerLostError, match=r"The host has gone, and no other one answered for 1 s \("):
-            one.far.read(np.zeros(SIZE, "float32"), NONE)
+            server.far.read(np.zeros(SIZE, "float32"), NONE)
     finally:
         os.close(heard)
 
 
-@pytest.mark.parametrize("who", ["near", "far"])
-def test_memory_goes_with_a_center_that_was_set(host, who):
+@pytest.mark.parametrize("members", ["near", "far"])
+def test_memory_goes_with_a_center_that_was_set(host, members):
     """ADAG measures how far the center moved since a worker saw it: what was set is what all see next."""
-    one = host(algorithms.ADAG(), np.zeros(SIZE, "float32"))
+    server = host(algorithms.ADAG(), np.zeros(SIZE, "float32"))
     start = np.zeros(SIZE, "float32")
-    one.near.exchange(start.copy(), start.copy(), 1, NONE)
-    one.far.exchange(start.copy(), start.copy(), 1, NONE)
-    getattr(one, who).replace(np.full(SIZE, 5, "float32"), NONE)
-    for seat in (one.near, one.far):
+    server.near.exchange(start.copy(), start.copy(), 1, NONE)
+    server.far.exchange(start.copy(), start.copy(), 1, NONE)
+    getattr(server, members).replace(np.full(SIZE, 5, "float32"), NONE)
+    for seat in (server.near, server.far):
         local, seen = start.copy(), start.copy()
         seat.exchange(local, seen, 1, NONE)
         np.testing.assert_array_equal(local, 5)
-    for seat in (one.near, one.far)[:1]:
+    for seat in (server.near, server.far)[:1]:
         local, seen = np.full(SIZE, 5.1, "float32"), np.full(SIZE, 5, "float32")
         seat.exchange(local, seen, 1, NONE)
         np.testing.assert_allclose(local, 5.1, rtol=1e-6)
@@ -366,7 +366,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
     with (
         SharedMemoryParameterServer.create(vector, NONE, rule.start(vector, WORKERS), WORKERS) as segment,
         SharedMemoryParameterServer(segment, rule, 0, WORKERS) as center,
-        reply_segment(center) as kept,
+        reply_segment(center) as saved,
     ):
         config = ServerConfig(
             algorithm=algorithms.to_config(rule),
@@ -376,7 +376,7 @@ def test_a_worker_that_reads_nothing_keeps_no_other_from_the_server():
             secret=b"secret".hex(),
             address="127.0.0.1",
             center=segment.fd,
-            replies=kept.fd,
+            replies=saved.fd,
         )
         server = ShardServerProcess(config)
         try:
@@ -436,52 +436,52 @@ def test_a_forked_child_keeps_neither_the_server_of_a_dead_rank_nor_its_port():
 @pytest.mark.parametrize("host", ["messages"], indirect=True)
 def test_a_vector_that_was_fetched_twice_is_sent_once(host, op, when):
     """The server dies before or after it has sent the vector; the next one is asked for the same."""
-    one = host(algorithms.AEASGD(alpha=0.5), np.zeros(SIZE, "float32"))
+    server = host(algorithms.AEASGD(alpha=0.5), np.zeros(SIZE, "float32"))
     local, seen, out = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32"), np.full(SIZE, 7, "float32")
-    one.far.read(seen.copy(), NONE)
-    one.harm["Fetch"] = when, lambda: None
+    server.far.read(seen.copy(), NONE)
+    server.harm["Fetch"] = when, lambda: None
     if op == "Exchange":
-        one.far.exchange(local, seen, 4, NONE)
+        server.far.exchange(local, seen, 4, NONE)
         assert set(local) == {0.5}
     else:
-        one.far.read(out, NONE)
+        server.far.read(out, NONE)
         assert set(out) == {0.0}
-        one.far.exchange(local, seen, 4, NONE)
+        server.far.exchange(local, seen, 4, NONE)
     for _ in range(2):
-        assert one.far.read(out, NONE) == 1
+        assert server.far.read(out, NONE) == 1
         assert set(out) == {0.5}
-    assert (one.harm, one.came, one.near.contributions) == ({}, 2, [0, 1])
+    assert (server.harm, server.came, server.near.contributions) == ({}, 2, [0, 1])
 
 
 @pytest.mark.parametrize("host", ["messages"], indirect=True)
 def test_a_message_that_never_ends_is_an_error_in_time_and_vectors_go_by_tcp_then(host, caplog):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     local, seen, out = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32"), np.zeros(SIZE, "float32")
-    one.far.read(out, NONE)
-    one.relay.close()  # as in a rank that is stopped
-    one.line.timeout, one.centers[0].timeout = 0.3, 3.0
+    server.far.read(out, NONE)
+    server.relay.close()  # as in a rank that is stopped
+    server.line.timeout, server.centers[0].timeout = 0.3, 3.0
     with pytest.raises(CommTimeoutError, match="The host did not answer for 0.3 s"):
-        one.far.exchange(local, seen, 4, NONE)
+        server.far.exchange(local, seen, 4, NONE)
     assert "rank 0 on here: a message did not end. This rank sends its vectors by TCP from now on." in caplog.text
-    one.line.timeout = 20.0
-    one.far.exchange(local, seen, 4, NONE)
-    one.far.read(out, NONE)
+    server.line.timeout = 20.0
+    server.far.exchange(local, seen, 4, NONE)
+    server.far.read(out, NONE)
     assert set(out) == {1.0}
-    assert one.near.contributions == [0, 1]
+    assert server.near.contributions == [0, 1]
 
 
 @pytest.mark.parametrize("host", ["messages"], indirect=True)
 def test_messages_that_fail_in_the_host_s_first_rank_are_an_error_at_once(host, caplog):
-    one = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
+    server = host(algorithms.DOWNPOUR(), np.zeros(SIZE, "float32"))
     local, seen = np.ones(SIZE, "float32"), np.zeros(SIZE, "float32")
-    one.far.read(seen.copy(), NONE)
+    server.far.read(seen.copy(), NONE)
 
     def fail(*_):
         raise OSError("the fabric is down")
 
-    one.relay._messages.receive = fail
+    server.relay._messages.receive = fail
     with pytest.raises(PeerLostError, match="The messages of .*'s first rank failed: see its output"):
-        one.far.exchange(local, seen, 4, NONE)
+        server.far.exchange(local, seen, 4, NONE)
     assert "letters failed at a vector of the center: OSError: the fabric is down" in caplog.text
-    one.far.exchange(local, seen, 4, NONE)  # by TCP
-    assert one.near.contributions == [0, 1]
+    server.far.exchange(local, seen, 4, NONE)  # by TCP
+    assert server.near.contributions == [0, 1]

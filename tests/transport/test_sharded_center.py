@@ -32,33 +32,33 @@ def hosts():
     def start(rule, center, others, cuts):
         doors = []
         for i, cut in enumerate(cuts):
-            vector, own = center[cut].copy(), others if i == 0 else others[:0]
-            segment = SharedMemoryParameterServer.create(vector, own, rule.start(vector, WORKERS), WORKERS)
+            vector, values = center[cut].copy(), others if i == 0 else others[:0]
+            segment = SharedMemoryParameterServer.create(vector, values, rule.start(vector, WORKERS), WORKERS)
             listener = AuthListener("127.0.0.1", b"secret", RankGreeting)
-            kept = reply_segment(SharedMemoryParameterServer(segment))
-            rooms.extend([listener, segment, kept])
-            doors.append((listener, segment, kept))
+            saved = reply_segment(SharedMemoryParameterServer(segment))
+            rooms.extend([listener, segment, saved])
+            doors.append((listener, segment, saved))
 
         def at(rank, host):
             parts = []
             for i, cut in enumerate(cuts):
-                listener, segment, kept = doors[i]
+                listener, segment, saved = doors[i]
                 if i == host:
                     parts.append((cut, SharedMemoryParameterServer(segment, rule, rank, WORKERS)))
                 else:
                     line = RpcConnection(dial(listener.address, b"secret", RankGreeting(rank), 5.0), f"host {i}", 5.0)
-                    guests.append(guest(listener, segment, kept, rule))
+                    guests.append(guest(listener, segment, saved, rule))
                     parts.append((cut, line))
                     held.insert(0, line)
-            found = ShardedParameterServer(rule, parts)
-            held.insert(0, found)
-            return found
+            result = ShardedParameterServer(rule, parts)
+            held.insert(0, result)
+            return result
 
         return at
 
-    def guest(listener, segment, kept, rule):
+    def guest(listener, segment, saved, rule):
         greeting, end = listener.next_peer(5.0)
-        center = ParameterShard(segment, rule, greeting.rank, WORKERS, kept)
+        center = ParameterShard(segment, rule, greeting.rank, WORKERS, saved)
         answer = RpcConnection(end, "a worker", 5.0).serve
         state = STATE_REQUESTS, partial(sharded_center_state.reply, center)
         handler = Router((SHARD_REQUESTS, center.reply), state).handle
@@ -67,12 +67,12 @@ def hosts():
         return thread
 
     yield start
-    for one in held:
-        one.close()
+    for item in held:
+        item.close()
     for thread in guests:  # which close their sockets when nobody asks any more
         thread.join(5.0)
-    for one in rooms:
-        one.close()
+    for item in rooms:
+        item.close()
 
 
 @pytest.mark.parametrize("cuts", CUTS)
@@ -80,33 +80,33 @@ def hosts():
 def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
     rule = kind().bound(WORKERS, 0.01, strict=False)
     rng = np.random.default_rng(3)
-    begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
     if not rule.elementwise and cuts == "two":
         with pytest.raises(InvalidInputError, match="cannot be divided"):
-            hosts(rule, begin, own, CUTS[cuts])(0, 0)
+            hosts(rule, begin, values, CUTS[cuts])(0, 0)
         return
-    one = InMemoryParameterServer(rule, begin, WORKERS, own)
-    at = hosts(rule, begin, own, CUTS[cuts])
+    first = InMemoryParameterServer(rule, begin, WORKERS, values)
+    at = hosts(rule, begin, values, CUTS[cuts])
     centers = [at(0, 0), at(1, 1), at(2, 1)]  # at home with the first part, with the second, and again
-    mine = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
-    theirs = [(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)]
-    for center, (local, seen, others) in zip(centers, mine, strict=True):
+    actual = [(begin.copy(), begin.copy(), values.copy()) for _ in range(WORKERS)]
+    expected = [(begin.copy(), begin.copy(), values.copy()) for _ in range(WORKERS)]
+    for center, (local, seen, others) in zip(centers, actual, strict=True):
         assert center.read(local, others) == 0
         seen[:] = local
     for rank in (0, 1, 1, 2, 0, 2, 1):
         step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
-        for vectors in (mine[rank], theirs[rank]):
+        for vectors in (actual[rank], expected[rank]):
             vectors[0][:] += step
             vectors[2][:] += more
-        stale = centers[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
-        assert stale == one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
-        np.testing.assert_allclose(mine[rank][0], theirs[rank][0], rtol=0, atol=2e-6)
-        np.testing.assert_allclose(mine[rank][2], theirs[rank][2], rtol=0, atol=2e-6)
+        stale = centers[rank].exchange(*actual[rank][:2], 4, actual[rank][2])
+        assert stale == first.exchange(rank, *expected[rank][:2], 4, expected[rank][2])
+        np.testing.assert_allclose(actual[rank][0], expected[rank][0], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(actual[rank][2], expected[rank][2], rtol=0, atol=2e-6)
     for center in centers:
-        out, others = np.empty_like(begin), np.empty_like(own)
+        out, others = np.empty_like(begin), np.empty_like(values)
         assert center.read(out, others) == 7
-        np.testing.assert_allclose(out, one.center, rtol=0, atol=2e-6)
-        np.testing.assert_allclose(others, one.others, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(out, first.center, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(others, first.others, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("cuts", CUTS)
@@ -117,42 +117,42 @@ def test_a_trial_is_the_center_with_what_all_have_left(hosts, kind, cuts):
     if not rule.elementwise and cuts == "two":
         return
     rng = np.random.default_rng(4)
-    begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
-    one = InMemoryParameterServer(rule, begin, WORKERS, own)
-    at = hosts(rule, begin, own, CUTS[cuts])
+    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    first = InMemoryParameterServer(rule, begin, WORKERS, values)
+    at = hosts(rule, begin, values, CUTS[cuts])
     centers = [at(0, 0), at(1, 1), at(2, 1)]
-    out, mean = np.empty_like(begin), np.empty_like(own)
-    mine, theirs = ([(begin.copy(), begin.copy(), own.copy()) for _ in range(WORKERS)] for _ in range(2))
+    out, mean = np.empty_like(begin), np.empty_like(values)
+    actual, expected = ([(begin.copy(), begin.copy(), values.copy()) for _ in range(WORKERS)] for _ in range(2))
     for rank in (1, 2, 0, 2, 1):
         step = rng.standard_normal(SIZE).astype("float32")
-        for vectors in (mine[rank], theirs[rank]):
+        for vectors in (actual[rank], expected[rank]):
             vectors[0][:] += step
-        centers[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
-        one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
+        centers[rank].exchange(*actual[rank][:2], 4, actual[rank][2])
+        first.exchange(rank, *expected[rank][:2], 4, expected[rank][2])
     for rank in range(WORKERS):
         step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
-        for vectors in (mine[rank], theirs[rank]):
+        for vectors in (actual[rank], expected[rank]):
             vectors[0][:] += step
             vectors[2][:] += more
-        centers[rank].publish_pending(*mine[rank][:2], 4, mine[rank][2])
-        np.testing.assert_array_equal(mine[rank][0], theirs[rank][0])
-    centers[2].exchange(*mine[2][:2], 4, mine[2][2])
-    one.exchange(2, *theirs[2][:2], 4, theirs[2][2])
+        centers[rank].publish_pending(*actual[rank][:2], 4, actual[rank][2])
+        np.testing.assert_array_equal(actual[rank][0], expected[rank][0])
+    centers[2].exchange(*actual[2][:2], 4, actual[2][2])
+    first.exchange(2, *expected[2][:2], 4, expected[2][2])
     centers[1].trial(out, mean)
-    again = out.copy(), mean.copy()
+    repeated = out.copy(), mean.copy()
     centers[0].trial(out, mean)
-    np.testing.assert_array_equal(out, again[0])
+    np.testing.assert_array_equal(out, repeated[0])
     assert centers[0].read(out, mean) == 6
-    np.testing.assert_allclose(out, one.center, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(out, first.center, rtol=0, atol=2e-6)
     for rank in (0, 1):
-        centers[rank].exchange(*mine[rank][:2], 4, mine[rank][2])
-        one.exchange(rank, *theirs[rank][:2], 4, theirs[rank][2])
-    np.testing.assert_allclose(again[0], one.center, rtol=0, atol=4e-6)
-    np.testing.assert_allclose(again[1], one.others, rtol=0, atol=4e-6)
+        centers[rank].exchange(*actual[rank][:2], 4, actual[rank][2])
+        first.exchange(rank, *expected[rank][:2], 4, expected[rank][2])
+    np.testing.assert_allclose(repeated[0], first.center, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(repeated[1], first.others, rtol=0, atol=4e-6)
     centers[2].trial(out, mean)  # nobody has left anything since
-    centers[0].read(*again)
-    np.testing.assert_array_equal(out, again[0])
-    np.testing.assert_array_equal(mean, again[1])
+    centers[0].read(*repeated)
+    np.testing.assert_array_equal(out, repeated[0])
+    np.testing.assert_array_equal(mean, repeated[1])
 
 
 def test_what_was_left_is_void_where_the_center_was_set(hosts):
@@ -241,26 +241,26 @@ def test_after_an_error_at_one_host_no_reply_of_another_is_left_unread(hosts):
 def test_an_exported_state_continues_on_other_hosts(hosts, cuts):
     rule = algorithms.DOWNPOUR(adagrad=True).bound(WORKERS, 0.01, strict=False)  # has a memory
     rng = np.random.default_rng(5)
-    begin, own = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
     steps = [rng.standard_normal(SIZE).astype("float32") for _ in range(2)]
-    at = hosts(rule, begin, own, CUTS[cuts])
+    at = hosts(rule, begin, values, CUTS[cuts])
     center, local, seen = at(1, 1), begin.copy(), begin.copy()
     center.position_word = encode_position(2, 5)
     local += steps[0]
-    center.exchange(local, seen, 4, own.copy())
+    center.exchange(local, seen, 4, values.copy())
     lead = at(0, 1)  # with "two", a shard of each kind
     assert (sharded_center_state.position_of(lead, 1), sharded_center_state.position_of(lead, 2)) == ((2, 5), None)
     header, vectors = sharded_center_state.export_state(lead)
-    other = hosts(rule, np.zeros_like(begin), np.zeros_like(own), CUTS["two" if cuts == "one" else "one"])
+    other = hosts(rule, np.zeros_like(begin), np.zeros_like(values), CUTS["two" if cuts == "one" else "one"])
     sharded_center_state.import_state(other(0, 0), header, vectors)
     resumed, exported = other(1, 1), (local.copy(), seen.copy())
     sharded_center_state.refresh(resumed)
-    found = []
-    for server, (mine, shown) in ((center, (local, seen)), (resumed, exported)):
-        mine += steps[1]
-        stale = server.exchange(mine, shown, 4, own.copy())
-        again, others = np.empty_like(begin), np.empty_like(own)
-        found.append((stale, server.read(again, others), mine, again, others))
-    assert found[0][1] == found[1][1] == 2
-    for one, two in zip(found[0][2:], found[1][2:], strict=True):
-        np.testing.assert_array_equal(one, two)
+    results = []
+    for server, (value, shown) in ((center, (local, seen)), (resumed, exported)):
+        value += steps[1]
+        stale = server.exchange(value, shown, 4, values.copy())
+        repeated, others = np.empty_like(begin), np.empty_like(values)
+        results.append((stale, server.read(repeated, others), value, repeated, others))
+    assert results[0][1] == results[1][1] == 2
+    for actual, two in zip(results[0][2:], results[1][2:], strict=True):
+        np.testing.assert_array_equal(actual, two)

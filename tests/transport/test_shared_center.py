@@ -48,8 +48,8 @@ class Whole(Rule):
 
     def merge(self, center, message, info, memory):
         norm = float((center * center).sum())
-        mine = tuple(center if i == info.sender else vector for i, vector in enumerate(memory))
-        return center + message / (norm + info.staleness + 1), mine
+        actual = tuple(center if i == info.sender else vector for i, vector in enumerate(memory))
+        return center + message / (norm + info.staleness + 1), actual
 
 
 RULES = "\n\n".join(inspect.getsource(rule) for rule in (Rule, Elastic, Whole))
@@ -83,7 +83,7 @@ center.close()
 """
     start = np.arange(count, dtype=float)
     with SharedMemoryParameterServer.create(start, NONE, (), 3) as segment:
-        said = ranks.start(script, segment, 3).finish(120)
+        results = ranks.start(script, segment, 3).finish(120)
         with SharedMemoryParameterServer(segment) as controller:
             out = np.empty(count)
             clock = controller.read(out, NONE)
@@ -91,10 +91,10 @@ center.close()
             assert controller.contributions == [turns] * 3
             assert controller.clock == clock == 3 * turns > 0
     moved = out - start
-    totals = [sum(line["sums"][i] for (line,) in said) for i in range(3)]
+    totals = [sum(line["sums"][i] for (line,) in results) for i in range(3)]
     assert [float(moved.sum()), float(moved[0]), float(moved[-1])] == totals
     # each merge is stale by the merges of others since its sender last saw the center
-    assert 0 <= sum(line["stale"] for (line,) in said) <= 2 * clock
+    assert 0 <= sum(line["stale"] for (line,) in results) <= 2 * clock
 
 
 @pytest.mark.parametrize("kind", [Rule, Elastic, Whole])
@@ -110,16 +110,16 @@ def test_an_exchange_does_what_the_three_functions_say(kind):
         last = [0, 0]
         for clock, sender in enumerate((0, 1, 1, 0, 1)):
             local, seen = views[sender]
-            told = type("M", (), {"workers": 1, "sender": sender, "staleness": clock - last[sender]})
+            facts = type("M", (), {"workers": 1, "sender": sender, "staleness": clock - last[sender]})
             message = rule.propose(local.copy(), seen.copy(), 4)
             old = center
-            center, kept = rule.merge(old, message, told, tuple(memory))
-            memory = list(kept)
+            center, saved = rule.merge(old, message, facts, tuple(memory))
+            memory = list(saved)
             shown = old if rule.shows == "before" else center
             want = rule.adopt(local.copy(), shown)
             want_seen = shown if getattr(rule, "uses_seen", True) else seen.copy()
             stale = clients[sender].exchange(local, seen, 4, NONE)
-            assert stale == told.staleness
+            assert stale == facts.staleness
             last[sender] = clock + 1
             assert np.array_equal(local, want)
             assert np.array_equal(seen, want_seen)
@@ -145,9 +145,9 @@ def test_only_the_memory_that_changed_is_rewritten():
             return local
 
         def merge(self, center, message, info, memory):
-            one = memory[1] + 1 if self.block else memory[1]
+            first = memory[1] + 1 if self.block else memory[1]
             two = memory[2] if self.block else memory[2] + 1
-            return message, (memory[0], one, two)
+            return message, (memory[0], first, two)
 
         def adopt(self, local, shown):
             return shown
@@ -203,35 +203,35 @@ def test_moving_statistics_are_averaged_and_adopted():
 def test_a_center_that_was_set_is_taken_as_it_is():
     rule = Rule()
     with a_center() as segment:
-        one, two = (SharedMemoryParameterServer(segment, rule, rank, 2) for rank in range(2))
+        first, two = (SharedMemoryParameterServer(segment, rule, rank, 2) for rank in range(2))
         local, seen = np.ones(5), np.zeros(5)
         two.exchange(local.copy(), seen.copy(), 1, NONE)
         SharedMemoryParameterServer(segment).replace(np.full(5, 7.0), NONE)
-        for client in (one, two):
-            mine, known = local.copy(), seen.copy()
-            assert client.exchange(mine, known, 1, NONE) == 0
-            assert mine.tolist() == known.tolist() == [7.0] * 5
-        assert one.contributions == [0, 1]  # what had been learnt before went into nothing
-        assert one.exchange(mine, known, 1, NONE) == 0
+        for client in (first, two):
+            actual, known = local.copy(), seen.copy()
+            assert client.exchange(actual, known, 1, NONE) == 0
+            assert actual.tolist() == known.tolist() == [7.0] * 5
+        assert first.contributions == [0, 1]  # what had been learnt before went into nothing
+        assert first.exchange(actual, known, 1, NONE) == 0
         late = SharedMemoryParameterServer(segment, rule, 1, 2)
         late.replace(np.full(5, 9.0), NONE)
-        late.read(mine, NONE)
-        assert late.exchange(mine, known, 1, NONE) == 0
+        late.read(actual, NONE)
+        assert late.exchange(actual, known, 1, NONE) == 0
         assert late.contributions == [1, 2]
 
 
 def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
     rule = Rule()
     with a_center(workers=3) as segment:
-        one, two, late = (SharedMemoryParameterServer(segment, rule, rank, 3) for rank in range(3))
+        first, two, late = (SharedMemoryParameterServer(segment, rule, rank, 3) for rank in range(3))
         local, seen, out = np.zeros(5), np.zeros(5), np.empty(5)
-        assert [one.exchange(local, seen, 1, NONE) for _ in range(4)] == [0, 0, 0, 0]
+        assert [first.exchange(local, seen, 1, NONE) for _ in range(4)] == [0, 0, 0, 0]
         assert two.exchange(local, seen, 1, NONE) == 4
         late.read(out, NONE)
         assert late.exchange(local, seen, 1, NONE) == 0
-        one.read(out, NONE)  # a snapshot in the midst of a window is not what the worker goes on from
-        assert one.exchange(local, seen, 1, NONE) == 2
-        assert one.contributions == [5, 1, 1]
+        first.read(out, NONE)  # a snapshot in the midst of a window is not what the worker goes on from
+        assert first.exchange(local, seen, 1, NONE) == 2
+        assert first.contributions == [5, 1, 1]
 
 
 def test_pending_messages_take_no_memory_before_they_are_written():
@@ -275,12 +275,12 @@ def test_a_rank_may_come_back_but_not_twice_at_once():
     with a_center() as segment:
         first = SharedMemoryParameterServer(segment, rule, 0, 2)
         first.exchange(np.ones(5), np.zeros(5), 1, NONE)
-        again = SharedMemoryParameterServer(segment, rule, 0, 2)
-        again.exchange(np.ones(5), np.zeros(5), 1, NONE)
-        assert again.contributions == [2, 0]
+        repeated = SharedMemoryParameterServer(segment, rule, 0, 2)
+        repeated.exchange(np.ones(5), np.zeros(5), 1, NONE)
+        assert repeated.contributions == [2, 0]
         with pytest.raises(InvalidInputError, match="another process exchanges under this rank"):
             first.exchange(np.ones(5), np.zeros(5), 1, NONE)
-        assert again.contributions == [2, 0]
+        assert repeated.contributions == [2, 0]
 
 
 def test_what_does_not_fit_is_refused():

@@ -69,16 +69,16 @@ say(turns=turns, equal=bool(local.min() == local.max()))
 """
     )
     with a_center(count, workers=3) as segment:
-        said = ranks.start(script, segment, 3).finish(codes={1: -signal.SIGKILL})
+        results = ranks.start(script, segment, 3).finish(codes={1: -signal.SIGKILL})
         with SharedMemoryParameterServer(segment) as controller:
             out = np.empty(count)
             clock = controller.read(out, NONE)
             contributions = controller.contributions
-    assert said[1] == [{"killed": True}]
-    assert contributions == [said[0][0]["turns"], 3, said[2][0]["turns"]]
+    assert results[1] == [{"killed": True}]
+    assert contributions == [results[0][0]["turns"], 3, results[2][0]["turns"]]
     assert contributions[0] > 5 < contributions[2]
-    assert said[0][0]["equal"]
-    assert said[2][0]["equal"]
+    assert results[0][0]["equal"]
+    assert results[2][0]["equal"]
     assert clock == sum(contributions)
     assert out.min() == out.max() == clock  # each contribution added one to every value, once
 
@@ -100,7 +100,7 @@ while True:
     with a_center(200_000) as segment:
         ranks.start(script, segment, 2)
         for rank in range(2):
-            ranks.line(rank)
+            ranks.next_line(rank)
         with SharedMemoryParameterServer(segment, None, None, 2) as controller:
             out = np.empty(200_000)
             clocks = [controller.read(out, NONE)]
@@ -118,7 +118,7 @@ while True:
 def test_a_stopped_holder_is_named_and_the_center_can_still_be_read(ranks):
     with a_center() as segment:
         ranks.start(holding("os.kill(os.getpid(), signal.SIGSTOP)"), segment, 2, ranks=[1])
-        assert ranks.line(0) == {"killed": True}
+        assert ranks.next_line(0) == {"killed": True}
         client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=0.6)
         begin = time.perf_counter()
         with pytest.raises(CommTimeoutError, match=r"rank 0 on .* held by rank 1 \(process \d+\)") as caught:
@@ -142,7 +142,7 @@ with controller._lock.hold(30, "a test"):
 """
     with a_center() as segment:
         ranks.start(script, segment, 2, ranks=[1])
-        assert ranks.line(0) == {"held": True}
+        assert ranks.next_line(0) == {"held": True}
         client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=0.1)
         with pytest.raises(CommTimeoutError, match=r"held by a process without a rank \(process \d+\)") as caught:
             client.exchange(np.ones(5), np.zeros(5), 1, NONE)
@@ -158,7 +158,7 @@ with controller._lock.hold(30, "a test"):
 def test_a_killed_holder_lets_the_lock_go_at_once(ranks):
     with a_center() as segment:
         ranks.start(holding("time.sleep(60)"), segment, 2, ranks=[1])
-        assert ranks.line(0) == {"killed": True}
+        assert ranks.next_line(0) == {"killed": True}
         client = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2, timeout=20)
         ranks.kill(0)
         begin = time.perf_counter()
@@ -180,7 +180,7 @@ say(at=time.time())
         holder = SharedMemoryParameterServer(segment, DOWNPOUR(), 0, 2)
         with holder._lock.hold(5, "a test"):
             ranks.start(script, segment, 2, ranks=[1])
-            ranks.line(0)
+            ranks.next_line(0)
             time.sleep(0.3)
             given_up = time.time()
             abort(segment, "rank 0 ran out of memory")

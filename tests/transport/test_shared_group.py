@@ -35,19 +35,19 @@ trying(group.barrier)
     with SharedGroup.create(3, 4096) as segment:
         ranks.start(script, segment, 3)
         for rank in range(3):
-            ranks.line(rank)
+            ranks.next_line(rank)
         time.sleep(0.2)
         killed = time.perf_counter()
         ranks.kill(2)
-        first = [ranks.line(rank) for rank in (0, 1)]
+        first = [ranks.next_line(rank) for rank in (0, 1)]
         seconds = time.perf_counter() - killed
-        said = ranks.finish(codes={2: -signal.SIGKILL})
+        results = ranks.finish(codes={2: -signal.SIGKILL})
     assert seconds < 5
     for rank, line in enumerate(first):
         assert line["error"] == "PeerLostError"
         assert f"rank {rank} on {os.uname().nodename}: rank 2 (process" in line["text"]
         assert "died while it was awaited at sum_slots of 10 float32" in line["text"]
-        assert "failed before" in said[rank][0]["text"]
+        assert "failed before" in results[rank][0]["text"]
 
 
 def test_a_death_is_seen_while_another_rank_is_only_slow(ranks):
@@ -62,9 +62,9 @@ else:
     trying(group.barrier)
 """
     with SharedGroup.create(3, 4096) as segment:
-        said = ranks.start(script, segment, 3).finish(codes={2: -signal.SIGKILL})
-    assert said[0][0]["error"] == "PeerLostError"
-    assert said[0][0]["seconds"] < 2.5
+        results = ranks.start(script, segment, 3).finish(codes={2: -signal.SIGKILL})
+    assert results[0][0]["error"] == "PeerLostError"
+    assert results[0][0]["seconds"] < 2.5
 
 
 def test_a_stopped_rank_and_one_that_never_came_are_named(ranks):
@@ -80,9 +80,9 @@ trying(group.barrier)
     with SharedGroup.create(4, 4096) as segment:
         ranks.start(script, segment, 4, ranks=[0, 1])
         for rank in (0, 1):
-            ranks.line(rank)
+            ranks.next_line(rank)
         ranks.kill(1, signal.SIGSTOP)
-        line = ranks.line(0)
+        line = ranks.next_line(0)
         ranks.kill(1)
     assert line["error"] == "CommTimeoutError"
     assert line["missing"] == [1, 2, 3]
@@ -102,16 +102,16 @@ say(at=time.time())
     with SharedGroup.create(3, 4096) as segment:
         ranks.start(script, segment, 3)
         for rank in range(3):
-            ranks.line(rank)
+            ranks.next_line(rank)
         time.sleep(0.5)
         given_up = time.time()
         abort(segment, "rank 9 raised ValueError: no rows")
         SharedGroup.abort(segment, "a second reason does not replace the first")
-        said = ranks.finish()
-    for lines in said:
+        results = ranks.finish()
+    for lines in results:
         assert lines[0]["error"] == "PeerLostError"
         assert "rank 9 raised ValueError: no rows" in lines[0]["text"]
-    assert all(lines[1]["at"] - given_up < 0.3 for lines in said[:2])
+    assert all(lines[1]["at"] - given_up < 0.3 for lines in results[:2])
 
 
 def test_a_rank_is_taken_once_and_must_exist(ranks):
@@ -144,8 +144,8 @@ after = open_fds()
 say(before=len(before), after=len(after), still=float(result.sum()))
 """
     with SharedGroup.create(2, 4096) as segment:
-        said = ranks.start(script, segment, 2).finish()
-    assert all(line["after"] == line["before"] - 1 for (line,) in said)
+        results = ranks.start(script, segment, 2).finish()
+    assert all(line["after"] == line["before"] - 1 for (line,) in results)
 
 
 def test_ranks_in_threads_of_one_process():
@@ -206,8 +206,8 @@ def test_an_interrupt_right_after_the_lock_was_taken_lets_it_go(monkeypatch):
         lock = RobustLock(segment, 40, 41, "rank 0", 0)
         acquire = lock._acquire
 
-        def interrupted(timeout, what):
-            acquire(timeout, what)
+        def interrupted(timeout, kind):
+            acquire(timeout, kind)
             raise KeyboardInterrupt
 
         monkeypatch.setattr(lock, "_acquire", interrupted)
@@ -287,8 +287,8 @@ trying(lambda: share(group, None, root))
 group.close()
 """
     with SharedGroup.create(3, 4096) as segment:
-        said = ranks.start(script, segment, 3).finish()
-    for rank, (line, refused) in enumerate(said):
+        results = ranks.start(script, segment, 3).finish()
+    for rank, (line, refused) in enumerate(results):
         assert line == {"values": [10, 11, 12], "same": rank == root}
         assert refused["error"] == "PeerLostError"
         assert "gave no segment" in refused["text"]
@@ -304,8 +304,8 @@ class _Telling(SingleRankGroup):
 
     def gather(self, x):
         self.gathered.append(x)
-        told = json.dumps([json.loads(x)[0], [self.pid, 3]]).encode() if len(self.gathered) == 1 else b""
-        return [told, x]
+        settings = json.dumps([json.loads(x)[0], [self.pid, 3]]).encode() if len(self.gathered) == 1 else b""
+        return [settings, x]
 
 
 def test_a_segment_that_cannot_be_mapped_is_told_to_everyone():
@@ -364,11 +364,11 @@ def test_local_group_gives_what_a_shared_group_of_one_gives():
             for name in ("sum", "mean"):
                 a, b = getattr(local, name)(x), getattr(shared, name)(x)
                 assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-    given = np.ones(2)
-    assert local.sum(given) is not given
+    inputs = np.ones(2)
+    assert local.sum(inputs) is not inputs
     assert local.slot(3, "float32").ctypes.data % 64 == 0
     with pytest.raises(ChorosError):
         local.slot(-1, "float32")
     with pytest.raises(InvalidInputError):
-        local.broadcast(given, root=1)
+        local.broadcast(inputs, root=1)
     local.close()

@@ -1,4 +1,4 @@
-"""Who is not of the job: many at once, slow ones, half and oversized messages. The job's own ranks get in meanwhile."""
+"""Connections from outside the job: many at once, slow ones, partial and oversized messages. Ranks connect too."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def came(listener):
 
 
 def shut(end):
-    """Whether the other end says no more."""
+    """Return whether the other end has closed the connection."""
     try:
         return end.recv(1) == b""
     except ConnectionResetError:  # it had not read all
@@ -58,7 +58,7 @@ def until(condition):
 
 
 def test_strangers_are_not_let_in(listener):
-    """Who does not know the secret, speaks otherwise or says nothing: nobody comes of it, and the next gets in."""
+    """A peer without the secret, with another protocol or no message is dropped, and the next one is accepted."""
     with pytest.raises(PeerLostError, match="does not know this job's secret"):
         dial(listener.address, b"another job's", RankGreeting(1), 5)
     with stranger(listener) as end:
@@ -109,7 +109,7 @@ def test_a_bad_greeting_of_a_process_with_the_secret_is_rejected(listener, monke
 
 def test_what_was_overheard_opens_no_door(listener, monkeypatch):
     drawn, sign = [], auth_socket._sign
-    monkeypatch.setattr(auth_socket, "_sign", lambda *told: drawn.append(sign(*told)) or drawn[-1])
+    monkeypatch.setattr(auth_socket, "_sign", lambda *message: drawn.append(sign(*message)) or drawn[-1])
     far = dial(listener.address, SECRET, RankGreeting(1), 5)
     listener.next_peer(5)[1].close()
     far.close()
@@ -139,12 +139,12 @@ def test_silent_ones_give_way_to_others(listener, monkeypatch, capfd):
     for end in (*silent, far, near):
         end.close()
     until(lambda: not guests())
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     assert re.match(
-        r"choros: \d+ peers? that did not know this job's secret w\w+ rejected at 127\S+, the last from 127", said
+        r"choros: \d+ peers? that did not know this job's secret w\w+ rejected at 127\S+, the last from 127", stderr
     )
-    assert said.count("\n") == 1  # one line in ten seconds
-    assert SECRET.hex() not in said
+    assert stderr.count("\n") == 1  # one line in ten seconds
+    assert SECRET.hex() not in stderr
 
 
 def test_one_who_sends_a_byte_now_and_then_has_ten_seconds_in_all(listener, monkeypatch):
@@ -213,10 +213,10 @@ def test_what_is_no_message_is_named_so(message):
     """Of one who knows the secret but speaks otherwise: an error with a name, and no memory taken on his word."""
     if isinstance(message, str):
         message = len(message).to_bytes(4, "little") + message.encode()
-    one, two = socket.socketpair()
-    with one, two:
-        one.sendall(message)
-        one.shutdown(socket.SHUT_WR)
+    near, two = socket.socketpair()
+    with near, two:
+        near.sendall(message)
+        near.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerLostError, match="a rank"):
             RpcConnection(two, "a rank", 5).receive()
 
@@ -271,8 +271,8 @@ def test_a_forked_child_does_not_hide_its_parents_death(listener):
         print("forked", flush=True)
         time.sleep(60)
     """
-    words = [sys.executable, "-c", textwrap.dedent(script), listener.address, SECRET.hex()]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as rank:
+    command = [sys.executable, "-c", textwrap.dedent(script), listener.address, SECRET.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as rank:
         _, end = listener.next_peer(20.0)
         assert rank.stdout.readline() == b"forked\n"
         rank.kill()

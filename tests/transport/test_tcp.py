@@ -60,11 +60,11 @@ def test_the_first_of_several_ports_that_has_this_job():
     first, second, *_ = ports(SECRET)
     with (
         AuthListener("127.0.0.1", b"another job's", RankGreeting, [first]),
-        AuthListener("127.0.0.1", SECRET, RankGreeting, [first, second]) as mine,
+        AuthListener("127.0.0.1", SECRET, RankGreeting, [first, second]) as actual,
     ):
-        assert mine.address.endswith(f":{second}")
+        assert actual.address.endswith(f":{second}")
         end = dial(f"127.0.0.1:{first},{second}", SECRET, RankGreeting(1, "n1"), 5)
-        greeting, near = mine.next_peer(5)
+        greeting, near = actual.next_peer(5)
         assert greeting == RankGreeting(1, "n1")
         end.close()
         near.close()
@@ -89,10 +89,13 @@ def test_other_libraries_are_told_the_same_network(monkeypatch):
     listed = [{"name": name, "up": True, "addresses": [address]} for name, address in there]
     monkeypatch.setattr("choros.cluster.hardware.network_address.interfaces", lambda: listed)
     for network in ("hsn0", "hsn", "10.1.0.0/16", "10.1.2.3"):
-        told = pass_on(network)
-        assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "FI_TCP_IFACE"} <= told.keys()
-        assert {name for name, value in told.items() if value != "hsn0"} == {"NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME"}
-        assert told["NCCL_SOCKET_IFNAME"] == "=hsn0"  # hsn0 alone would mean hsn01 too
+        message = pass_on(network)
+        assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "FI_TCP_IFACE"} <= message.keys()
+        assert {name for name, value in message.items() if value != "hsn0"} == {
+            "NCCL_SOCKET_IFNAME",
+            "RCCL_SOCKET_IFNAME",
+        }
+        assert message["NCCL_SOCKET_IFNAME"] == "=hsn0"  # hsn0 alone would mean hsn01 too
 
 
 def test_a_meeting_tells_all_who_did_not_come(listener):
@@ -102,8 +105,8 @@ def test_a_meeting_tells_all_who_did_not_come(listener):
 
 
 def pair():
-    one, two = socket.socketpair()
-    links = ConnectionMesh({1: (one, "rank 1 on here")}), ConnectionMesh({0: (two, "rank 0 on here")})
+    near, two = socket.socketpair()
+    links = ConnectionMesh({1: (near, "rank 1 on here")}), ConnectionMesh({0: (two, "rank 0 on here")})
     return [TcpMessages(link, rank, range(2)) for rank, link in enumerate(links)]
 
 
@@ -124,9 +127,9 @@ def test_a_rank_that_waits_for_others_says_so_and_for_whom(listener, monkeypatch
         join_rendezvous(listener.address, SECRET, 0, 1.0)(b"")
     with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
         join_rendezvous("127.0.0.1:1", b"another", 1, 1.0)(b"")
-    said = capfd.readouterr().err
-    marks = re.findall(r"CHOROS_SECRET has the fingerprint (\w{6})", said)
-    assert len(set(marks)) == len(marks) == 2, said
+    stderr = capfd.readouterr().err
+    marks = re.findall(r"CHOROS_SECRET has the fingerprint (\w{6})", stderr)
+    assert len(set(marks)) == len(marks) == 2, stderr
 
 
 def test_a_secret_that_nobody_was_told_is_not_spoken_of(listener, monkeypatch, capfd):
@@ -137,12 +140,12 @@ def test_a_secret_that_nobody_was_told_is_not_spoken_of(listener, monkeypatch, c
         join_rendezvous(listener.address, SECRET, 0, 1.0, from_variable=False)(b"")
     with pytest.raises(PeerLostError, match="No listener answers at 127.0.0.1:1 "):
         join_rendezvous("127.0.0.1:1", b"another", 1, 1.0, from_variable=False)(b"")
-    said = capfd.readouterr().err
-    assert "rank 1 of 2 did not connect within" in said
-    assert "CHOROS_SECRET" not in said
-    assert "choros: rank 1 of 2 did not connect within 0.3 s" in said
-    assert "choros: rank 1: No listener answers at 127.0.0.1:1 " in said
-    assert "It tries for 0.7 s more" in said
+    stderr = capfd.readouterr().err
+    assert "rank 1 of 2 did not connect within" in stderr
+    assert "CHOROS_SECRET" not in stderr
+    assert "choros: rank 1 of 2 did not connect within 0.3 s" in stderr
+    assert "choros: rank 1: No listener answers at 127.0.0.1:1 " in stderr
+    assert "It tries for 0.7 s more" in stderr
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -152,12 +155,12 @@ def test_a_rank_that_is_there_twice_or_is_none_is_refused(rank, listener):
     errors = []
     first.start()
     time.sleep(0.2)
-    who = {1: "Two processes connected as rank 1", 3: "A process connected as rank 3"}[rank]
+    members = {1: "Two processes connected as rank 1", 3: "A process connected as rank 3"}[rank]
     errors.append(_error(join_rendezvous(listener.address, SECRET, rank, 20.0)))
     first.join(10)
     assert len(errors) == 2
     for error in errors:
-        assert f"{who} of 3: give each process of the job a rank of its own" in error
+        assert f"{members} of 3: give each process of the job a rank of its own" in error
 
 
 def test_two_first_ranks_on_a_host_are_told_so():
@@ -177,67 +180,67 @@ def test_two_first_ranks_on_a_host_are_told_so():
 
 
 def _error(swap):
-    with pytest.raises((InvalidInputError, PeerLostError)) as found:
+    with pytest.raises((InvalidInputError, PeerLostError)) as raised:
         swap(b"")
-    return str(found.value)
+    return str(raised.value)
 
 
 def test_messages_that_come_before_they_are_asked_for_are_kept():
     """Of several groups and tags, in the order of each; also one that is asked for while it comes."""
-    one, two = pair()
-    a, b = one.part([0, 1]), two.part([0, 1])
+    near, two = pair()
+    a, b = near.part([0, 1]), two.part([0, 1])
     big = np.arange(4_000_000 % 251 * 4000, dtype=np.uint8)
-    sent = [one.send(big, 1, 7), a.send(np.full(3, 1, np.uint8), 1, 7), one.send(np.full(2, 2, np.uint8), 1, 8)]
-    sent += [one.send(np.empty(0, np.uint8), 1, 9), one.send(np.full(2, 3, np.uint8), 1, 8)]
+    sent = [near.send(big, 1, 7), a.send(np.full(3, 1, np.uint8), 1, 7), near.send(np.full(2, 2, np.uint8), 1, 8)]
+    sent += [near.send(np.empty(0, np.uint8), 1, 9), near.send(np.full(2, 3, np.uint8), 1, 8)]
     late = np.zeros(2, np.uint8)
     first = two.receive(late, 0, 8)
     for _ in range(5):  # some of the first message is here now
-        one.done([])
+        near.done([])
         two.done([])
-    whole, early, again = np.zeros_like(big), np.zeros(3, np.uint8), np.zeros(2, np.uint8)
-    wanted = [first, two.receive(whole, 0, 7), b.receive(early, 0, 7), two.receive(again, 0, 8)]
+    complete, early, repeated = np.zeros_like(big), np.zeros(3, np.uint8), np.zeros(2, np.uint8)
+    wanted = [first, two.receive(complete, 0, 7), b.receive(early, 0, 7), two.receive(repeated, 0, 8)]
     wanted.append(two.receive(np.empty(0, np.uint8), 0, 9))
-    finish([*sent, *wanted], one, two)
-    assert np.array_equal(whole, big)
-    assert (late.tolist(), early.tolist(), again.tolist()) == ([2, 2], [1, 1, 1], [3, 3])
-    one.free(False)
+    finish([*sent, *wanted], near, two)
+    assert np.array_equal(complete, big)
+    assert (late.tolist(), early.tolist(), repeated.tolist()) == ([2, 2], [1, 1, 1], [3, 3])
+    near.free(False)
     with pytest.raises(ConnectionError, match="rank 0 on here has gone .it closed the connection"):
         finish([two.receive(late, 0, 8)], two)
     two.free(True)
-    assert one.is_closed()
+    assert near.is_closed()
     assert two.is_closed()
 
 
 def test_a_message_that_is_too_long_is_an_error():
-    one, two = pair()
-    sent = one.send(np.zeros(5, np.uint8), 1, 7)
+    near, two = pair()
+    sent = near.send(np.zeros(5, np.uint8), 1, 7)
     two.receive(np.zeros(4, np.uint8), 0, 7)
     with pytest.raises(ConnectionError, match="sent 5 bytes where 4 were expected"):
-        finish([sent], one, two)
-    for side in (one, two):
+        finish([sent], near, two)
+    for side in (near, two):
         side.free(True)
 
 
 def test_a_channel_refuses_what_is_no_number():
-    one, two = (RpcConnection(end, "the other", 5) for end in socket.socketpair())
-    one._sock.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
+    near, two = (RpcConnection(end, "the other", 5) for end in socket.socketpair())
+    near._sock.sendall((30).to_bytes(4, "little") + b'[{"op": 1}, [["object", 100]]]')
     with pytest.raises(PeerLostError, match="not a message .*object cannot be summed"):
         two.receive()
-    one.timeout = two.timeout = 0.2
+    near.timeout = two.timeout = 0.2
     with pytest.raises(CommTimeoutError, match=r"the other did not answer for 0.2 s"):
-        one.request({"op": "read"})
+        near.request({"op": "read"})
     with pytest.raises(PeerLostError, match="The connection with the other has failed before"):
-        one.request({"op": "read"})
-    one.close()
+        near.request({"op": "read"})
+    near.close()
     two.close()
 
 
 def test_a_channel_whose_other_end_has_gone_says_so():
-    one, two = (RpcConnection(end, "the other", 5) for end in socket.socketpair())
+    near, two = (RpcConnection(end, "the other", 5) for end in socket.socketpair())
     two.close()
     with pytest.raises(PeerLostError, match="the other has gone"):
-        one.request({"op": "read"})
-    one.close()
+        near.request({"op": "read"})
+    near.close()
 
 
 RANKS = """
@@ -266,14 +269,14 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "words"),
+    ("how", "kind", "message"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "PeerLostError", "rank 1 .process|rank 1 on"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "CommTimeoutError", "for rank 1 of 3"),
         ("group.close(); time.sleep(3); os._exit(0)", "PeerLostError", "rank 1 left"),
     ],
 )
-def test_a_rank_that_dies_hangs_or_leaves_is_named_by_all(how, kind, words, tmp_path):
+def test_a_rank_that_dies_hangs_or_leaves_is_named_by_all(how, kind, message, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RANKS.replace("HOW", how))
     ended = (
@@ -288,12 +291,12 @@ def test_a_rank_that_dies_hangs_or_leaves_is_named_by_all(how, kind, words, tmp_
         if "SIGSTOP" not in how
         else _stopped(script)
     )
-    said = re.findall(r"<(\d) (\w+) ([\d.]+) s: (.*)>", ended.stdout)
-    said = [one for one in said if one[0] != "1"]  # which was stopped and wakes up at the end
-    assert sorted(rank for rank, *_ in said) == ["0", "2"], ended.stdout + ended.stderr
-    for _, found, seconds, text in said:
-        assert found == kind, text
-        assert re.search(words, text), text
+    matches = re.findall(r"<(\d) (\w+) ([\d.]+) s: (.*)>", ended.stdout)
+    matches = [result for result in matches if result[0] != "1"]  # which was stopped and wakes up at the end
+    assert sorted(rank for rank, *_ in matches) == ["0", "2"], ended.stdout + ended.stderr
+    for _, item, seconds, text in matches:
+        assert item == kind, text
+        assert re.search(message, text), text
         assert float(seconds) < 5
 
 
@@ -308,7 +311,7 @@ def _stopped(script):
     lines = []
     for line in job.stdout:
         lines.append(line)
-        if len([one for one in lines if "<" in one]) == 2:
+        if len([result for result in lines if "<" in result]) == 2:
             break
     job.send_signal(signal.SIGTERM)
     rest, err = job.communicate(timeout=30)
@@ -317,8 +320,8 @@ def _stopped(script):
 
 def test_ranks_that_cannot_be_reached_are_named():
     with pytest.raises(CommTimeoutError, match=r"rank 0 on .* for ranks 1, 2 of 3.*CHOROS_NETWORK"):
-        TcpGroup(0, 3, lambda mine: [mine] * 3, SECRET, timeout=0.3)
+        TcpGroup(0, 3, lambda vector: [vector] * 3, SECRET, timeout=0.3)
     begun = time.monotonic()
     with pytest.raises(PeerLostError, match=r"rank 1 on .* cannot reach rank 0 on there"):
-        TcpGroup(1, 2, lambda mine: [b'["127.0.0.1:1", "there"]', mine], SECRET, timeout=0.3)
+        TcpGroup(1, 2, lambda vector: [b'["127.0.0.1:1", "there"]', vector], SECRET, timeout=0.3)
     assert time.monotonic() - begun < 5

@@ -211,8 +211,8 @@ class DiffusionModel(keras.Model):
             return {metric.name: metric.result() for metric in self.metrics}
 
     def follow(self):
-        for mine, weight in zip(self.ema_network.weights, self.network.weights, strict=True):
-            mine.assign(self.ema * mine + (1 - self.ema) * weight)
+        for value, weight in zip(self.ema_network.weights, self.network.weights, strict=True):
+            value.assign(self.ema * value + (1 - self.ema) * weight)
 
     if BACKEND == "torch":
 
@@ -347,9 +347,9 @@ class ContrastiveModel(keras.Model):
         return self.encoder(inputs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        one, other = (ops.normalize(self.encoder(self.noise(x, training=True)), axis=1) for _ in range(2))
-        similarities = ops.matmul(one, ops.transpose(other)) / self.temperature
-        labels = ops.arange(ops.shape(one)[0])
+        first, other = (ops.normalize(self.encoder(self.noise(x, training=True)), axis=1) for _ in range(2))
+        similarities = ops.matmul(first, ops.transpose(other)) / self.temperature
+        labels = ops.arange(ops.shape(first)[0])
         both = (similarities, ops.transpose(similarities))
         loss = keras.losses.sparse_categorical_crossentropy
         return sum(ops.mean(loss(labels, each, from_logits=True)) for each in both)
@@ -417,11 +417,11 @@ class Coupling(layers.Layer):
         self.net.build((None, 2))
 
     def call(self, x):
-        kept, moved = (x[:, 2:], x[:, :2]) if self.flip else (x[:, :2], x[:, 2:])
-        scale, shift = ops.split(self.net(kept), 2, axis=-1)
+        saved, moved = (x[:, 2:], x[:, :2]) if self.flip else (x[:, :2], x[:, 2:])
+        scale, shift = ops.split(self.net(saved), 2, axis=-1)
         self.add_loss(-ops.mean(ops.sum(scale, axis=-1)))
         moved = moved * ops.exp(scale) + shift
-        return ops.concatenate([moved, kept] if self.flip else [kept, moved], axis=-1)
+        return ops.concatenate([moved, saved] if self.flip else [saved, moved], axis=-1)
 
     def get_config(self):
         return {**super().get_config(), "flip": self.flip}

@@ -36,8 +36,8 @@ class RecommenderNet(keras.Model):
         return ops.sigmoid(dot + user_bias + movie_bias)
 
     def get_config(self):
-        mine = {name: getattr(self, name) for name in ("num_users", "num_movies", "embedding_size")}
-        return {**super().get_config(), **mine}
+        actual = {name: getattr(self, name) for name in ("num_users", "num_movies", "embedding_size")}
+        return {**super().get_config(), **actual}
 
 
 @zoo("recommender")

@@ -46,7 +46,7 @@ BLOCKS = ("dense", "shared", "residual", "conv", "layernorm", "batchnorm", "regu
 
 @st.composite
 def plans(draw):
-    """What a model is made from, as plain values, so that a failure prints it."""
+    """Draw the plan of a model as plain values, so that a failure prints it."""
     several = draw(st.booleans())
     reduction = (
         "sum_over_batch_size"

@@ -112,9 +112,9 @@ def seq2seq():
 def attention():
     """Queries over a sequence of keys by Attention and AdditiveAttention."""
     query, value = keras.Input((4, 6)), keras.Input((5, 6))
-    one = layers.Attention(use_scale=True)([query, value])
+    layer = layers.Attention(use_scale=True)([query, value])
     other = layers.AdditiveAttention()([query, value])
-    pooled = layers.GlobalAveragePooling1D()(layers.Concatenate()([one, other]))
+    pooled = layers.GlobalAveragePooling1D()(layers.Concatenate()([layer, other]))
     model = keras.Model([query, value], layers.Dense(3, activation="softmax")(pooled))
     return compiled(model), [normal(4, 6), normal(5, 6, seed=1)], whole(3), weights()
 

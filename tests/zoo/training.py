@@ -309,8 +309,8 @@ class MeanTeacher(AfterUpdate):
         return ops.mean(ops.square(y - y_pred)) + 0.5 * apart
 
     def follow(self):
-        for mine, weight in zip(self.teacher.weights, self.student.weights, strict=True):
-            mine.assign(0.9 * mine + 0.1 * weight)
+        for value, weight in zip(self.teacher.weights, self.student.weights, strict=True):
+            value.assign(0.9 * value + 0.1 * weight)
 
 
 @zoo("own steps", fast=True)
