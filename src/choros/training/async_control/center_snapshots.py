@@ -41,8 +41,8 @@ _HEAD = 8  # words: lengths of the vector and of the moving statistics, bytes of
 _EPOCHS = 3
 
 
-class Slots(Protocol):
-    """The interface of ``Snapshots`` for workers, on the same host or on another one."""
+class CenterSnapshotStore(Protocol):
+    """The interface of ``CenterSnapshots`` for workers, on the same host or on another one."""
 
     def put(self, epoch: int, vector: Array, others: Array) -> None:
         """Save the center of an epoch's end."""
@@ -53,14 +53,14 @@ class Slots(Protocol):
         ...
 
 
-class Snapshots:
+class CenterSnapshots:
     """The two slots of the center, in one segment.
 
     Args:
         segment: Segment. Created by ``create``, or attached.
 
     Example:
-        >>> kept = Snapshots.create(np.zeros(2), np.zeros(0))
+        >>> kept = CenterSnapshots.create(np.zeros(2), np.zeros(0))
         >>> kept.put(3, np.ones(2), np.zeros(0))
         >>> out = np.zeros(2)
         >>> kept.read(3, out, np.zeros(0)), kept.read(2, out, np.zeros(0)), out.tolist()
@@ -78,7 +78,7 @@ class Snapshots:
         self._slots = [(both[:size], both[size:]) for both in flat]
 
     @classmethod
-    def create(cls, vector: Array, others: Array) -> Snapshots:
+    def create(cls, vector: Array, others: Array) -> CenterSnapshots:
         """Create both slots, empty, for vectors of these sizes and this dtype (float32 or float64)."""
         nbytes = 8 * _HEAD + SLOTS * align((vector.size + others.size) * vector.itemsize)
         segment = Segment.create(nbytes, "choros-snapshots")
@@ -146,7 +146,7 @@ class SnapshotReply:
 REQUESTS = Messages(PutSnapshot, ReadSnapshot)
 
 
-class RemoteSnapshots:
+class RemoteCenterSnapshots:
     """The slots in the memory of another host.
 
     Args:
@@ -171,8 +171,8 @@ class RemoteSnapshots:
         """Do nothing: the connection belongs to the center."""
 
 
-def reply(snapshots: Snapshots, request: PutSnapshot | ReadSnapshot) -> Done | SnapshotReply:
-    """Serve a request of ``RemoteSnapshots``; return the reply."""
+def reply(snapshots: CenterSnapshots, request: PutSnapshot | ReadSnapshot) -> Done | SnapshotReply:
+    """Serve a request of ``RemoteCenterSnapshots``; return the reply."""
     if isinstance(request, PutSnapshot):
         snapshots.put(request.epoch, request.vector, request.others)
         return Done()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from choros.comm.shm.segment import Segment
-from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.center_snapshots import CenterSnapshots
 from choros.training.async_control.control_block import ControlBlock
 
 LINE = 1 << 14  # bytes for the logs of an epoch
@@ -22,10 +22,10 @@ class EpochLog:
     Args:
         segment: Segment. Memory for the logs, one JSON line per epoch.
         control_block: ControlBlock. Its lock guards the memory.
-        snapshots: Snapshots of the center at epochs' ends, or None if no callback reads them.
+        snapshots: the center at epochs' ends, or None if no callback reads them.
     """
 
-    def __init__(self, segment: Segment, control_block: ControlBlock, snapshots: Snapshots | None = None) -> None:
+    def __init__(self, segment: Segment, control_block: ControlBlock, snapshots: CenterSnapshots | None = None) -> None:
         self.segment, self.control_block, self.snapshots = segment, control_block, snapshots
         self.area = segment.array(np.uint8, segment.nbytes, 0)
         self.taken = 0

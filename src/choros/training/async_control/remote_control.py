@@ -17,7 +17,7 @@ import numpy as np
 
 from choros.comm.messages import Client, Done, Messages, ask
 from choros.training.async_control import center_snapshots
-from choros.training.async_control.center_snapshots import RemoteSnapshots
+from choros.training.async_control.center_snapshots import RemoteCenterSnapshots
 from choros.training.async_control.control_block import ControlBlock, Header, rate_in
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
@@ -287,7 +287,7 @@ class RemoteEpochLog:
 
     def __init__(self, line: Client, watched: bool = False) -> None:
         self._line, self._taken = line, 0
-        self.snapshots = RemoteSnapshots(line) if watched else None
+        self.snapshots = RemoteCenterSnapshots(line) if watched else None
 
     def write(self, epoch: int, logs: dict[str, float], seconds: float, metric_values: list[float]) -> None:
         """Write the line of an epoch; see ``EpochLog.write``."""

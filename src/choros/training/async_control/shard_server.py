@@ -39,7 +39,7 @@ from choros.param_server.shard_service import ParameterShard
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.param_server.transfer_slots import TransferSlots, serve_transfers
 from choros.training.async_control import remote_control
-from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.center_snapshots import CenterSnapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import EpochLog
 
@@ -59,7 +59,7 @@ class ControlConfig:
         values: int. Number of values of an epoch (``FitConfig.epoch_values``).
         control_block: int. Descriptor of the control block's segment.
         epoch_log: int. Descriptor of the epoch log's segment.
-        snapshots: int, or None if no callback reads the center. Descriptor of the segment of ``Snapshots``.
+        snapshots: int, or None if no callback reads the center. Descriptor of the segment of ``CenterSnapshots``.
     """
 
     epochs: int
@@ -302,7 +302,7 @@ def main() -> int:
 
 def _control_protocols(config: ControlConfig, workers: int) -> list[tuple[Messages, Callable[[Any], object]]]:
     control_block = ControlBlock(Segment(config.control_block), workers, config.epochs, config.values)
-    snapshots = Snapshots(Segment(config.snapshots)) if config.snapshots is not None else None
+    snapshots = CenterSnapshots(Segment(config.snapshots)) if config.snapshots is not None else None
     return remote_control.protocols(control_block, EpochLog(Segment(config.epoch_log), control_block, snapshots))
 
 

@@ -34,7 +34,7 @@ from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, Wo
 from choros.launch.process.failure_report import RankFailure
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.best_member import BestMemberSlots
-from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.center_snapshots import CenterSnapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.hang_detection import HeartbeatMonitor, hung_rank, without_progress
 from choros.training.async_control.optimizer_states import EpochOptimizerStates
@@ -127,12 +127,12 @@ class LocalRun:
         self.line = BatchLine() if job.synchronous and job.per_batch else None
         self.hangs = None if job.synchronous else HeartbeatMonitor(self.control_block, job)
         self.center: SharedMemoryParameterServer | None = None
-        self.snapshots: Snapshots | None = None
+        self.snapshots: CenterSnapshots | None = None
         if job.asynchronous and self.exchange_segment is not None:
             self.center = SharedMemoryParameterServer(self.exchange_segment, self.algorithm, None, job.workers)
             self.supervisor = AsyncSupervisor(self, self.center)
             if job.watched:
-                self.snapshots = Snapshots.create(*flat_vectors(self.model))
+                self.snapshots = CenterSnapshots.create(*flat_vectors(self.model))
         best = BestMemberSlots.create(self.weights.nbytes) if job.ensemble else None
         self.best = None if best is None else BestMemberSlots(best, self.weights.entries, self.control_block)
 

@@ -34,7 +34,7 @@ from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.param_server.transfer_client import TransferClient
 from choros.param_server.transfer_slots import TransferSlots, VectorRelay
 from choros.training.async_control.best_member import BestMemberSlots
-from choros.training.async_control.center_snapshots import Slots, Snapshots
+from choros.training.async_control.center_snapshots import CenterSnapshots, CenterSnapshotStore
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.async_control.epoch_log import LINE, EpochLog
 from choros.training.async_control.remote_control import RemoteControlBlock, RemoteEpochLog
@@ -72,7 +72,7 @@ class CommHandles:
     control_block: Any
     epoch_log: Any = None
     weights: SharedWeights | None = None
-    snapshots: Slots | None = None
+    snapshots: CenterSnapshotStore | None = None
     best: BestMemberSlots | None = None
     resources: list[Any] = field(default_factory=list)
     server: ShardServerProcess | None = None
@@ -138,7 +138,7 @@ def _notes(
     logs = share(host_group, Segment.create((sizes[1] + 1) * LINE, "choros-epoch-log") if lead else None)
     snapshots = None
     if job.asynchronous and job.watched:
-        snapshots = Snapshots(share(host_group, Snapshots.create(*vectors()).segment if lead else None))
+        snapshots = CenterSnapshots(share(host_group, CenterSnapshots.create(*vectors()).segment if lead else None))
     return control_block, EpochLog(logs, control_block, snapshots)
 
 

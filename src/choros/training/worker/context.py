@@ -23,7 +23,7 @@ from choros.comm.shared_values import gather_values
 from choros.comm.tracing import EventLog, Span
 from choros.data import FeedTimes, Source, feed
 from choros.training.async_control.best_member import BestMemberSlots
-from choros.training.async_control.center_snapshots import Slots
+from choros.training.async_control.center_snapshots import CenterSnapshotStore
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part
 from choros.training.executors.shared_weights import SharedWeights
@@ -72,7 +72,7 @@ class WorkerContext:
     arrived: float
     state: Part | None = None
     resumes: bool = False
-    snapshots: Slots | None = None
+    snapshots: CenterSnapshotStore | None = None
     best: BestMemberSlots | None = None
     reporter: CallbackChannel = field(init=False)
 

@@ -25,7 +25,7 @@ from choros.consistency.versions import check_versions
 from choros.data import Source
 from choros.errors import InvalidInputError
 from choros.training.async_control.best_member import BestMemberSlots
-from choros.training.async_control.center_snapshots import Snapshots
+from choros.training.async_control.center_snapshots import CenterSnapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part, from_blobs, raw, to_blobs
 from choros.training.executors.batch_channel import WorkerBatchLine
@@ -195,7 +195,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
 
         def connect(replica: Replica) -> CommHandles:
             """Connect to the other ranks through the driver's shared memory."""
-            snapshots = Snapshots(Segment.attach(fds.pop())) if task.snapshots else None
+            snapshots = CenterSnapshots(Segment.attach(fds.pop())) if task.snapshots else None
             best = BestMemberSlots(Segment.attach(fds.pop()), weights.entries, control_block) if task.best else None
             group, center = join_exchange(job, algorithm, fds[4] if fds[4:] else None, rank)
             return CommHandles(
