@@ -1,6 +1,7 @@
 """A worker that raises, is killed or hangs: the caller is told in seconds, with the last center."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -215,6 +216,27 @@ def test_a_worker_that_is_killed_while_its_interpreter_starts(
         with pytest.raises(WorkerFailedError, match="SIGKILL") as failed:
             trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
         assert (failed.value.rank, failed.value.signal) == (1, "SIGKILL")
+    assert children() <= already
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_worker_that_is_stopped_while_its_interpreter_starts(
+    restarts, tmp_path, data, make_model, monkeypatch, children
+):
+    flag, already = tmp_path / "flag", children()
+    flag.touch()
+    (tmp_path / "sitecustomize.py").write_text(KILLED_EARLY.format(flag=str(flag)).replace("SIGKILL", "SIGSTOP"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x, y = data()
+    trainer = choros.Trainer(make_model(), workers=2, restarts=restarts)
+    reason = r"^worker 1 of 2 .* has been stopped by a signal for 10 s, before it had started"
+    if restarts:
+        history = trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        assert re.search(reason, history.run.restarts[0].reason)
+    else:
+        with pytest.raises(WorkerFailedError, match=reason) as failed:
+            trainer.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        assert failed.value.rank == 1
     assert children() <= already
 
 

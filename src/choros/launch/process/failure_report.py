@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from choros.errors import WorkerFailedError
 from choros.launch.process.child_process import ExitStatus
 
 _MOST_TEXT = 1 << 17
+# Frames within the text of an exception, as JAX has them for a callback that raises: the cause comes after them.
+_FRAMES = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+")
 _SIGNALS = {
     "SIGKILL": "the kernel's out-of-memory killer sends this signal",
     "SIGSEGV": "a native library crashed",
@@ -124,7 +127,7 @@ def signalled(name: str) -> tuple[str, str]:
 
 
 def raised(error: BaseException) -> RankFailure:
-    """Return the report of an exception in this process, small enough to be made when memory is short.
+    r"""Return the report of an exception in this process, small enough to be made when memory is short.
 
     Args:
         error: the exception; the frames of its traceback are cleared.
@@ -133,13 +136,15 @@ def raised(error: BaseException) -> RankFailure:
         >>> report = raised(ValueError("wrong"))
         >>> report.type, report.message
         ('ValueError', 'wrong')
+        >>> raised(ValueError("callback: Traceback (most recent call last):\n  File 1\nTypeError: x")).message
+        'callback: TypeError: x'
     """
     peak = peak_memory()
     name = type(error).__qualname__
     try:
         if type(error).__module__ not in ("builtins", "__main__"):
             name = f"{type(error).__module__}.{name}"
-        text = str(error)[-_MOST_TEXT:]
+        text = _FRAMES.sub("", str(error)[-_MOST_TEXT:])
         lines = "".join(traceback.format_exception(error))[-_MOST_TEXT:]
     except BaseException as second:  # a broken __str__, or no memory even for this
         text, lines = "", f"{name} (its text could not be made: {type(second).__name__})"

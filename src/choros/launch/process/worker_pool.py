@@ -31,6 +31,7 @@ _POOL_EVENTS = Messages(RankFailure, WorkerStarted)
 
 _LINGER = 2.0  # seconds that a worker may live after it has closed its connection
 _EXIT = 5.0
+_LOOK = 0.5  # seconds between two checks for stopped workers while workers start
 # With these variables of a job, a worker would take itself for a rank of that job.
 _NOT_FOR_WORKERS = (
     "CHOROS_RANK",
@@ -55,6 +56,7 @@ class Pool:
         cores: for each worker, the logical cores to which it is bound before it imports anything.
         echo: function of ``(rank, line)``, called for each line that a worker prints, in a thread of the pool.
         start_timeout: seconds within which all workers must have started. Defaults to 120.
+        stopped_timeout: seconds for which a signal may stop a worker that is starting. Defaults to 10.
 
     Attributes:
         called: set of int. The ranks whose present process was sent a call.
@@ -62,8 +64,8 @@ class Pool:
     Raises:
         InvalidInputError: ``size`` is below 1, a list does not have one entry for each worker, or a worker cannot be
             started.
-        WorkerFailedError: a worker ended before it had started; the message includes its output.
-        CommTimeoutError: a worker did not start in time.
+        WorkerFailedError: a worker ended before it had started, did not start in time, or a signal has stopped it; the
+            message includes its output.
 
     Example:
         >>> with Pool(1) as pool:
@@ -81,6 +83,7 @@ class Pool:
         cores: Sequence[Sequence[int]] | None = None,
         echo: Callable[[int, str], None] | None = None,
         start_timeout: float = 120.0,
+        stopped_timeout: float = 10.0,
     ) -> None:
         if size < 1:
             raise InvalidInputError(f"a pool has 1 worker or more, got {size}")
@@ -104,7 +107,7 @@ class Pool:
             for rank in range(size):
                 own = {**os.environ, **(environment[rank] if environment else {})}
                 self._workers.start(rank, size, own, tuple(cores[rank]) if cores else ())
-            self._await_start(start_timeout)
+            self._await_start(start_timeout, stopped_timeout)
         except BaseException:
             self.kill()
             raise
@@ -336,21 +339,24 @@ class Pool:
         self._hung_up.pop(rank, None)
         self._events = deque(event for event in self._events if event[0] != rank)
 
-    def _await_start(self, timeout: float) -> None:
+    def _await_start(self, timeout: float, stopped_timeout: float) -> None:
         """Wait until all workers have started."""
-        limit = time.monotonic() + timeout
+        begun = time.monotonic()
         waiting = set(range(self.size))
+        ran = dict.fromkeys(waiting, begun)  # by rank: the last time when no signal had stopped it
         while waiting:
+            left = begun + timeout - time.monotonic()
             try:
-                rank, event, _ = self.receive(max(0.0, limit - time.monotonic()))
+                rank, event, _ = self.receive(max(0.0, min(left, _LOOK)))
             except CommTimeoutError:
-                missing = tuple(sorted(waiting))
-                printed = "\n".join(self._workers.pump.tail(rank) for rank in missing)
-                raise CommTimeoutError(
-                    f"the workers {missing} did not start within {timeout:g} s"
-                    + (f"; they printed:\n{printed}" if printed.strip() else " and printed nothing"),
-                    missing,
-                ) from None
+                ran |= {rank: time.monotonic() for rank in waiting if not self.stopped(rank)}
+                for rank in sorted(waiting):
+                    if time.monotonic() - ran[rank] > stopped_timeout:
+                        reason = f"has been stopped by a signal for {stopped_timeout:g} s, before it had started"
+                        raise self.hung(rank, reason) from None
+                if left <= 0:
+                    raise self.hung(min(waiting), f"did not start within {timeout:g} s") from None
+                continue
             if isinstance(event, RankFailure):
                 raise self.failure(rank, event)
             waiting.discard(rank)
