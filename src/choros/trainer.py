@@ -385,7 +385,7 @@ class Trainer:
         job = saver.begin(job, lambda: facts_of(self.model, source), arguments.resume, self.restarts, lead)
         conductor.first, conductor.synchronous = job.initial_batch, job.synchronous
         if saver.latest is not None:
-            conductor.restore_checkpoint = partial(saver.show, self.model)
+            conductor.restore_checkpoint = partial(saver.load_into_model, self.model)
         if verbose and job.devices:
             write_line(say_mesh(self.workers, job.devices, job.layout, self.model))
         if verbose and job.repeats:

@@ -87,7 +87,7 @@ def test_keeps_the_dtype(algorithm, dtype):
 
 @every
 def test_blocks_give_what_the_whole_gives(algorithm, rng):
-    """Elementwise means so: two halves are the whole; who says not is really not."""
+    """Two halves are the whole if an algorithm is elementwise, and differ from it if it is not."""
     center, local, seen = rng.normal(size=(3, 6))
     memory = tuple(v + rng.normal(size=6) ** 2 for v in algorithm.start(center, WORKERS))
     complete = exchange(algorithm, center, local, seen, ExchangeInfo(1, 2, 1), memory)
@@ -174,7 +174,7 @@ PLAIN += [EASGD(1, 0.0), AEASGD(1, 0.0), DiLoCo(1, outer_rate=1.0, outer_momentu
 @pytest.mark.parametrize("algorithm", PLAIN, ids=repr)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_law_3_one_worker_with_a_window_of_one_is_the_plain_optimizer(algorithm, mode, simulation, rng):
-    """To an ulp a step, in float32; the elastic family's worker goes its own way where alpha is 0."""
+    """To an ulp a step, in float32. With alpha = 0 a worker of the elastic family trains alone."""
     run = simulation(algorithm, rng.normal(size=6).astype("float32"), 1)
     target = rng.normal(size=6).astype("float32")
     plain = run.start

@@ -53,7 +53,7 @@ PALS = {
     "PMIX_RANK": "5",
 }
 ALPS = {"ALPS_APP_PE": "3", "ALPS_APP_ID": "7", "ALPS_APP_DEPTH": "8", "COBALT_JOBSIZE": "2", "COBALT_JOBID": "1"}
-SAID_BY_MPI = {
+MPI_REPORT = {
     **{"CHOROS_MPI_RANK": "3", "CHOROS_MPI_SIZE": "4", "CHOROS_MPI_LOCAL_RANK": "1", "CHOROS_MPI_LOCAL_SIZE": "2"},
     **{"CHOROS_MPI_NODE": "1", "CHOROS_MPI_NODES": "2"},
 }
@@ -99,7 +99,7 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_NODELIST": "n[1-2
         (MVAPICH, Place(3, 4, 1, 2, None, None, (), None, "mvapich")),
         (PALS, Place(5, 6, 1, 2, 2, None, (), None, "pals")),
         ({**ALPS, "PMI_SIZE": "1", "ALPS_APP_PE": "0"}, Place(launcher="alps")),
-        ({**ALPS, **SAID_BY_MPI}, Place(3, 4, 1, 2, 1, 2, (), None, "mpi")),
+        ({**ALPS, **MPI_REPORT}, Place(3, 4, 1, 2, 1, 2, (), None, "mpi")),
         (JSRUN, Place(3, 8, 3, 4, None, None, (), None, "jsrun")),
         (FLUX, Place(3, 4, 1, 2, None, 2, (), None, "flux")),
         (POD, Place(2, 4, 0, 1, 2, 4, (), "train-0.train:29500", "kubernetes")),
@@ -140,8 +140,8 @@ def test_each_launcher(environ, expected):
         ({**PALS, **TORCHRUN}, "torchrun"),
         ({**PALS, **OPENMPI}, "openmpi"),
         ({**PALS, **ALPS}, "pals"),  # aprun of PALS says both
-        ({**PALS, **SAID_BY_MPI}, "mpi"),
-        ({**SAID_BY_MPI, **CHOROS}, "choros"),
+        ({**PALS, **MPI_REPORT}, "mpi"),
+        ({**MPI_REPORT, **CHOROS}, "choros"),
         ({**JSRUN, **OPENMPI}, "openmpi"),  # Spectrum MPI under jsrun: both say the same
         ({**POD, **MPICH}, "mpich"),
         ({**TF, **POD}, "kubernetes"),
@@ -204,7 +204,7 @@ def test_contradictions_are_refused(environ, message):
         ("a b c d", {}, 6, (), None),  # mpiexec -n 6 leaves a node idle
     ],
 )
-def test_pals_tells_its_hosts_by_the_file_of_the_job(tmp_path, lines, environ, size, hosts, nodes):
+def test_pals_reads_hosts_from_the_node_file(tmp_path, lines, environ, size, hosts, nodes):
     (tmp_path / "nodes").write_text("\n".join(lines.split()) + "\n")
     environ = {**PALS, "PBS_NODEFILE": str(tmp_path / "nodes"), **environ}
     assert Place.here(environ) == Place(5, size, 1, 2, 2, nodes, hosts, hosts[0] if hosts else None, "pals")
@@ -245,12 +245,12 @@ def test_one_rank_needs_no_local_place():
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "a"}, ("PMIX_RANK=1", "PMIX_NAMESPACE=a")),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, ()),
         ({"PMI_NO_FORK": "1", "PMIX_MCA_gds": "hash"}, ()),  # settings of a site, outside of any job
-        *((one, ()) for one in (MPICH, PALS, SLURM, OPENMPI, SAID_BY_MPI, {})),
+        *((one, ()) for one in (MPICH, PALS, SLURM, OPENMPI, MPI_REPORT, {})),
     ],
 )
 def test_the_signs_of_a_launcher_that_is_not_known(environ, signs):
     assert strange(environ) == signs
-    assert ("CHOROS_COMM=mpi asks MPI" in why(environ)) == bool(signs)
+    assert ("set CHOROS_COMM=mpi" in why(environ)) == bool(signs)
     if signs:
         assert Place.here(environ) == Place()
 

@@ -1,4 +1,4 @@
-"""Law 10: what is cut short goes on to the same bits; what died is started again, and nothing counts twice."""
+"""Law 10: an interrupted run ends with the same bits, failed workers are restarted, and nothing counts twice."""
 
 import os
 import shutil
@@ -160,7 +160,7 @@ def killing(pool, pauses, rng):
 
 
 @pytest.mark.parametrize("name", ["DOWNPOUR"])
-def test_workers_that_wait_for_nobody_begin_anew_and_nothing_counts_twice(name, pools, ledger):
+def test_asynchronous_workers_begin_anew_and_nothing_counts_twice(name, pools, ledger):
     import keras
 
     class Batches(keras.utils.PyDataset):
@@ -193,7 +193,7 @@ def test_workers_that_wait_for_nobody_begin_anew_and_nothing_counts_twice(name, 
 
 
 @pytest.mark.parametrize("name", ["DOWNPOUR"])
-def test_workers_that_wait_for_nobody_go_on_from_a_checkpoint(name, pools, ledger, tmp_path):
+def test_asynchronous_workers_go_on_from_a_checkpoint(name, pools, ledger, tmp_path):
     rows = np.ones((600, 1), "float32"), np.arange(600, dtype="float32").reshape(-1, 1)
 
     def fit(**how):

@@ -149,7 +149,7 @@ STOPPING = """
 """
 
 
-def test_workers_that_wait_for_nobody_stop_when_a_callback_says_so(tmp_path):
+def test_asynchronous_workers_stop_when_a_callback_says_so(tmp_path):
     """The callbacks run while training goes on, whichever worker ends its epochs first."""
     (tmp_path / "script.py").write_text(textwrap.dedent(STOPPING))
     command = [sys.executable, "-m", "choros", "run", "-n", "2", "script.py"]

@@ -282,7 +282,7 @@ def test_a_disk_that_is_full_ends_the_run_and_leaves_the_last_good_one(pools, da
     assert small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True).epoch == [2]
 
 
-def test_workers_that_wait_for_nobody_meet_once_more_after_the_last_validation(pools, data, make_model, tmp_path):
+def test_asynchronous_workers_meet_once_more_after_the_last_validation(pools, data, make_model, tmp_path):
     x, y = data()
     trainer = choros.Trainer(make_model(), choros.AEASGD(window=64), workers=2, pool=pools(2))
     how = {"checkpoint": tmp_path, "validation_data": (x, y)}

@@ -237,7 +237,7 @@ def test_ranks_that_train_by_themselves_take_it_too(algorithm, rows, pools):
 
 
 @pytest.mark.parametrize(("change", "name"), [(moments, "momentum"), (loss_variable, r"loss\[0\].weight")])
-def test_workers_that_wait_for_nobody_say_that_they_do_not(change, name, rows, pools):
+def test_asynchronous_workers_say_that_they_do_not(change, name, rows, pools):
     model = make(loss=Weighted(), optimizer=keras.optimizers.Adam(0.01))
     trainer = choros.Trainer(model, "aeasgd", workers=2, pool=pools(2))
     with pytest.warns(UserWarning, match=f"A callback has set .*{name}.*no effect") as facts:

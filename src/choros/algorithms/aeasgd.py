@@ -21,7 +21,7 @@ class AEASGD(EASGD):
     z = learning rate * curvature (curvature taken as 1) it is stable iff 0 <= alpha <= (4 - 2z)/(4 - 3z). For the
     paper's order, section 4 gives (4 - 2z)/(4 - z). An exchange conserves x_k + c.
     dist-keras used alpha = 0.5 for any number of workers. It pulled and committed in two requests, between which the
-    center moved. It lost the last window, and explained rho the wrong way round: a *lower* alpha explores more.
+    center moved. It lost the last window, and described rho in reverse: a *lower* alpha explores more.
     Not good for few steps in all, or for very many workers: alpha shrinks with their number.
 
     Args:

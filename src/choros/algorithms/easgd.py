@@ -19,7 +19,7 @@ class EASGD(Algorithm):
 
     Zhang, Choromanska, LeCun 2015 (1412.6651), equations 5 and 6, but the exchange comes after the local steps:
     with z = learning rate * curvature (here 1; z <= 1) it is stable iff (2 - z)(2 - p alpha) > 2 alpha (1 - z).
-    dist-keras had a wrong sign, so it climbed uphill, and took the mean for the sum.
+    dist-keras had a wrong sign, so the loss increased, and it used the mean instead of the sum.
     Not good for few steps: the center lags.
 
     Args:

@@ -14,7 +14,7 @@ from choros.cluster.cluster_parser import (
 from choros.cluster.host_slots import Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.launcher_env import TABLES, LauncherEnv
-from choros.cluster.rank_info import Place, meets_by_mpi, strange, why
+from choros.cluster.rank_info import Place, connects_by_mpi, strange, why
 
 __all__ = [
     "TABLES",
@@ -26,10 +26,10 @@ __all__ = [
     "Slots",
     "SlurmClusterParser",
     "UgeClusterParser",
+    "connects_by_mpi",
     "expand_hosts",
     "expand_tasks",
     "is_this_machine",
-    "meets_by_mpi",
     "parse_slots",
     "read_hostfile",
     "strange",

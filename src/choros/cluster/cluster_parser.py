@@ -10,7 +10,7 @@ from pathlib import Path
 from choros.argument_checks import check_number, check_text, check_whole
 from choros.cluster.host_slots import Slots
 from choros.cluster.hostlist import expand_hosts, expand_tasks
-from choros.cluster.rank_info import Place, meets_by_mpi
+from choros.cluster.rank_info import Place, connects_by_mpi
 from choros.errors import InvalidInputError
 from choros.object_text import call_text
 
@@ -300,7 +300,7 @@ class MpiClusterParser(ClusterParser):
             for name, value in MPICH_UNDER_PMI2.items():  # MPICH reads them at its start
                 os.environ.setdefault(name, value)
         rank, self._names = gather_names(os.uname().nodename, self._timeout)
-        if meets_by_mpi(reported.launcher) and reported.size != len(self._names):
+        if connects_by_mpi(reported.launcher) and reported.size != len(self._names):
             raise InvalidInputError(
                 f"MPI reports a size of {len(self._names)}, but {reported.launcher} started {reported.size} ranks. "
                 f"{remedy()}"

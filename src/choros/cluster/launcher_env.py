@@ -54,7 +54,8 @@ class LauncherEnv:
         address, port: tuples. Names of variables with the host and port of the coordinator.
         one_node: bool. The launcher starts ranks on this machine only, unless its variables name several nodes.
         mpi: bool. The launcher starts MPI ranks, so they can communicate by MPI.
-        derive: returns more variables, computed from variables of another form.
+        derive: a function of the environment that returns derived variables; see ``derived_env.py``. Their names
+            contain spaces, so no variable of the environment has such a name.
     """
 
     launcher: str

@@ -113,17 +113,17 @@ def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 def _but(signs: tuple[str, ...]) -> str:
     if not signs:
         return ""
-    return f", but {', '.join(signs)}: an MPI's launcher that Choros does not know; CHOROS_COMM=mpi asks MPI"
+    return f", but {', '.join(signs)}: an unknown MPI launcher; set CHOROS_COMM=mpi to get the rank from MPI"
 
 
-def meets_by_mpi(launcher: str) -> bool:
+def connects_by_mpi(launcher: str) -> bool:
     """Return whether the ranks that a launcher starts can communicate by MPI.
 
     Args:
         launcher: as in ``Place.launcher``.
 
     Example:
-        >>> meets_by_mpi("openmpi"), meets_by_mpi("torchrun")
+        >>> connects_by_mpi("openmpi"), connects_by_mpi("torchrun")
         (True, False)
     """
     return any(table.launcher == launcher and table.mpi for table in tables())
@@ -169,7 +169,7 @@ def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
         node, nodes = node or 0, nodes or 1
     nodes = len(hosts) if nodes is None and hosts else nodes
     place = Place(
-        rank, size, local_rank, local_size, node, nodes, hosts, _meeting(table, environ, hosts), table.launcher
+        rank, size, local_rank, local_size, node, nodes, hosts, _coordinator(table, environ, hosts), table.launcher
     )
     _check_place(table, place, one_node)
     return place
@@ -194,7 +194,7 @@ def _check_place(table: LauncherEnv, place: Place, one_node: bool) -> None:
         raise _wrong(table, f"{listed}, but there are {place.nodes} nodes")
 
 
-def _meeting(table: LauncherEnv, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
+def _coordinator(table: LauncherEnv, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
     address, port = _text(environ, table.address), _text(environ, table.port)
     if not address:
         return hosts[0] if hosts else None
@@ -232,5 +232,5 @@ def _wrong(table: LauncherEnv, problem: str) -> InvalidInputError:
     mpi_advice = " set CHOROS_COMM=mpi on all ranks to get the ranks from MPI," if table.mpi else ""
     return InvalidInputError(
         f"this process's place, as {table.launcher} reports it, is inconsistent: {problem}. Start it through "
-        f"{table.launcher} again,{mpi_advice} or unset {names} to run it on its own."
+        f"{table.launcher} again,{mpi_advice} or unset {names} to run this process as a single rank."
     )

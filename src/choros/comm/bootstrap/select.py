@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from typing import NamedTuple, NoReturn
 
-from choros.cluster import Place, meets_by_mpi
+from choros.cluster import Place, connects_by_mpi
 from choros.cluster.launcher_env import points_of
 from choros.errors import InvalidInputError
 
@@ -97,7 +97,7 @@ def _refuse(requested: str, installed: tuple[EntryPoint, ...]) -> NoReturn:
 
 
 def _choose(place: Place, requested: str, environ: Mapping[str, str], installed: tuple[EntryPoint, ...]) -> Choice:
-    shared_fd, by_mpi = environ.get("CHOROS_COMM_FD"), meets_by_mpi(place.launcher)
+    shared_fd, by_mpi = environ.get("CHOROS_COMM_FD"), connects_by_mpi(place.launcher)
     if requested in ("", SHARED) and shared_fd:
         return Choice(SHARED, "shared memory, brought by choros run")
     if requested == SHARED and by_mpi:

@@ -24,11 +24,11 @@ Facts = dict[str, Any]
 LIBRARIES = ("choros", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "mpi4py")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 SUBMITTED = "CHOROS_SUBMIT_CPU"  # the CPU features of the machine that submitted the job
-_UNDERLYING = ("SLURM_JOB_ID", "SLURM_NTASKS", "PBS_JOBID", "PBS_NODEFILE", "LSB_JOBID", "LSB_DJOB_NUMPROC")
+_SCHEDULER_VARIABLES = ("SLURM_JOB_ID", "SLURM_NTASKS", "PBS_JOBID", "PBS_NODEFILE", "LSB_JOBID", "LSB_DJOB_NUMPROC")
 _NODES = Path("/sys/devices/system/node")
 _MOST_NAMES = 64
-# Launchers whose process, the rank's parent, has the cores of the allocation; that of srun has the whole machine.
-_TELLING = ("choros", "openmpi", "mpich", "mvapich", "torchrun")
+# Launchers whose process, the rank's parent, is bound to the cores of the allocation; that of srun has all cores.
+_LAUNCHERS_BOUND_TO_ALLOCATION = ("choros", "openmpi", "mpich", "mvapich", "torchrun")
 
 
 def look(place: Place) -> Facts:
@@ -55,7 +55,7 @@ def look(place: Place) -> Facts:
         "engine": engine,
         "host": host,
         "machine": host,  # replaced once the ranks communicate
-        "scheduler": {name: os.environ[name] for name in _UNDERLYING if os.environ.get(name)},
+        "scheduler": {name: os.environ[name] for name in _SCHEDULER_VARIABLES if os.environ.get(name)},
         "cores": _cores(place),
         "threads": {name: os.environ[name] for name in NAMES if os.environ.get(name)},
         "chosen": missing_variables(place),
@@ -90,7 +90,7 @@ def _group(place: Place) -> tuple[str, str]:
 def _cores(place: Place) -> dict[str, Any]:
     """Return facts about the cores that this rank may use, and those of the machine."""
     allotted: list[int] = []
-    if place.launcher in _TELLING and hasattr(os, "sched_getaffinity"):
+    if place.launcher in _LAUNCHERS_BOUND_TO_ALLOCATION and hasattr(os, "sched_getaffinity"):
         try:
             allotted = sorted(os.sched_getaffinity(os.getppid()))
         except OSError:

@@ -74,7 +74,7 @@ class ControlBlock:
         # One cache line for each rank's counters, so that ranks do not slow each other.
         self._steps, self._pauses, flat = flat[: 8 * workers : 8], flat[1 : 8 * workers : 8], flat[8 * workers :]
         self._turns, flat = flat[:workers], flat[workers:]
-        self._left, flat = (
+        self._saved_records, flat = (
             flat[: workers * _RECORDS * (_NOW + values)].reshape(workers, _RECORDS, -1),
             flat[workers * _RECORDS * (_NOW + values) :],
         )
@@ -282,7 +282,7 @@ class ControlBlock:
         """
         turn = int(self._turns[rank])
         fence()  # a copy of the record that is overwritten now must find the turn changed
-        spare = self._left[rank, (turn + 1) % _RECORDS]
+        spare = self._saved_records[rank, (turn + 1) % _RECORDS]
         spare[:3], spare[3 : 3 + len(tally)] = (*position, iterations), tally
         spare[_NOW : _NOW + len(state)] = state
         fence()  # the copy must be complete before the turn that makes it valid
@@ -309,7 +309,7 @@ class ControlBlock:
         while True:
             turn = int(self._turns[rank])
             fence()  # the copies must be read after the turn that selects them
-            newest, earlier = self._left[rank, turn % _RECORDS].copy(), self._left[rank, (turn - 1) % _RECORDS].copy()
+            newest, earlier = (self._saved_records[rank, (turn - age) % _RECORDS].copy() for age in (0, 1))
             fence()
             # The rank overwrites these records only after it has published the next turn.
             if self._turns[rank] == turn:
@@ -317,7 +317,7 @@ class ControlBlock:
 
     def export_positions(self) -> list[Array]:
         """Return copies of the ranks' saved states, for a checkpoint."""
-        turns, left = np.zeros_like(self._turns), np.zeros_like(self._left)
+        turns, left = np.zeros_like(self._turns), np.zeros_like(self._saved_records)
         for rank in range(self.workers):
             turn, newest, earlier = self._saved(rank)
             turns[rank], left[rank, turn % _RECORDS], left[rank, (turn - 1) % _RECORDS] = turn, newest, earlier
@@ -332,7 +332,7 @@ class ControlBlock:
     def import_state(self, state: list[Array]) -> None:
         """Restore the results of ``export_positions`` and ``export_metrics``, from the epoch passed there on."""
         turns, saved, ended, parts = state
-        self._turns[:], self._left[:] = turns, saved
+        self._turns[:], self._saved_records[:] = turns, saved
         # A resumed run may have another number of epochs than the saved one.
         count = min(len(ended), len(self._ended))
         self._ended[:count], self._parts[:count] = ended[:count], parts[:count]
@@ -367,5 +367,5 @@ class ControlBlock:
 
     def close(self) -> None:
         """Release the segment."""
-        del self._header, self._steps, self._pauses, self._turns, self._left, self._ended, self._parts
+        del self._header, self._steps, self._pauses, self._turns, self._saved_records, self._ended, self._parts
         self.segment.close()

@@ -52,7 +52,7 @@ def resume_worker(run: WorkerContext) -> bool:
     run.replica.iterations = max(0, iterations + between(run, (epoch, batch), run.begin))
     if run.replica.averages:
         begin_average(run.replica)
-    if run.job.counts_on:
+    if run.job.continues_counts:
         figures = zip(fields(WorkerStats)[1:-1], tally.tolist(), strict=False)
         counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
         run.tally = replace(run.tally, **counted)

@@ -152,7 +152,7 @@ class AsyncSupervisor(AsyncCheckpointer):
         engine.pool.replace(rank)
         # The new process reports that it is ready, as at the start of a run.
         engine.ready.discard(rank)
-        restart = replace(engine.task, job=replace(engine.task.job, counts_on=True), resumes=True)
+        restart = replace(engine.task, job=replace(engine.task.job, continues_counts=True), resumes=True)
         engine.send_task(rank, restart, engine.slots_of(rank))
         self.hangs.process_restarted(rank)
         return True

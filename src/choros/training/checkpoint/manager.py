@@ -88,8 +88,7 @@ class CheckpointManager:
         )
         job, self._epochs, self._asynchronous = replace(job, keep=rule), job.epochs, job.asynchronous
         facts_now = {name: getattr(job, name) for name in _SAME} | facts()
-        # Facts of a checkpoint have passed through JSON, which makes lists of tuples. Both sides of the comparison must
-        # have.
+        # Facts of a checkpoint have passed through JSON, which makes lists of tuples. So these facts do too.
         self._run = json.loads(json.dumps(facts_now, default=named))
         if self.checkpoint is not None and lead:
             # Before training: a directory that cannot be written must not be noticed only after the first epoch.
@@ -153,7 +152,8 @@ class CheckpointManager:
             return job
         facts = self.latest.facts
         epoch = job.epochs if facts["over"] else facts["epoch"]
-        return replace(job, initial_epoch=min(epoch, job.epochs), initial_batch=facts["batch"], counts_on=in_same_fit)
+        begin = {"initial_epoch": min(epoch, job.epochs), "initial_batch": facts["batch"]}
+        return replace(job, **begin, continues_counts=in_same_fit)
 
     def optimizer(self, rank: int = 0) -> list[Array]:
         """Return a rank's optimizer variables in the latest state of an asynchronous run; [] if there are none."""
@@ -169,7 +169,7 @@ class CheckpointManager:
             if groups.get("average")
         }
 
-    def show(self, model: keras.Model) -> bool:
+    def load_into_model(self, model: keras.Model) -> bool:
         """Load the latest state of rank 0 into the caller's model: weights and optimizer.
 
         Args:

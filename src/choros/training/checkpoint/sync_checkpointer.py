@@ -58,7 +58,7 @@ class SyncCheckpointer:
         elif (self.asks or self.seconds) and not self.loop.schedule.pending:
             self.wait -= 1
             if self.wait <= 0:
-                due, requested = self.look()
+                due, requested = self.poll_ranks()
                 if due or requested:
                     self.save(epoch, batch, asked=requested)
 
@@ -75,11 +75,11 @@ class SyncCheckpointer:
             epoch: the epoch that has ended.
             over: whether a callback has ended training.
         """
-        due, requested = self.look() if self.asks or self.seconds else (False, False)
+        due, requested = self.poll_ranks() if self.asks or self.seconds else (False, False)
         if due or requested or over or not self.seconds or epoch + 1 == self.run.job.epochs:
             self.save(epoch + 1, 0, over, requested)
 
-    def look(self) -> tuple[bool, bool]:
+    def poll_ranks(self) -> tuple[bool, bool]:
         """Return whether a checkpoint is due by rank 0's clock, and whether any rank has a request to end training.
 
         Collective: every rank must call it. Rank 0 also sets the number of steps until the next call.
@@ -148,7 +148,7 @@ class SyncCheckpointer:
             center, seen, *memory = groups["meeting"]
             loop.exchange.restore({"center": center, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})
         loop.schedule.pending, loop.rows = facts["pending"], facts["rows"]
-        if loop.run.job.counts_on:
+        if loop.run.job.continues_counts:
             loop.run.tally = WorkerStats(**facts["tally"])
             loop.run.before = loop.run.tally.seconds
         loop.rows_before = loop.run.tally.rows - facts["epoch_rows"]

@@ -53,7 +53,7 @@ class WorkerContext:
         center: the parameter server, or None.
         arrived: float. ``time.perf_counter()`` at the arrival of the job.
         state: the state from which this synchronous rank resumes, or None.
-        resumes: bool. Whether this rank has exchanged with the center before, in an earlier process.
+        resumes: bool. Whether this rank continues after a restart or from a checkpoint.
         snapshots: the center at epochs' ends for callbacks, or None.
         best: the best member of an Ensemble at epochs' ends, or None.
         reporter: CallbackChannel, set before training.
