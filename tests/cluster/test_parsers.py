@@ -181,8 +181,12 @@ def test_ranks_that_were_started_without_mpi_are_refused(mpiexec):
     assert "choros started 2 ranks without MPI, which reports a size of 1: use ClusterParser" in printed
 
 
-def test_mpi_without_mpi4py_names_what_to_install(monkeypatch):
+@pytest.mark.parametrize(("transport", "offers_tcp"), [("", True), ("mpi", False)])
+def test_mpi_without_mpi4py_names_what_to_install_and_the_way_without_it(monkeypatch, transport, offers_tcp):
     for name in ("mpi4py", "mpi4py.MPI"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidInputError, match=r"mpi4py with an MPI library is missing.*pip install 'choros\[mpi\]'"):
+    monkeypatch.setenv("CHOROS_COMM", transport)
+    wanted = r"mpi4py with an MPI library is missing.*pip install 'choros\[mpi\]'"
+    with pytest.raises(InvalidInputError, match=wanted) as refused:
         MpiClusterParser()
+    assert ("set CHOROS_SECRET" in str(refused.value)) is offers_tcp
