@@ -207,15 +207,15 @@ def machine() -> dict[str, Any]:
 
 
 def _superlinear(found: dict[str, Any]) -> str:
-    """Return the reason for a ratio above the number of cores, with the figures of the largest; "" without such ratios."""
+    """Return the reason for ratios above the number of cores, with the figures of the largest one; "" without them."""
     cores = found["machine"]["cores"]
     best = max(found["results"], key=lambda one: one["ratio"])
     if best["ratio"] <= cores:
         return ""
     return (
-        f"A ratio above {cores} means that plain `fit` makes bad use of its {cores} cores: on {TITLES[best['backend']]} it "
-        f"trains {best['plain_rows_per_s']:,.0f} rows of the {best['model']} a second, and one worker on one core "
-        f"{best['rows_per_s'] / cores:,.0f}. "
+        f"A ratio above {cores} means that plain `fit` makes bad use of its {cores} cores: on "
+        f"{TITLES[best['backend']]} it trains {best['plain_rows_per_s']:,.0f} rows of the {best['model']} a second, "
+        f"and one worker on one core {best['rows_per_s'] / cores:,.0f}. "
     )
 
 

@@ -211,8 +211,8 @@ def test_divided_weights_show_their_layout():
 
 
 def test_a_token_in_the_url_of_spark_is_not_shown():
-    made = choros.Spark("sc://head:15002/;token=abc;user_id=me", max_restarts=2, spark_ssl_keyPassword="abc")
-    assert repr(made) == "Spark('sc://head:15002/;...', max_restarts=2)"
+    made = choros.Spark("sc://head:15002/;token=abc;user_id=me", restarts=2, spark_ssl_keyPassword="abc")
+    assert repr(made) == "Spark('sc://head:15002/;...', restarts=2)"
     assert repr(choros.Spark("local[2]")) == "Spark('local[2]')"
     with pytest.raises(InvalidInputError) as refused:
         choros.Spark("sx://head:15002/;token=abc")

@@ -9,7 +9,7 @@ import keras
 from choros.object_text import value_text
 
 
-class History(keras.callbacks.History):
+class History(keras.callbacks.History):  # type: ignore[misc]
     """Keras' record of the epochs, with a ``repr`` that shows their number and the last values.
 
     Example:
