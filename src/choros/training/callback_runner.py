@@ -74,7 +74,7 @@ class CallbackRunner:
     ) -> None:
         import keras
 
-        from choros.training.fit_history import History
+        from choros.backends.fit_history import History  # it imports Keras
 
         self.model = model
         self.fetch: Callable[[int | None], None] = lambda epoch: None
