@@ -48,6 +48,7 @@ MODELS = {
 }
 ALGORITHMS = {"allreduce": "AllReduce", "aeasgd": "AEASGD"}
 RUN = 60.0  # seconds of plain fit, in the ratio with start-up
+WINDOWS_SINCE = "2026-11-28"  # local steps between two exchanges run as one compiled program
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- begin: against_fit -->\n", "<!-- end: against_fit -->\n"
 TITLES = {"jax": "JAX", "torch": "PyTorch", "tensorflow": "TensorFlow"}
@@ -205,6 +206,19 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _superlinear(values: dict[str, Any]) -> str:
+    """Return the reason for ratios above the number of cores, with the figures of the largest one; "" without them."""
+    cores = values["machine"]["cores"]
+    best = max(values["results"], key=lambda result: result["ratio"])
+    if best["ratio"] <= cores:
+        return ""
+    return (
+        f"A ratio above {cores} means that plain `fit` makes bad use of its {cores} cores: on "
+        f"{TITLES[best['backend']]} it trains {best['plain_rows_per_s']:,.0f} rows of the {best['model']} a second, "
+        f"and one worker on one core {best['rows_per_s'] / cores:,.0f}. "
+    )
+
+
 def _notes(values: dict[str, Any]) -> str:
     """Return what the table's figures mean, its models with their global batches, and the machine."""
     facts, optimizer = values["machine"], values.get("optimizer", "momentum")
@@ -213,10 +227,13 @@ def _notes(values: dict[str, Any]) -> str:
         f"{name}: {MODELS[name]}, global batch {LOADS[name][0] * facts['cores']}."
         for name in dict.fromkeys(result["model"] for result in values["results"])
     )
+    rounds = min(len(result["ratios"]) for result in values["results"])
+    windows = "; compiled windows of steps came later" if facts["date"] < WINDOWS_SINCE else ""
     return (
-        "The first figure leaves start-up out. The figure in brackets counts it, for a training that takes plain `fit` "
-        f"{RUN:.0f} s. {' '.join(models)} Optimizer: {optimizer}. Measured on {facts['date']}, "
-        f"{facts['cores']} cores ({facts['processor']}), no GPU."
+        f"In brackets: with start-up, for a training that takes plain `fit` {RUN:.0f} s. {_superlinear(values)}"
+        f"{' '.join(models)} Optimizer: {optimizer}. Measured in "
+        f"{'one round' if rounds == 1 else f'{rounds} rounds'} on {facts['date']}, {facts['cores']} cores "
+        f"({facts['processor']}), no GPU{windows}."
     )
 
 

@@ -93,7 +93,7 @@ REFUSALS = [
     (
         ["torch", "tensorflow"],
         {"KERAS_BACKEND": "tensorflo"},
-        "'tensorflo', which is no backend",
+        "'tensorflo', which is not a backend",
         "jax, torch, tensorflow",
     ),
     (["tensorflow"], {}, "jax and torch are installed", "set KERAS_BACKEND=jax or KERAS_BACKEND=torch"),

@@ -156,3 +156,19 @@ def test_pages_name_the_versions_of_spark_that_are_tested():
     )
     for text in (README, (ROOT / "docs" / "index.md").read_text()):
         assert f"Spark {newest} and {oldest}" in text
+
+
+def test_the_page_on_exactness_counts_the_models_of_the_zoo():
+    lines = (ROOT / "docs" / "zoo.md").read_text().splitlines()
+    results = [[cell.strip() for cell in line.split("|")[3:6]] for line in lines if line.startswith("| ")][1:]
+    equal = sum(set(each) == {"equal"} for each in results)
+    on_two = sum(each != ["equal"] * 3 and each[0] == each[2] == "equal" for each in results)
+    inexact, refused = (sum(word in each for each in results) for word in ("inexact", "refused"))
+    assert equal + on_two + inexact + refused == len(results)
+    page = " ".join((ROOT / "docs" / "concepts" / "exactness.md").read_text().split())
+    for text in (
+        f"has {len(results)} small models",
+        f"{equal} are equal on all three backends, and {on_two} more on JAX and TensorFlow",
+        f"{inexact} draw random numbers that cannot be switched off, and {refused} are refused",
+    ):
+        assert text in page

@@ -156,7 +156,7 @@ def test_the_laws_are_tested_on_it(package):
         ({"toy": TOY.replace("return None", "return Files(0, 1, 1.0, None)")}, "it is rank 0 of 1"),
         ({"points": POINTS.replace("toy:join", "nowhere:join")}, "cannot be loaded from nowhere:join"),
         ({"points": POINTS.replace("toy:PLACE", "toy:NONE")}, "cannot be loaded from toy:NONE"),
-        ({"points": POINTS.replace("toy:PLACE", "toy:join")}, "toy:join is no choros.cluster.LauncherEnv"),
+        ({"points": POINTS.replace("toy:PLACE", "toy:join")}, "toy:join is not a choros.cluster.LauncherEnv"),
     ],
 )
 def test_what_does_not_fit_is_said(package, changed, message):

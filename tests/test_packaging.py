@@ -51,18 +51,42 @@ def test_the_citation_has_the_version_and_the_licence():
     assert f"\nlicense: {PROJECT['license']}\n" in citation
 
 
-def readme():
-    """The README as the package index shows it, by the substitutions of pyproject.toml."""
-    text = (ROOT / "README.md").read_text()
-    for rule in CONFIG["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+HOOK = CONFIG["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+
+
+def substituted(text):
+    """Return a text as the package index shows it, by the substitutions of pyproject.toml."""
+    for rule in HOOK["substitutions"]:
         text = re.sub(rule["pattern"], rule["replacement"], text)
     return text
+
+
+def readme():
+    """The README as the package index shows it, by the fragments and substitutions of pyproject.toml."""
+    before, insertion, after = HOOK["fragments"]
+    text = (ROOT / "README.md").read_text()
+    head, marker, rest = text.partition(before["end-before"])
+    assert marker == after["start-at"] == "## Install\n"
+    assert before["path"] == after["path"] == "README.md"
+    return substituted(head + insertion["text"] + marker + rest)
 
 
 def test_the_readme_of_the_package_index_has_no_relative_links():
     targets = re.findall(r"\]\(([^)]*)\)|(?:src|srcset|href)=\"([^\"]*)\"", readme())
     assert [target for pair in targets for target in pair if target and not target.startswith(("https://", "#"))] == []
     assert "[" in readme()  # the README still has code and lists
+    assert "\n\nThis page names others without links: " in readme()
+
+
+def test_each_sentence_of_the_readme_has_words_that_are_no_link():
+    """The package index shows links as text: of a sentence that is only links, it would show names without a verb."""
+    prose = re.sub(r"^```.*?^```$", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    prose = prose.partition("## Install\n")[2]  # the links before it are left out
+    link = r"\[[^\]]+\]\((?!https?:)[^)]*\)"
+    for paragraph in re.split(r"\n\n|\n(?=[-|])", prose):
+        sentences = re.split(r"(?<=[.?!)])\s+(?=[\[A-Z])", " ".join(paragraph.split()))
+        dead = [text for text in sentences if re.fullmatch(rf"(?:{link}[,.]?\s*)+", text)]
+        assert not dead
 
 
 @pytest.mark.parametrize(
@@ -76,9 +100,8 @@ def test_the_readme_of_the_package_index_has_no_relative_links():
         ('<picture>\n<source srcset="docs/a.svg">\n<img src="docs/b.svg">\n</picture>\nText', "Text"),
     ],
 )
-def test_links_to_files_of_the_repository_become_text(text, shown, monkeypatch):
-    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: text)
-    assert readme() == shown
+def test_links_to_files_of_the_repository_become_text(text, shown):
+    assert substituted(text) == shown
 
 
 def test_the_root_has_no_output_of_a_run():

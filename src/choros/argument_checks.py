@@ -67,7 +67,7 @@ def check_signals(signals: Any) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(map(str, signals)))
     unknown = [name for name in names if name not in signal.Signals.__members__]
     if unknown:
-        raise InvalidInputError(f"{', '.join(unknown)} is no signal: give names such as SIGTERM.")
+        raise InvalidInputError(f"{', '.join(unknown)} is not a signal: give names such as SIGTERM.")
     if refused := [name for name in names if name in ("SIGKILL", "SIGSTOP")]:
         raise InvalidInputError(
             f"{', '.join(refused)} cannot be caught by a process: give other signals, such as SIGTERM."

@@ -131,7 +131,7 @@ def problem() -> str:
         return ""
     if place == _VARIABLE:
         if name not in (*BACKENDS, *_OTHERS):
-            return f"{_VARIABLE} is {name!r}, which is no backend of Keras: set it to {', '.join(BACKENDS)}."
+            return f"{_VARIABLE} is {name!r}, which is not a backend of Keras: set it to {', '.join(BACKENDS)}."
         brings = f"pip install 'choros[{name}]'" if name in BACKENDS else f"pip install {name}"
         instead = f", or set {setting}" if present else ""
         return f"{_VARIABLE} is {name!r}, but {name} is not installed {location}: {brings}{instead}."

@@ -427,7 +427,7 @@ def new_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype
 def new_mutable_table(kind: Any, keys: Array, values: Array, key_dtype: Any, value_dtype: Any, default: Any) -> Any:
     """Return a TensorFlow lookup table to which keys can be added."""
     table = kind(key_dtype, value_dtype, default)
-    if len(keys):  # an empty array of objects is no tensor of text
+    if len(keys):  # an empty array of objects is not a tensor of text
         table.insert(keys, values)
     return table
 

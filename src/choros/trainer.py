@@ -117,7 +117,7 @@ class Trainer:
         restarts: int. Total number of restarts after a worker dies, hangs or raises. All workers then resume from
             their last saved state: that of the last epoch's end, or of the schedule of a ``Checkpoint``. With an
             asynchronous algorithm on this machine, only the failed worker restarts, from its last exchange. For Spark
-            use ``choros.Spark(max_restarts=)``. Defaults to 0: the first failure ends ``fit``.
+            use ``choros.Spark(restarts=)``. Defaults to 0: the first failure ends ``fit``.
         timeline: str or path. A file for ui.perfetto.dev and chrome://tracing (JSON), which each ``fit`` replaces when
             it ends. It has one lane per worker with its computing, its exchanges, its waits for other workers and for
             callbacks, and its waits for data. Workers keep their last 1,000,000 events. A ``fit`` that fails writes no
@@ -240,7 +240,7 @@ class Trainer:
             return make_executor(self._launcher, preferences, self.restarts)
         return self._local
 
-    def fit(  # noqa: D417 - Keras' arguments share one entry
+    def fit(
         self,
         x: object,
         y: object = None,
@@ -266,17 +266,32 @@ class Trainer:
         """Train, as ``model.fit`` does.
 
         Args:
-            x, y, sample_weight: arrays or nested arrays. Or ``x`` is a ``keras.utils.PyDataset`` whose items are
-                global batches, ``choros.files``, or a stream of global batches: a ``tf.data.Dataset``, a PyTorch
+            x: arrays or nested arrays, whose first axis is that of the rows. Or a ``keras.utils.PyDataset`` whose items
+                are global batches, ``choros.files``, or a stream of global batches: a ``tf.data.Dataset``, a PyTorch
                 ``DataLoader``, a Grain loader, a generator (with ``steps_per_epoch`` if it does not end). This process
-                reads a stream, in the stream's order, and divides each batch among the workers. A stream of validation
-                data is read once, before training, and evaluated after each epoch. If it has no end, it needs
-                ``validation_steps``.
+                reads a stream, in the stream's order, and divides each batch among the workers.
+            y: arrays or nested arrays of labels, one for each row. Defaults to None, if ``x`` has them.
             batch_size: int. Rows of the global batch, divided among the workers with every algorithm. A remainder is
                 spread (7 rows on 4 workers: 2, 2, 2, 1). Data that yield batches decide it instead. None is 32, as in
                 Keras. Defaults to 32.
+            epochs: int. The number of the last epoch, counted from 1, as in Keras. Defaults to 1.
+            verbose: 0, 1 or 2, as in Keras: silent, a progress bar, a line for each epoch. Defaults to "auto": 1.
+            callbacks: a list of Keras callbacks, a ``CallbackList`` or None. They run in this process, in a
+                job in that of rank 0.
+            validation_split: float. Fraction of the rows, from their end, that is not trained but validated. Defaults
+                to 0.
+            validation_data: ``(x, y)``, ``(x, y, sample_weight)``, or any data that ``x`` may be. A stream is read
+                once, before training, and evaluated after each epoch. If it has no end, it needs ``validation_steps``.
+            shuffle: bool, or "batch" as in Keras. Whether to shuffle rows in each epoch; without effect on streams.
+                Defaults to True.
+            class_weight: dict from a class to the weight of its rows, or None.
+            sample_weight: array of the weight of each row, or None.
+            initial_epoch: int. The epoch at which training begins, counted from 0. Defaults to 0.
             steps_per_epoch: int. Global batches in an epoch. An epoch continues where the last one stopped; at the end
                 of the rows it continues with their next pass. Defaults to all batches.
+            validation_steps: int. Batches of the validation data to evaluate. Defaults to all.
+            validation_batch_size: int. Rows of a global batch of validation data. Defaults to ``batch_size``.
+            validation_freq: int, or a list of epochs counted from 1. Epochs between two validations. Defaults to 1.
             seed: int. Determines the order of the rows and the state of random layers. Defaults to a draw from
                 Python's ``random``, so ``keras.utils.set_random_seed`` makes runs repeatable. With ``shuffle`` the
                 order is not that of ``model.fit`` with the same seed, so the batches differ: to compare weights with
@@ -286,8 +301,6 @@ class Trainer:
             checkpoint: ``choros.Checkpoint``, or a directory for checkpoints after each epoch. Defaults to None.
             resume: bool. Whether to resume from the newest checkpoint. If there is none, training starts from the
                 beginning. The history has only the epochs of this call. Defaults to False.
-            epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, initial_epoch,
-                validation_steps, validation_batch_size, validation_freq: as in Keras.
 
         Returns:
             ``keras.callbacks.History`` with Keras' keys. ``history.run`` (``choros.RunRecord``) has the figures of the

@@ -104,7 +104,7 @@ def dtype_of(name: object) -> np.dtype[Any]:
         (2, 2)
     """
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
-        raise TypeError(f"{name!r} is no type")
+        raise TypeError(f"{name!r} is not a type")
     try:
         kind = np.dtype(name)
     except TypeError:

@@ -40,7 +40,7 @@ def test_it_writes_every_so_many_epochs(tmp_path):
 def test_what_is_not_there_is_told(tmp_path):
     with pytest.raises(InvalidInputError, match="no Embedding layer 'verbs': there are 'words'"):
         fit(model(), TensorBoardEmbedding(tmp_path, embeddings_layer_names=["verbs"]))
-    with pytest.raises(InvalidInputError, match="is no file"):
+    with pytest.raises(InvalidInputError, match="is not a file"):
         fit(model(), TensorBoardEmbedding(tmp_path, embeddings_metadata=str(tmp_path / "none.tsv")))
     with pytest.raises(InvalidInputError, match="embeddings_freq=0"):
         TensorBoardEmbedding(tmp_path, embeddings_freq=0)

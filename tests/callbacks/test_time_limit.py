@@ -241,7 +241,7 @@ def test_turns_that_get_on_within_an_epoch_are_not_counted(batch, code, tmp_path
 
 
 def test_what_cannot_work(tmp_path, monkeypatch):
-    with pytest.raises(InvalidInputError, match="SIGNONE is no signal"):
+    with pytest.raises(InvalidInputError, match="SIGNONE is not a signal"):
         BeforeTimeLimit(tmp_path, signals=["SIGNONE"])
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")

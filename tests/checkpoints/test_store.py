@@ -276,7 +276,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path):
         ({"every": 0}, "every=0"),
         ({"every": "hour"}, "every='hour'"),
         ({"keep": 0}, "keep=0"),
-        ({"signals": ["SIGFOO"]}, "SIGFOO is no signal"),
+        ({"signals": ["SIGFOO"]}, "SIGFOO is not a signal"),
         ({"signals": ["SIGTERM", "SIGKILL", "SIGSTOP"]}, "SIGKILL, SIGSTOP cannot be caught"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_backend_that_is_not_installed_is_a_problem(capsys, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "mxnet")
     assert main(["where"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("problem      KERAS_BACKEND is 'mxnet', which is no backend of Keras: set it to ")
+    assert last.startswith("problem      KERAS_BACKEND is 'mxnet', which is not a backend of Keras: set it to ")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     assert main(["where"]) == 0
     assert "problem" not in capsys.readouterr().out

@@ -39,7 +39,7 @@ def test_one_machine_and_none_of_slurm():
     parser = ClusterParser(environ=run)
     assert (parser.hostnames, parser.num_tasks_per_host, parser.my_proc_id) == ([os.uname().nodename], [2], 1)
     with pytest.raises(
-        InvalidInputError, match="this is no job of SLURM: neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST"
+        InvalidInputError, match="this is not a job of SLURM: neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST"
     ):
         _ = SlurmClusterParser(environ={}).hostnames
     mpi = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -49,7 +49,7 @@ def test_one_machine_and_none_of_slurm():
 
 def test_a_rank_that_is_no_number_is_told():
     job = {"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2", "SLURM_PROCID": "zz"}
-    with pytest.raises(InvalidInputError, match="SLURM_PROCID=zz is no rank"):
+    with pytest.raises(InvalidInputError, match="SLURM_PROCID=zz is not a rank"):
         _ = SlurmClusterParser(environ=job).my_proc_id
 
 
@@ -103,7 +103,7 @@ def test_ranks_of_a_launcher_on_the_hosts_of_a_file(job):
 def test_a_file_that_gives_no_hosts_is_refused(job, tmp_path):
     kind, shell = job
     ((variable, _),) = shell.items()
-    with pytest.raises(InvalidInputError, match=f"this is no job of .*: {variable} is not set"):
+    with pytest.raises(InvalidInputError, match=f"this is not a job of .*: {variable} is not set"):
         _ = kind(environ={}).hostnames
     with pytest.raises(
         InvalidInputError, match=r"cannot be read \(No such file or directory\).*copy it to a directory"
@@ -181,8 +181,12 @@ def test_ranks_that_were_started_without_mpi_are_refused(mpiexec):
     assert "choros started 2 ranks without MPI, which reports a size of 1: use ClusterParser" in printed
 
 
-def test_mpi_without_mpi4py_names_what_to_install(monkeypatch):
+@pytest.mark.parametrize(("transport", "offers_tcp"), [("", True), ("mpi", False)])
+def test_mpi_without_mpi4py_names_what_to_install_and_the_way_without_it(monkeypatch, transport, offers_tcp):
     for name in ("mpi4py", "mpi4py.MPI"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidInputError, match=r"mpi4py with an MPI library is missing.*pip install 'choros\[mpi\]'"):
+    monkeypatch.setenv("CHOROS_COMM", transport)
+    wanted = r"mpi4py with an MPI library is missing.*pip install 'choros\[mpi\]'"
+    with pytest.raises(InvalidInputError, match=wanted) as refused:
         MpiClusterParser()
+    assert ("set CHOROS_SECRET" in str(refused.value)) is offers_tcp

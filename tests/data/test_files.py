@@ -263,7 +263,7 @@ BAD = {
     "no names": (lambda d: files(d / "whole.csv", x=3), "x=3: give the name of a column"),
     "not parquet": (lambda d: files(d / "whole.csv", format="parquet"), "whole.csv cannot be read"),
     "not hdf5": (lambda d: files(d / "whole.csv", format="hdf5"), "whole.csv cannot be read as HDF5"),
-    "not records": (lambda d: files(d / "whole.csv", format="tfrecord"), "whole.csv is no TFRecord file"),
+    "not records": (lambda d: files(d / "whole.csv", format="tfrecord"), "whole.csv is not a TFRecord file"),
     "bytes": (lambda d: files(d / "whole.tfrecord", x="raw", y="label"), "'raw' .*not numbers.*`decode`"),
     "no room": (lambda d: files(d / "whole.csv", spill_dir="/nowhere").spill, "/nowhere cannot hold them .*spill_dir"),
 }

@@ -29,7 +29,7 @@ def test_stalls(values, stalls, monkeypatch):
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])
 def test_what_is_no_time(value, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", value)
-    with pytest.raises(InvalidInputError, match="HOROVOD_STALL_CHECK_TIME_SECONDS='.*' is no number of seconds"):
+    with pytest.raises(InvalidInputError, match="HOROVOD_STALL_CHECK_TIME_SECONDS='.*' is not a number of seconds"):
         env_settings.stalls()
 
 

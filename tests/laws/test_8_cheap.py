@@ -76,12 +76,20 @@ def against_fit(monkeypatch):
 
 def test_the_table_against_plain_fit_replaces_the_one_in_a_page(against_fit):
     result = {"model": "CNN", "algorithm": "aeasgd", "backend": "torch", "ratio": 1.456, "ratio_with_startup": 0.9}
+    result["ratios"] = [1.456]
     facts = {"date": "2026-11-26", "cores": 2, "processor": "AMD EPYC"}
     table = against_fit.table({"results": [result], "machine": facts})
     assert "| model, algorithm | PyTorch |\n|---|---|\n| CNN, AEASGD | 1.46 (0.90) |\n" in table
     notes = " ".join(table.splitlines()[4:])
     assert "CNN: Keras' network for CIFAR-10 (1,250,858 weights), global batch 64." in notes
     assert "MLP" not in notes  # it was not measured
+    assert "A ratio above" not in notes
+    assert "Measured in one round on 2026-11-26, 2 cores (AMD EPYC), no GPU; compiled windows of steps came" in notes
+    many = {**result, "ratio": 2.5, "ratios": [2.4, 2.6], "rows_per_s": 3000, "plain_rows_per_s": 1200}
+    table_of_many = against_fit.table({"results": [many], "machine": {**facts, "date": "2026-11-29"}})
+    notes = " ".join(table_of_many.splitlines()[4:])
+    assert "on PyTorch it trains 1,200 rows of the CNN a second, and one worker on one core 1,500." in notes
+    assert notes.endswith("in 2 rounds on 2026-11-29, 2 cores (AMD EPYC), no GPU.")
     page = f"before\n{against_fit.BEGIN}old\n{against_fit.END}after\n"
     changed = against_fit.with_table(page, table)
     assert changed == f"before\n{against_fit.BEGIN}{table}{against_fit.END}after\n"

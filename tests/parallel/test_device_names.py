@@ -53,7 +53,7 @@ def test_an_object(device, name):
     "name", ["", "gpu:x", "gpu:-1", "/gpu:0/cpu:0", "0", "job:", "/device:*:0", "/task:1/job:a", "/device", "cpu0"]
 )
 def test_what_is_no_name_is_refused(name):
-    with pytest.raises(InvalidInputError, match="is no name of a device of this process: give one such as 'gpu:0'"):
+    with pytest.raises(InvalidInputError, match="is not a name of a device of this process: give one such as 'gpu:0'"):
         device_names([name])
 
 
@@ -80,12 +80,12 @@ def test_a_number_may_be_of_numpy_and_not_text(monkeypatch):
     assert devices.choose_devices(np.array(["cpu:2", "cpu:1"])) == ["cpu:2", "cpu:1"]
     with pytest.raises(InvalidInputError, match="devices=True: there are 3"):
         devices.choose_devices(True)
-    with pytest.raises(InvalidInputError, match="'2' is no name of a device .*: give 2 without quotes for so many"):
+    with pytest.raises(InvalidInputError, match="'2' is not a name of a device .*: give 2 without quotes for so many"):
         devices.choose_devices("2")
 
 
 def test_what_is_no_device_is_refused():
-    with pytest.raises(InvalidInputError, match="None of type NoneType is no device: give a name such as 'gpu:0'"):
+    with pytest.raises(InvalidInputError, match="None of type NoneType is not a device: give a name such as 'gpu:0'"):
         device_names([None])
 
 

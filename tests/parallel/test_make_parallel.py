@@ -277,9 +277,9 @@ REFUSED = {
     "no device 'tpu:7'": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "tpu:7"]),
     "no device 'disk:0'": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "disk"]),
     "one is named twice.": lambda: parallel.make_parallel(SERIAL, ["cpu", "/job:localhost/task:0/device:CPU:0"]),
-    "'gpu zero' is no name of a device": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "gpu zero"]),
+    "'gpu zero' is not a name of a device": lambda: parallel.make_parallel(SERIAL, ["cpu:0", "gpu zero"]),
     "/replica:1/cpu:0 is of another process": lambda: parallel.make_parallel(SERIAL, "/replica:1/cpu:0"),
-    "0 of type int is no device: give a name": lambda: parallel.make_parallel(SERIAL, [0, 1]),
+    "0 of type int is not a device: give a name": lambda: parallel.make_parallel(SERIAL, [0, 1]),
     "of several processes: give the devices of this": lambda: parallel.make_parallel(
         SERIAL, ["/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"]
     ),

@@ -173,7 +173,7 @@ def test_classes_are_those_of_each_output():
             assert to_array(pa.array(values), label).tolist() == values
             continue
         with pytest.raises(
-            InvalidDataError, match=f"label {wrong} in the column 'choros_y1' is no class: the model has 2"
+            InvalidDataError, match=f"label {wrong} in the column 'choros_y1' is not a class: the model has 2"
         ):
             to_array(pa.array(values), label)
     ignoring = replace(label, ignored=-1)

@@ -159,7 +159,7 @@ def test_files_and_code_travel_and_what_tasks_print_is_shown(spark, rows, tmp_pa
     files = choros.files(str(tmp_path / "rows.csv"), x="twice", y="y", decode=decode)
     model = keras.Sequential([keras.Input((6,)), Loud(), keras.layers.Dense(2, "softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy")
-    there = choros.Spark(spark, max_restarts=1)
+    there = choros.Spark(spark, restarts=1)
     _, history = fit(spark, model, choros.AEASGD(window=2), files, launcher=there, epochs=4)
     captured = capfd.readouterr()
     assert {"[0] called in a task", "[1] called in a task"} <= set(captured.out.splitlines())
@@ -176,9 +176,9 @@ def test_members_and_what_cannot_be(spark, rows):
         choros.Trainer(make(), workers=3, launcher=choros.Spark(spark))
     with pytest.raises(InvalidInputError, match="choros.Spark"):
         choros.Trainer(make(), workers=2, launcher="yarn")
-    with pytest.raises(InvalidInputError, match=r"Spark\(max_restarts=\)"):
+    with pytest.raises(InvalidInputError, match=r"Spark\(restarts=\)"):
         choros.Trainer(make(), workers=2, launcher=choros.Spark(spark), restarts=1)
-    with pytest.raises(InvalidInputError, match=r"Spark\(max_restarts=\)"):
+    with pytest.raises(InvalidInputError, match=r"Spark\(restarts=\)"):
         fit(spark, make(), "allreduce", *rows, checkpoint="state")
     with pytest.raises(InvalidInputError, match="spark://head:7077"):
         choros.Spark("head:7077")
@@ -246,7 +246,7 @@ def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, c
     model, kill = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)]), Kill()
     model.compile(keras.optimizers.SGD(1.0), lambda y_true, y_pred: -y_pred)
     begin = float(model.get_weights()[0][0, 0])
-    there = choros.Spark(spark, max_restarts=1)
+    there = choros.Spark(spark, restarts=1)
     _, history = fit(
         spark, model, choros.DOWNPOUR(window=3), Ones(), launcher=there, callbacks=[kill], epochs=5, shuffle=False
     )

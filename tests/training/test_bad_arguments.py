@@ -57,7 +57,7 @@ def first(timeout):
         (choros.Mpiexec, "hosts", "give one text of the form", (None, "")),
         (choros.Mpiexec, "program", "give a name or path", ()),
         (choros.Spark, "where", "give a SparkSession", (None,)),
-        (choros.Spark, "max_restarts", "0 or more", (3,)),
+        (choros.Spark, "restarts", "0 or more", (3,)),
         (lambda threads: choros.run(len, num_proc=1, threads=threads), "threads", "1 or more", (3, None)),
         (lambda bind: choros.run(len, num_proc=1, bind=bind), "bind", FLAG, (True,)),
         (lambda file: choros.run(len, output_filename=file), "output_filename", PATHS, (None,)),

@@ -128,7 +128,7 @@ def test_a_layout_divides_the_weights_and_changes_nothing(
         ),
         ({"dense/kernel": "model"}, "is 'model': give a tuple of an axis of the mesh or None for each dimension"),
         ({"dense/kernel": ("model", "model")}, "divides 'dense/kernel' twice along 'model'"),
-        ({"dense(": ("model",)}, "'dense\\(' is no regular expression"),
+        ({"dense(": ("model",)}, "'dense\\(' is not a regular expression"),
         ({"dense/ker": (None, "model"), "dense/kernel": (None, "model")}, "match one variable, .*dense/kernel: leave"),
         ([("dense/kernel", ("model",))], "The layout is of type list: give a keras.distribution.LayoutMap"),
     ],

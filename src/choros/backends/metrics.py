@@ -177,7 +177,7 @@ class Metrics(ABC):
         return logs
 
     def _find_means(self, state: Array) -> dict[str, int]:
-        """Return the index of each result's total in the state; its count follows. Return {} if a result is no mean.
+        """Return the index of each result's total in the state; its count follows. Return {} if a result is not a mean.
 
         This is found by a trial: each pair of scalars gets a different mean, and each result must equal one of these.
         """

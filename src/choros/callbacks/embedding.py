@@ -79,7 +79,7 @@ class TensorBoardEmbedding(keras.callbacks.Callback):  # type: ignore[misc]
             path = metadata.get(layer.name) if isinstance(metadata, Mapping) else metadata
             if path is not None:
                 if not os.path.isfile(path):
-                    raise InvalidInputError(f"The metadata of {layer.name!r}, {path}, is no file.")
+                    raise InvalidInputError(f"The metadata of {layer.name!r}, {path}, is not a file.")
                 shutil.copy(path, self.log_dir / f"{layer.name}-metadata.tsv")
                 lines.append(f'  metadata_path: "{layer.name}-metadata.tsv"')
             lines.append("}")

@@ -27,7 +27,7 @@ class Profile(keras.callbacks.Callback):  # type: ignore[misc]
             written too.
 
     Raises:
-        InvalidInputError: ``directory`` is no path, ``first`` is negative, or ``last`` is smaller than ``first``.
+        InvalidInputError: ``directory`` is not a path, ``first`` is negative, or ``last`` is smaller than ``first``.
 
     Example:
         >>> callback = Profile("profile", profile_batches=(20, 22))

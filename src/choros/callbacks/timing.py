@@ -31,7 +31,7 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
         total: float. Seconds of all epochs; ``total_but_first``: of all epochs but the first.
 
     Raises:
-        InvalidInputError: ``warmup`` is no whole number, or negative.
+        InvalidInputError: ``warmup`` is not a whole number, or negative.
 
     Example:
         >>> import numpy as np
@@ -131,7 +131,7 @@ class SamplesPerSec(BatchTiming):
         samples_per_sec: float. Rows per second.
 
     Raises:
-        InvalidInputError: ``batch_size`` is no whole number or below 1, or ``warmup`` is invalid.
+        InvalidInputError: ``batch_size`` is not a whole number or below 1, or ``warmup`` is invalid.
     """
 
     def __init__(self, batch_size: int, warmup: int = 1, verbose: int = 1) -> None:

@@ -125,7 +125,7 @@ class SlurmClusterParser(ClusterParser):
         """This rank; 0 in the shell of a job."""
         value = self._environ.get("SLURM_PROCID") or "0"
         if not value.isdecimal():
-            raise InvalidInputError(f"SLURM_PROCID={value} is no rank: unset it, or start this by srun.")
+            raise InvalidInputError(f"SLURM_PROCID={value} is not a rank: unset it, or start this by srun.")
         return int(value)
 
     def _hosts(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class SlurmClusterParser(ClusterParser):
         for variable in names:
             if self._environ.get(variable):
                 return self._environ[variable]
-        raise InvalidInputError(f"this is no job of SLURM: neither {names[0]} nor {names[1]} is set.")
+        raise InvalidInputError(f"this is not a job of SLURM: neither {names[0]} nor {names[1]} is set.")
 
 
 class _FileClusterParser(ClusterParser, ABC):
@@ -169,7 +169,7 @@ class _FileClusterParser(ClusterParser, ABC):
         name = self._file_variable
         path = self._environ.get(name)
         if not path:
-            raise InvalidInputError(f"this is no job of {self._scheduler}: {name} is not set.")
+            raise InvalidInputError(f"this is not a job of {self._scheduler}: {name} is not set.")
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:

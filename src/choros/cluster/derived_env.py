@@ -93,7 +93,7 @@ def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the place from TF_CONFIG. Ranks are the chief and then the workers; parameter servers have no rank.
 
     Raises:
-        InvalidInputError: TF_CONFIG is no JSON of this form, or this process is neither chief nor worker.
+        InvalidInputError: TF_CONFIG is not a JSON of this form, or this process is neither chief nor worker.
 
     Example:
         >>> text = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'

@@ -34,7 +34,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     names: list[str] = []
     position = 0
     if not isinstance(text, str):
-        raise InvalidInputError(f"the host list {text!r} is no text: give one such as 'n[1-3]'")
+        raise InvalidInputError(f"the host list {text!r} is not text: give one such as 'n[1-3]'")
     while position < len(text):
         match = _PIECE.match(text, position)
         if match is None:

@@ -243,7 +243,7 @@ def tables() -> Iterator[LauncherEnv]:
             ) from error
         if not isinstance(table, LauncherEnv):
             raise InvalidInputError(
-                f"the launcher entry {point.name!r}: {point.value} is no choros.cluster.LauncherEnv"
+                f"the launcher entry {point.name!r}: {point.value} is not a choros.cluster.LauncherEnv"
             )
         yield table
     yield from rest

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -34,10 +35,16 @@ def load_mpi() -> ModuleType:
             warnings.simplefilter("ignore", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:
+        by_tcp = ""
+        if find_spec("mpi4py") is None and not os.environ.get("CHOROS_COMM"):  # then a secret selects TCP
+            by_tcp = (
+                " Without MPI the ranks connect by TCP: set CHOROS_SECRET to the same 64 random hexadecimal digits on "
+                "all of them (openssl rand -hex 32)."
+            )
         raise InvalidInputError(
             "The ranks were started by an MPI launcher, or CHOROS_COMM=mpi is set, but mpi4py with an MPI library is "
             f"missing ({error}): pip install 'choros[mpi]' to use this machine's own MPI, or 'choros[mpi-wheel]', "
-            "which brings MPICH."
+            f"which brings MPICH.{by_tcp}"
         ) from None
     except RuntimeError as error:  # mpi4py raises this if it can load no MPI library
         raise InvalidInputError(

@@ -213,7 +213,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint in _JSON:
-        # JSON has one type of number: 1.0 may arrive as 1. A bool is no number.
+        # JSON has one type of number: 1.0 may arrive as 1. A bool is not a number.
         number = hint is float and type(value) is int
         if type(value) is hint or number:
             return float(value) if number else value

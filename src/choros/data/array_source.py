@@ -39,7 +39,7 @@ class ArraySource:
         block: int. Rows of a block, or 0.
 
     Raises:
-        InvalidDataError: A part is no array, or the arrays do not fit together.
+        InvalidDataError: A part is not an array, or the arrays do not fit together.
 
     Example:
         >>> source = ArraySource(np.arange(5), np.arange(5))
@@ -139,7 +139,7 @@ class ArraySource:
             shuffling, the arrays may be views of the source: do not write to them.
 
         Raises:
-            InvalidDataError: ``batch_size`` is no whole number, or below 1.
+            InvalidDataError: ``batch_size`` is not a whole number, or below 1.
         """
         check_batch(batch_size)
         parts = pieces(self.rows, rank=rank, size=size, batch_size=batch_size, epoch=epoch, steps=steps)

@@ -123,7 +123,7 @@ def as_arrays(structure: ArrayTree, name: str = "x") -> ArrayTree:
     """Apply ``as_array`` to every leaf of a nested structure; None stays None.
 
     Raises:
-        InvalidDataError: A leaf is no array. The message contains its name.
+        InvalidDataError: A leaf is not an array. The message contains its name.
 
     Example:
         >>> as_arrays({"a": np.zeros(2), "b": None})
@@ -198,7 +198,7 @@ def _check_tensorflow(name: str, problem: str, remedy: str) -> None:
 
 
 def _describe(value: object) -> str:
-    """Return a description of an object that is no array."""
+    """Return a description of an object that is not an array."""
     kind = type(value)
     modules = {parent.__module__.split(".")[0] for parent in kind.__mro__}
     names = {parent.__name__ for parent in kind.__mro__}

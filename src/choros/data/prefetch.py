@@ -59,7 +59,7 @@ def prefetch(source: object, depth: int = 2, augment: Augment | None = None) -> 
         An object to pass to ``fit`` as x.
 
     Raises:
-        InvalidDataError: ``depth`` is no whole number or below 1, or ``augment`` is not callable.
+        InvalidDataError: ``depth`` is not a whole number or below 1, or ``augment`` is not callable.
 
     Example:
         >>> import numpy as np

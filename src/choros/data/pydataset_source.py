@@ -54,7 +54,7 @@ class PyDatasetSource:
         evaluates: Whether each pass is an evaluation. Defaults to False.
 
     Raises:
-        InvalidDataError: The object is no PyDataset or has no batches, or the class weights are malformed.
+        InvalidDataError: The object is not a PyDataset or has no batches, or the class weights are malformed.
     """
 
     rows: int | None = None

@@ -44,7 +44,7 @@ class StreamSource:
         augment: a function from the x of a batch to another x, or None.
 
     Raises:
-        InvalidDataError: ``stream`` is no iterable, or another argument is malformed.
+        InvalidDataError: ``stream`` is not an iterable, or another argument is malformed.
 
     Example:
         >>> import numpy as np

@@ -54,7 +54,7 @@ def check_batch(batch_size: object) -> None:
     """Refuse an invalid size of a global batch.
 
     Raises:
-        InvalidDataError: The size is no whole number, or below 1.
+        InvalidDataError: The size is not a whole number, or below 1.
     """
     if not is_whole(batch_size, 1):
         raise InvalidDataError(f"batch_size={batch_size!r}: give a whole number of rows, 1 or more.")
@@ -64,7 +64,7 @@ def check_floatx(floatx: object) -> str:
     """Return the dtype of floats; refuse other values than ``keras.config.floatx`` may have.
 
     Raises:
-        InvalidDataError: The value is no dtype of floats.
+        InvalidDataError: The value is not a dtype of floats.
     """
     if isinstance(floatx, str) and floatx in ("float16", "bfloat16", "float32", "float64"):
         return floatx
@@ -141,7 +141,7 @@ def split(
         ``(x, y, sample_weight)`` for training and for validation: views, not copies.
 
     Raises:
-        InvalidDataError: The fraction is outside [0, 1), or a part would have no rows; or the data is no arrays.
+        InvalidDataError: The fraction is outside [0, 1), or a part would have no rows; or the data are no arrays.
 
     Example:
         >>> import numpy as np

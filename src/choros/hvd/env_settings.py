@@ -61,5 +61,5 @@ def _seconds(name: str, default: float) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise InvalidInputError(f"{name}={text!r} is no number of seconds: give 0 or more, or unset it.")
+        raise InvalidInputError(f"{name}={text!r} is not a number of seconds: give 0 or more, or unset it.")
     return seconds

@@ -35,7 +35,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         steps_per_epoch: int. Batches of an epoch; needed if Keras does not know them and ``staircase`` is False.
 
     Raises:
-        InvalidInputError: an argument is no valid number.
+        InvalidInputError: an argument is not a valid number.
         ValueError: the optimizer's rate is a schedule; the steps are unknown.
 
     Example:

@@ -69,7 +69,7 @@ def _with_slots(optimizer: keras.optimizers.Optimizer, model: keras.Model, path:
     return fresh
 
 
-def shard(  # noqa: D417 - x, y and sample_weight share one entry
+def shard(
     x: object,
     y: object = None,
     sample_weight: object = None,
@@ -84,7 +84,9 @@ def shard(  # noqa: D417 - x, y and sample_weight share one entry
     """Return this rank's rows of whole data, as a data set for ``fit``; each row is in one batch of one rank.
 
     Args:
-        x, y, sample_weight: as for ``choros.shard``, whole, the same on every rank.
+        x: data as for ``choros.shard``, whole, the same on every rank.
+        y: arrays or nested arrays of labels, one for each row; None if ``x`` has them. Defaults to None.
+        sample_weight: array of the weight of each row. Defaults to None.
         per_rank_batch_size: int. Rows of one rank's batch; a step trains ``per_rank_batch_size * hvd.size()`` rows.
             ``choros.shard`` takes the rows of all ranks instead. Defaults to 32.
         shuffle: bool. Shuffle rows in each epoch. Defaults to True.

@@ -100,7 +100,7 @@ def DistributedOptimizer(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"backward_passes_per_step={every!r}: give a whole number of 1 or more.")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise InvalidInputError(f"{optimizer!r} is no optimizer of Keras: give keras.optimizers.SGD(...), say.")
+        raise InvalidInputError(f"{optimizer!r} is not an optimizer of Keras: give keras.optimizers.SGD(...), say.")
     accumulates = getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None)
     if every > 1 and accumulates:
         raise ValueError(

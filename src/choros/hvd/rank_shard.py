@@ -25,7 +25,7 @@ from choros.types import Batch
 _KEPT = 16  # first batches of an epoch that stay readable: Keras reads some of them before it trains
 
 
-def shard(  # noqa: D417 - x, y and sample_weight share one entry
+def shard(
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
@@ -44,9 +44,11 @@ def shard(  # noqa: D417 - x, y and sample_weight share one entry
     the ranks' parts differ by at most one row.
 
     Args:
-        x, y, sample_weight: the data that ``Trainer.fit`` takes, whole, the same on every rank: arrays, memory maps, a
-            ``PyDataset``, ``choros.files``, or an object that yields batches. Each of these batches is a global batch,
-            and every rank reads all of them. ``choros.prefetch`` of these reads ahead.
+        x: the data that ``Trainer.fit`` takes, whole, the same on every rank: arrays, memory maps, a ``PyDataset``,
+            ``choros.files``, or an object that yields batches. Each of these batches is a global batch, and every rank
+            reads all of them. ``choros.prefetch`` of these reads ahead.
+        y: arrays or nested arrays of labels, one for each row; None if ``x`` has them. Defaults to None.
+        sample_weight: array of the weight of each row. Defaults to None.
         global_batch_size: int. Rows of a global batch, at least one for each rank. ``choros.hvd.shard`` takes the rows
             of one rank instead. Defaults to 32.
         shuffle: bool. Shuffle rows in each epoch; without effect on objects that yield batches. Defaults to True.

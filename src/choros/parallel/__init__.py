@@ -84,7 +84,7 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
     )
 
 
-def multi_gpu_model(  # noqa: D417 - two arguments share one entry
+def multi_gpu_model(
     model: keras.Model, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
 ) -> keras.Model:
     """Return the model over several devices, under the name of a function of older versions of Keras.
@@ -92,8 +92,8 @@ def multi_gpu_model(  # noqa: D417 - two arguments share one entry
     Args:
         model: a ``keras.Model``.
         gpus: the number of GPUs, or a list of their numbers. Defaults to all.
-        cpu_merge, cpu_relocation: without effect: outputs are joined and weights are made on the host. Another value
-            than the default gives a warning.
+        cpu_merge: without effect: outputs are joined on the host. False gives a warning.
+        cpu_relocation: without effect: weights are made on the host. True gives a warning.
     """
     warn_without_effect(
         "multi_gpu_model",
@@ -136,14 +136,13 @@ def print_mgpu_modelsummary(mgpu_model: Any) -> None:
     mgpu_model.summary(expand_nested=True)
 
 
-def print_placement(  # noqa: D417 - two arguments share one entry
-    mgpu_model: ModelMGPU | keras.Model, x: object, y: object = None
-) -> None:
+def print_placement(mgpu_model: ModelMGPU | keras.Model, x: object, y: object = None) -> None:
     """Print the device of each variable, and of each device's rows of a batch. Nothing is trained.
 
     Args:
         mgpu_model: a compiled ``ModelMGPU``, or a ``keras.Model``.
-        x, y: a batch, as for ``train_on_batch``.
+        x: arrays or nested arrays of a batch, as for ``train_on_batch``.
+        y: arrays or nested arrays of its labels. Defaults to None.
 
     Example:
         >>> import keras, numpy as np

@@ -36,7 +36,7 @@ class ColumnSpec:
         kind: "number", "list", "bytes" or "image": the form in Arrow.
         shape: tuple or None. The shape to which a row is reshaped; None keeps the shape.
         classes: int or None. Number of classes, for labels that are class indices.
-        ignored: int or None. A label that is no class and that the loss ignores.
+        ignored: int or None. A label that is not a class and that the loss ignores.
     """
 
     name: str
@@ -227,7 +227,7 @@ def normalise(
         keep: bool. Whether to keep the columns of the given frame, before the new ones. Defaults to False.
 
     Raises:
-        InvalidInputError: the frame is no DataFrame of Spark.
+        InvalidInputError: the frame is not a DataFrame of Spark.
         InvalidDataError: a column is missing, ambiguous, or has an unsupported type. No job was started.
 
     Example:
@@ -300,10 +300,10 @@ def _mark(maker: _Maker, validation: float | str | None, seed: int) -> Column:
 
 
 def check_frame(frame: DataFrame) -> None:
-    """Refuse an object that is no DataFrame of Spark, such as a DataFrame of pandas.
+    """Refuse an object that is not a DataFrame of Spark, such as a DataFrame of pandas.
 
     Raises:
-        InvalidInputError: the object is no DataFrame of Spark. The message contains a remedy.
+        InvalidInputError: the object is not a DataFrame of Spark. The message contains a remedy.
     """
     if not all(hasattr(frame, method) for method in ("sparkSession", "mapInArrow")):
         kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"

@@ -33,7 +33,7 @@ class Spark:
         where: a SparkSession, the URL of a cluster (``"spark://head:7077"``, ``"yarn"``, ``"local[2]"``) or of Spark
             Connect (``"sc://head:15002"``). Defaults to the running session, else one configured by ``spark-submit`` or
             ``SPARK_REMOTE``.
-        max_restarts: int. Number of restarts, from the last epoch, after a task failed. Defaults to 0.
+        restarts: int. Number of restarts, from the last epoch, after a task failed. Defaults to 0.
         profile: pyspark ResourceProfile of the tasks (cores and GPUs), or None.
         **settings: settings of a session that is started here, as in ``choros.spark.session``.
 
@@ -45,21 +45,21 @@ class Spark:
         Spark('spark://head:7077')
     """
 
-    def __init__(self, where: Any = None, *, max_restarts: int = 0, profile: Any = None, **settings: Any) -> None:
+    def __init__(self, where: Any = None, *, restarts: int = 0, profile: Any = None, **settings: Any) -> None:
         if isinstance(where, str) and not where.startswith(("spark://", "sc://", "local", "yarn", "k8s://")):
             raise InvalidInputError(
                 f"Spark({_without_parameters(where)!r}): give a SparkSession, or a URL such as 'spark://head:7077' or 'sc://head'."
             )
         if where is not None and not isinstance(where, str) and not hasattr(where, "createDataFrame"):
             raise InvalidInputError(f"Spark({where!r:.80}): give a SparkSession, or a URL such as 'spark://head:7077'.")
-        self.max_restarts = check_whole("max_restarts", max_restarts, 0)
+        self.restarts = check_whole("restarts", restarts, 0)
         self.where, self.profile, self.settings = where, profile, settings
         self._session: object = None if where is None or isinstance(where, str) else where
 
     def __repr__(self) -> str:
         where = _without_parameters(self.where) if isinstance(self.where, str) else self.where
         # Without the settings, which may hold passwords.
-        return call_text(self, *([] if where is None else [where]), max_restarts=self.max_restarts or None)
+        return call_text(self, *([] if where is None else [where]), restarts=self.restarts or None)
 
     @property
     def session(self) -> SparkSession:
@@ -137,7 +137,7 @@ class SparkExecutor:
         workers = request.job.workers
         frame, columns = normalise(session.range(0, workers, 1, workers), "id")  # one row for each task
         rows = BroadcastData(payload.arrays, payload.blobs, request.job.seed)
-        how = (launcher.profile, launcher.max_restarts, self.preferences.network, self.preferences.echo)
+        how = (launcher.profile, launcher.restarts, self.preferences.network, self.preferences.echo)
         return SparkRun(request, session, rows, frame, columns, True, *how).run()
 
     def close(self) -> None:

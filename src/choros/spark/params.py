@@ -44,7 +44,7 @@ class ColumnParams(Params):  # type: ignore[misc]
     predictionCol = param("predictionCol", "the class's index, or the predicted value; '' leaves it out")
     probabilityCol = param("probabilityCol", "a vector of probabilities, of classifiers; '' leaves it out")
     rawPredictionCol = param(
-        "rawPredictionCol", "a vector of what the model gives, where that is no probability; '' leaves it out"
+        "rawPredictionCol", "a vector of what the model gives, where that is not a probability; '' leaves it out"
     )
     task = param("task", "classification, regression or raw; auto asks the model's loss and last layer")
     predictBatchSize = param("predictBatchSize", "rows of a batch of prediction", TypeConverters.toInt, least=1)

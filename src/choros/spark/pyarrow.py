@@ -72,7 +72,7 @@ def _refuse_no_class(labels: Array, leaf: ColumnSpec, classes: int) -> None:
         wrong &= labels != leaf.ignored
     if wrong.any():
         raise InvalidDataError(
-            f"The label {labels[wrong][0]:g} in {leaf.description} is no class: the model has {classes}, so labels "
+            f"The label {labels[wrong][0]:g} in {leaf.description} is not a class: the model has {classes}, so labels "
             f"are whole numbers from 0 to {classes - 1} (StringIndexer makes such ones)."
         )
 

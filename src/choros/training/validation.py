@@ -312,7 +312,7 @@ def listed(callbacks: Callbacks) -> list[Any]:
 
 
 def check_callbacks(callbacks: object) -> None:
-    """Refuse what is no callback.
+    """Refuse what is not a callback.
 
     Raises:
         InvalidInputError: an element is not a ``keras.callbacks.Callback``, or is its class.
@@ -462,7 +462,7 @@ def check_restarts(restarts: object, place: Place, launcher: object) -> int:
             "resume=True, and start the job again: choros run --restarts K."
         )
     if restarts and isinstance(launcher, ExecutorLauncher):
-        raise InvalidInputError("restarts= is not for tasks of Spark: give choros.Spark(max_restarts=).")
+        raise InvalidInputError("restarts= is not for tasks of Spark: give choros.Spark(restarts=).")
     return int(restarts)
 
 
@@ -505,7 +505,7 @@ def check_checkpoint(
     option = "checkpoint=" if checkpoint is not None else "restarts="
     if isinstance(launcher, ExecutorLauncher):
         raise InvalidInputError(
-            f"{option} is not available on Spark: give choros.Spark(max_restarts=), which restarts its tasks."
+            f"{option} is not available on Spark: give choros.Spark(restarts=), which restarts its tasks."
         )
     if mode is None and len(each) > 1:
         raise InvalidInputError(f"{option} has no meaning for workers that never exchange.")

@@ -104,7 +104,7 @@ def device_names(devices: Device | Iterable[Device]) -> list[str]:
             device that ``tf.config`` lists. Without a number it is the first device of its kind.
 
     Raises:
-        InvalidInputError: something is no name of a device, or a name is of another process.
+        InvalidInputError: something is not a name of a device, or a name is of another process.
 
     Example:
         >>> device_names(["/job:localhost/replica:0/task:0/device:CPU:1", "/gpu:0", "cuda:1", "cpu"])
@@ -112,7 +112,7 @@ def device_names(devices: Device | Iterable[Device]) -> list[str]:
     """
     if isinstance(devices, str) and devices.strip().isdecimal():
         raise InvalidInputError(
-            f"{devices!r} is no name of a device of this process: give {int(devices)} without quotes for so many "
+            f"{devices!r} is not a name of a device of this process: give {int(devices)} without quotes for so many "
             "devices, or a name such as 'gpu:0'."
         )
     if isinstance(devices, str) or not isinstance(devices, Iterable):
@@ -153,7 +153,7 @@ def _text(device: Device) -> str:
     if isinstance(device, TorchDevice):
         return f"{device.type}:{device.index or 0}"
     raise InvalidInputError(
-        f"{device!r} of type {type(device).__name__} is no device: give a name such as 'gpu:0', or a tf.DeviceSpec, a "
+        f"{device!r} of type {type(device).__name__} is not a device: give a name such as 'gpu:0', a tf.DeviceSpec, a "
         "jax.Device or a torch.device."
     )
 
@@ -168,7 +168,7 @@ def _match(text: str) -> re.Match[str]:
         )
     if match is None:
         raise InvalidInputError(
-            f"{text!r} is no name of a device of this process: give one such as 'gpu:0', '/device:GPU:0' or "
+            f"{text!r} is not a name of a device of this process: give one such as 'gpu:0', '/device:GPU:0' or "
             "'/job:worker/task:1/device:GPU:0'."
         )
     return match

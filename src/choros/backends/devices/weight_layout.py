@@ -66,7 +66,7 @@ def _axes_of(pattern: str, given: Any, axes: list[str]) -> list[str | None]:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise InvalidInputError(f"The layout's pattern {pattern!r} is no regular expression: {error}.") from None
+        raise InvalidInputError(f"The layout's pattern {pattern!r} is not a regular expression: {error}.") from None
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InvalidInputError(
             f"The layout of {pattern!r} is {given!r}: give a tuple of an axis of the mesh or None for each dimension, "

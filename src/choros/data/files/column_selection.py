@@ -88,7 +88,7 @@ def get(columns: Columns, name: str) -> Any:
 
 
 def check_choice(choice: ColumnChoice, name: str) -> None:
-    """Refuse a choice that is no name, list of names, or dict of them.
+    """Refuse a choice that is not a name, list of names, or dict of them.
 
     Raises:
         InvalidDataError: the choice is invalid.

@@ -91,7 +91,7 @@ def _length(head: bytes, path: str) -> int:
         raise InvalidDataError(_CUT.format(path))
     length, checksum = struct.unpack("<QI", head)
     if _masked(head[:8]) != checksum:
-        raise InvalidDataError(f"{path} is no TFRecord file, or damaged: the checksum of a length is wrong.")
+        raise InvalidDataError(f"{path} is not a TFRecord file, or damaged: the checksum of a length is wrong.")
     return int(length)
 
 
@@ -169,7 +169,7 @@ def _features(text: bytes, path: str) -> dict[str, Any]:
     try:
         features = _example().FromString(text).features.feature
     except DecodeError:
-        raise InvalidDataError(f"{path} holds a record that is no tf.train.Example.") from None
+        raise InvalidDataError(f"{path} holds a record that is not a tf.train.Example.") from None
     return {name: _values(feature) for name, feature in sorted(features.items())}
 
 

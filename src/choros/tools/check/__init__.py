@@ -24,7 +24,7 @@ __all__ = ["CheckReport", "Comparison", "Difference", "check", "load_model", "ma
 _OWN = ("x", "y", "verbose", "callbacks", "shuffle", "steps_per_epoch", "initial_epoch", "checkpoint", "resume")
 
 
-def check(  # noqa: D417 - those of fit are named together
+def check(
     model: keras.Model,
     x: Any = None,
     y: Any = None,
@@ -51,8 +51,10 @@ def check(  # noqa: D417 - those of fit are named together
 
     Args:
         model: a compiled ``keras.Model``.
-        x, y, sample_weight: arrays or nested arrays, or ``x`` a ``keras.utils.PyDataset`` of global batches. Without
-            ``x``, random rows are drawn with the shapes of the model's inputs and outputs.
+        x: arrays or nested arrays, or a ``keras.utils.PyDataset`` of global batches. Defaults to None: random rows are
+            drawn with the shapes of the model's inputs and outputs.
+        y: arrays or nested arrays of labels, one for each row. Defaults to None, if ``x`` has them.
+        sample_weight: array of the weight of each row. Defaults to None.
         algorithm: as in ``choros.Trainer``. Defaults to "allreduce".
         workers: numbers of workers. Defaults to 1, 2 and 3.
         resume: whether to interrupt a run by a checkpoint and resume it, with the first number of workers above 1.
@@ -65,7 +67,7 @@ def check(  # noqa: D417 - those of fit are named together
             of another order of rows in the batches (rounding) also passes. Defaults to 1e-5; 2e-2 for a model that
             computes in 16 bits.
         pool: WorkerPool with the largest number of workers. Defaults to a pool for this check.
-        options: further arguments of ``fit``, such as ``class_weight`` or ``validation_data``, for all runs.
+        **options: further arguments of ``fit``, such as ``class_weight`` or ``validation_data``, for all runs.
 
     Returns:
         The report. ``report.passed``, ``report.exit_code`` and ``print(report)`` show the verdict.

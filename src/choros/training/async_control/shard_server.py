@@ -172,7 +172,7 @@ class ShardServerProcess:
             if not self._has_died():
                 return
             with self._lock:
-                # ``close`` ends the process too, which is no failure.
+                # ``close`` ends the process too, which is not a failure.
                 if self._closing:
                     return
                 before = self._process

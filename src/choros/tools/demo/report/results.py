@@ -296,10 +296,10 @@ class Report:
         """Return the report that ``to_dict`` wrote.
 
         Raises:
-            ValueError: The dictionary is no report, or a report of an unknown version.
+            ValueError: The dictionary is not a report, or a report of an unknown version.
         """
         if data.get("schema") != SCHEMA:
-            raise ValueError(f"This is no Choros report: its schema is {data.get('schema')!r}, not {SCHEMA!r}.")
+            raise ValueError(f"This is not a Choros report: its schema is {data.get('schema')!r}, not {SCHEMA!r}.")
         if data.get("version") != VERSION:
             raise ValueError(
                 f"The report has version {data.get('version')!r}; this Choros reads version {VERSION}. "
@@ -373,7 +373,7 @@ def load(path: str | os.PathLike[str]) -> Report:
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ValueError(f"{os.fspath(path)} is no Choros report: it holds a {type(data).__name__}.")
+        raise ValueError(f"{os.fspath(path)} is not a Choros report: it holds a {type(data).__name__}.")
     return Report.from_dict(data)
 
 

@@ -121,7 +121,7 @@ def alone(seen: Observations) -> Iterator[Finding]:
                 WARNING,
                 "alone",
                 [facts],
-                f"{{at}} is one process in an allocation for {many}: what a job's own shell runs is no rank.",
+                f"{{at}} is one process in an allocation for {many}: what a job's own shell runs is not a rank.",
                 "Start the ranks: srun choros doctor, or mpiexec choros doctor.",
             )
 
