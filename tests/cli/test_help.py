@@ -103,6 +103,12 @@ def test_an_unknown_option_is_an_error_in_one_style(typed, capsys):
         ("cancel", "", "the following arguments are required: job"),
         ("doctor", "--backends jx", "argument --backends: jx is none of jax, torch, tensorflow"),
         ("check", "absent.py", "there is no file absent.py: give"),
+        ("check", "/etc", "/etc is a folder: give a Python file"),
+        ("check", "{script} --algorithm aesgd", "argument --algorithm: no algorithm is called 'aesgd': did you mean"),
+        ("check", "{script} --workers 0", "argument -n/--workers: must be a whole number of 1 or more, got 0"),
+        ("check", "{script} --epochs 1", "--epochs 1: the run that resumes needs 2 or more; --no-resume leaves it out"),
+        ("submit", "--queue a --partition b a.py", "argument --queue/--partition: given by two of its names"),
+        ("run", "-n 2 -np 4 a.py", "argument -n/-np/--num-proc/--workers: given by two of its names, -n and -np: give"),
         ("tune", "--threads 99 {script}", "no trial of --threads 99 fits on "),
         ("env", "here", "unrecognized arguments: here"),
         ("site", "", "the following arguments are required: ACTION"),
@@ -115,12 +121,25 @@ def test_an_unknown_option_is_an_error_in_one_style(typed, capsys):
 )
 def test_wrong_values_are_errors_in_one_style(typed, rest, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.py").write_text("")
+    (tmp_path / "a.py").write_text("raise AssertionError('this file was run')")
     assert main([*typed.split(), *rest.format(script="a.py").split()]) == 2
     assert wrong_usage(capsys.readouterr().err, f"choros {typed}").startswith(words)
 
 
+@pytest.mark.parametrize("line", ["-n 2 -n 4", "-n 2 -np 2"])
+def test_an_option_that_is_repeated_holds_as_it_was_given_last(line):
+    assert make_parser("run").parse_args(["run", *line.split(), "a.py"]).workers == int(line[-1])
+
+
 NAMES = {"Choros", "Keras", "Kubernetes", "Parquet", "Spark"}
+
+
+@pytest.mark.parametrize(
+    "text", ["Spark needs Java", "PBS is down", "Dense.call failed", "A2 is a name", "'A' is a name", "nothing in ."]
+)
+def test_a_name_keeps_its_capital(text):
+    assert parser.plain(text) == text
+    assert parser.plain("Certain words: no") == "certain words: no"
 
 
 def first_words():
@@ -219,6 +238,25 @@ COMPLETED = {
     "choros spark pa": "pack",
     "choros completion z": "zsh",
     "choros run tra": "",  # a file, by the shell's own completion
+    "choros run -n 2 --laun": "--launcher",
+    "choros run train.py --": "",  # an option of the script
+    "choros run -n 2 train.py --": "",
+    "choros run --blacklist-cooldown-range 1 2 --laun": "--launcher",
+    "choros run --gloo --mpi-args x --laun": "--launcher",  # options of horovodrun
+    "choros run -m train --": "",
+    "choros run -- sh --": "",
+    "choros run train.py --launcher sr": "",
+    "choros submit --site = mine train.py --": "",
+    "choros submit --site = mine --dry": "--dry-run",
+    "choros tune train.py --": "",
+    "choros status --on slurm 7 --": "--help --on",
+    "choros spark doctor --": "--help",
+    "choros spark doctor --pre": "",
+    "choros spark pack --pre": "--prefix",
+    "choros spark pack a.tar.gz --lev": "--level",
+    "choros spark doctor pack --": "--help",  # a file
+    "choros spark --pre": "",
+    "choros site init --": "--help",
 }
 
 
@@ -289,7 +327,8 @@ def test_a_terminal_completes_at_a_tab(tmp_path, sites, shell_name):
 def test_fish_has_a_line_for_each_command_and_option():
     lines = completion.script("fish").splitlines()
     assert [line.split(" -a ")[1].split()[0] for line in lines if "__fish_use_subcommand" in line] == list(COMMANDS)
-    assert any("from submit' -l on -x -a " in line for line in lines)
+    assert any('"__choros_at submit" -l on -x -a ' in line for line in lines)
+    assert any("\"__choros_at 'spark pack'\" -l prefix" in line for line in lines)
 
 
 def test_fish_completes(tmp_path, sites):
@@ -300,12 +339,23 @@ def test_fish_completes(tmp_path, sites):
         "choros submit --site mi",
         "choros demo --algorithms single,allr",
         "choros logs --on slu",
+        "choros spark pack --pre",
+        "choros run -n 2 --laun",
     ):
         command = f"source {tmp_path}/choros.fish; complete -C '{line}'"
         done = subprocess.run(
             ["fish", "--no-config", "-c", command], capture_output=True, text=True, timeout=60, env=sites
         )
         assert [found.partition("\t")[0] for found in done.stdout.splitlines()] == [COMPLETED[line]], done.stderr
+    for line in ("choros run train.py --", "choros spark doctor --pre", "choros submit --site=mine train.py --dry"):
+        command = f"source {tmp_path}/choros.fish; complete -C '{line}'"
+        done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_no_variable_of_the_script_is_special_in_zsh():
+    """``path`` is PATH there: a function that sets it finds no program."""
+    assert not re.search(r"\b(path|status|argv|options|commands)=", completion.script("zsh"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])

@@ -115,6 +115,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"there is no command {command!r}{did_you_mean(command, (*COMMANDS, *ALIASES))}")
     if command:  # commands change values that argparse would take for options
         arguments = list(getattr(import_module(f"choros.cli.{command}"), "before_parsing", list)(arguments))
+    args: argparse.Namespace
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         args.parser.refuse(unknown)

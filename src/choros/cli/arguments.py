@@ -147,6 +147,23 @@ def some_seconds(text: str) -> float:
     return value
 
 
+def list_of(of: Callable[[str], int]) -> Callable[[str], list[int]]:
+    """Return the type of an option that takes several values with commas between them.
+
+    Args:
+        of: the type of one value.
+
+    Example:
+        >>> list_of(count)("1,2")
+        [1, 2]
+    """
+
+    def parse(text: str) -> list[int]:
+        return [of(part) for part in text.split(",")]
+
+    return parse
+
+
 def add_workers_option(add: Callable[..., Any], description: str) -> None:
     """Add the option for a number of ranks, with Horovod's names.
 

@@ -7,13 +7,14 @@ import json
 import traceback
 from typing import TYPE_CHECKING
 
-from choros.algorithms import ALL
-from choros.cli.arguments import Known, count
-from choros.cli.parser import print_error
+from choros.algorithms import ALL, by_name
+from choros.cli.arguments import Known, count, list_of
+from choros.cli.parser import plain, print_error
 from choros.cli.terminal import write_report
-from choros.errors import ChorosError, InvalidInputError, brief
+from choros.errors import ChorosError, InvalidInputError, UnknownAlgorithmError, brief
 
 if TYPE_CHECKING:
+    from choros.algorithms import Algorithm
     from choros.cli.arguments import SubParsers
 
 _HELP = """\
@@ -47,11 +48,19 @@ def add_parser(subparsers: SubParsers) -> None:
     add = parser.add_argument_group("trainings").add_argument
     add(
         "--algorithm",
+        type=_algorithm,
         default="allreduce",
         metavar="NAME",
         help="name of an algorithm, such as aeasgd (default: allreduce)",
     )
-    add("-n", "--workers", default="1,2,3", metavar="LIST", help="numbers of workers, each tried (default: 1,2,3)")
+    add(
+        "-n",
+        "--workers",
+        type=list_of(count),
+        default=[1, 2, 3],
+        metavar="LIST",
+        help="numbers of workers, each tried (default: 1,2,3)",
+    )
     add("--batch-size", type=count, metavar="B", help="rows of a global batch (default: 16)")
     add("--epochs", type=count, default=2, metavar="N", help="number of epochs (default: 2)")
     add("--rows", type=count, metavar="N", help="number of rows used (default: four batches and two rows)")
@@ -73,9 +82,10 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         InvalidInputError: an argument is not valid, or the file has no model.
     """
-    parts = args.workers.split(",")
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise InvalidInputError(f"--workers {args.workers}: give numbers of workers, such as 1,2,3.")
+    if args.epochs < 2 and not args.no_resume:
+        raise InvalidInputError(
+            f"--epochs {args.epochs}: the run that resumes needs 2 or more; --no-resume leaves it out"
+        )
     from choros.tools.check import check, load_model
 
     try:
@@ -89,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
         model,
         *data,
         algorithm=args.algorithm,
-        workers=tuple(map(int, parts)),
+        workers=args.workers,
         resume=not args.no_resume,
         batch_size=args.batch_size,
         epochs=args.epochs,
@@ -100,6 +110,14 @@ def main(args: argparse.Namespace) -> int:
     else:
         write_report(report.table(args.variables))
     return report.exit_code
+
+
+def _algorithm(name: str) -> Algorithm:
+    """Return the algorithm of a name, before the user's file is run."""
+    try:
+        return by_name(name)
+    except UnknownAlgorithmError as error:
+        raise argparse.ArgumentTypeError(plain(str(error))) from None
 
 
 def _without_callers(error: Exception, file: str) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
     from choros.cli.parser import Parser
 
+# ``page`` is the command with its action, or "-" after the user's script, whose arguments are not those of Choros.
 # A word after a comma is completed for itself. bash counts the "=" of --site=NAME as a word, zsh does not.
 _BASH = """\
 _choros() {
-    local word="${COMP_WORDS[COMP_CWORD]}" option="${COMP_WORDS[COMP_CWORD-1]}" command="" words="" before="" list="" i
+    local word="${COMP_WORDS[COMP_CWORD]}" option="${COMP_WORDS[COMP_CWORD-1]}" page="" words="" before="" list="" i
+    local given values=0
     if [[ "$word" == "=" ]]; then
         word=""
     elif [[ "$option" == "=" ]]; then
@@ -28,16 +30,24 @@ _choros() {
         --*=*) option="${word%%%%=*}"; before="$option="; word="${word#*=}" ;;
     esac
     for ((i = 1; i < COMP_CWORD; i++)); do
-        case "${COMP_WORDS[i]}" in -*) ;; *) command="${COMP_WORDS[i]}"; break ;; esac
+        given="${COMP_WORDS[i]}"
+        [[ "$given" == "=" ]] && continue
+        if ((values > 0)); then
+            values=$((values - 1))
+            continue
+        fi
+        case "$page $given" in
+%(steps)s
+        esac
     done
-    case "$command" in
-%s
+    case "$page" in
+%(words)s
     esac
-    if [[ -n "$command" && "$word" != -* && "$words" != [a-z]* ]]; then
+    if [[ -n "$page" && "$word" != -* && "$words" != [a-z]* ]]; then
         words=""  # a file
     fi
-    case "$command $option" in
-%s
+    case "$page $option" in
+%(values)s
     esac
     if [[ -n "$list" && "$word" == *,* ]]; then
         before="$before${word%%,*},"
@@ -60,12 +70,26 @@ _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bash
 _FISH = """\
 function __choros_list
     set -l before (commandline -ct | string replace -r '^--[^=]*=' '' | string match -r '.*,'; or echo '')
-    printf '%s\\n' $before$argv
+    printf '%%s\\n' $before$argv
 end
 function __choros_sites
     set -l folder ~/.config
     test -n "$XDG_CONFIG_HOME"; and set folder $XDG_CONFIG_HOME
     command ls $folder/choros/sites 2>/dev/null | string replace -rf '\\.toml$' ''
+end
+function __choros_at
+    set -l page ''
+    set -l values 0
+    for given in (commandline -opc)[2..-1]
+        if test $values -gt 0
+            set values (math $values - 1)
+            continue
+        end
+        switch "$page $given"
+%(steps)s
+        end
+    end
+    test "$page" = "$argv[1]"
 end
 """
 
@@ -112,26 +136,64 @@ def script(shell: str) -> str:
     """
     from choros.cli import ALIASES, COMMANDS, command_parser
 
-    parsers = {name: command_parser(name) for name in COMMANDS}
-    names = {name: [name, *(alias for alias, real in ALIASES.items() if real == name)] for name in COMMANDS}
+    pages = {name: command_parser(name) for name in COMMANDS}
+    pages |= {f"{name} {action}": page for name in COMMANDS for action, page in pages[name].actions().items()}
+    steps = _steps(pages)
     if shell == "fish":
-        return _FISH + "\n".join(_fish(parsers, names, COMMANDS))
+        lines = [f"            case {' '.join(map(repr, some))}\n                {_set(what)}" for some, what in steps]
+        return _FISH % {"steps": "\n".join(lines)} + "\n".join(_fish(pages, COMMANDS))
+    lines = [f"            {'|'.join(map(_bash_pattern, some))}) {what} ;;" for some, what in steps]
     cases = [f'        "") words="{" ".join([*COMMANDS, *ALIASES, "--help", "--version"])}" ;;']
     values = []
-    for name, parser in parsers.items():
-        options = parser.completed_options()
-        words = " ".join([*parser.values(), *(text for action in options for text in action.option_strings)])
-        cases.append(f'        {"|".join(names[name])}) words="{words}" ;;')
+    for path, page in pages.items():
+        options = page.visible_options()
+        words = " ".join([*page.values(), *(text for action in options for text in action.option_strings)])
+        cases.append(f'        "{path}") words="{words}" ;;')
         for action in options:
             if action.nargs != 0:
-                patterns = "|".join(f'"{each} {text}"' for each in names[name] for text in action.option_strings)
-                values.append(f"        {patterns}) {_bash_values(_known(name, action))} ;;")
-    bash = _BASH % ("\n".join(cases), "\n".join(values))
+                patterns = "|".join(f'"{path} {text}"' for text in action.option_strings)
+                values.append(f"        {patterns}) {_bash_values(_known(path, action))} ;;")
+    bash = _BASH % {"steps": "\n".join(lines), "words": "\n".join(cases), "values": "\n".join(values)}
     return _ZSH + bash if shell == "zsh" else bash
 
 
-def _known(command: str, action: argparse.Action) -> Known:
+def _steps(pages: Mapping[str, Parser]) -> list[tuple[list[str], str]]:
+    """Return the steps from a page and the next word to the next page: patterns of both, and an assignment of a shell.
+
+    ``values`` is the number of words that follow an option as its values.
+    """
+    from choros.cli import ALIASES
+
+    steps = [(["- *"], 'page="-"')]
+    for path, page in pages.items():
+        numbers = page.numbers_of_values()
+        steps += [
+            ([f"{path} {text}" for text in numbers if numbers[text] == number], f'values="{number}"')
+            for number in sorted(set(numbers.values()))
+        ]
+    programs = [path for path, page in pages.items() if page.runs_program()]
+    steps.append(([f"{path} --" for path in programs], 'page="-"'))
+    steps.append((["* -*"], 'values="0"'))
+    steps += [([f" {alias}"], f'page="{name}"') for alias, name in ALIASES.items()]
+    steps.append(([" *"], 'page="$given"'))
+    steps += [([path], f'page="{path}"') for path in pages if " " in path]
+    steps.append(([f"{path} *" for path in programs], 'page="-"'))
+    return steps
+
+
+def _bash_pattern(pattern: str) -> str:
+    """Return a pattern of ``case`` in bash and zsh, in which only ``*`` is not quoted."""
+    return "*".join(f'"{part}"' if part else "" for part in pattern.split("*"))
+
+
+def _set(assignment: str) -> str:
+    """Return an assignment of bash as a command of fish."""
+    return f"set {assignment.replace('=', ' ', 1)}"
+
+
+def _known(path: str, action: argparse.Action) -> Known:
     """Return the values of an option that a shell completes."""
+    command = path.partition(" ")[0]
     known: dict[str, Known] = getattr(import_module(f"choros.cli.{command}"), "KNOWN", {})
     choices = Known(tuple(map(str, action.choices or ())))
     return next((known[text] for text in action.option_strings if text in known), choices)
@@ -156,19 +218,19 @@ def _fish_values(known: Known) -> str:
     return f" -x -a '{words}'"
 
 
-def _fish(parsers: Mapping[str, Parser], names: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> list[str]:
+def _fish(pages: Mapping[str, Parser], texts: Mapping[str, str]) -> list[str]:
     """Return the lines of a script for fish."""
     lines = [
         f"complete -c choros -n __fish_use_subcommand -a {name} -d {shlex.quote(text)}" for name, text in texts.items()
     ]
-    for name, parser in parsers.items():
-        condition = f"complete -c choros -n '__fish_seen_subcommand_from {' '.join(names[name])}'"
-        lines += [f"{condition} -a {value}" for value in parser.values()]
-        for action in parser.completed_options():
+    for path, page in pages.items():
+        condition = f'complete -c choros -n "__choros_at {shlex.quote(path)}"'
+        lines += [f"{condition} -a {value}" for value in page.values()]
+        for action in page.visible_options():
             options = [
                 f"-l {text[2:]}" if text.startswith("--") else f"-s {text[1:]}" if len(text) == 2 else f"-o {text[1:]}"
                 for text in action.option_strings
             ]
-            values = _fish_values(_known(name, action)) if action.nargs != 0 else ""
+            values = _fish_values(_known(path, action)) if action.nargs != 0 else ""
             lines.append(f"{condition} {' '.join(options)}{values}")
     return lines

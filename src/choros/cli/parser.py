@@ -17,50 +17,9 @@ EXIT_CODES = (
 )
 
 
-# First words of messages that are no names. An error of the API begins with a capital, one of a command does not.
-_COMMON = (
-    "A",
-    "An",
-    "All",
-    "Another",
-    "Batch",
-    "Build",
-    "Descriptor",
-    "Each",
-    "Generation",
-    "How",
-    "In",
-    "It",
-    "Layer",
-    "Loss",
-    "Message",
-    "Model",
-    "No",
-    "Not",
-    "Of",
-    "On",
-    "Only",
-    "Process",
-    "Rank",
-    "Ranks",
-    "Root",
-    "Rows",
-    "Sparse",
-    "Task",
-    "The",
-    "There",
-    "These",
-    "This",
-    "To",
-    "Transfer",
-    "Two",
-    "Unknown",
-    "Values",
-    "Variable",
-    "What",
-    "Worker",
-    "Workers",
-)
+# First words of messages that are names. An error of the API begins with a capital, one of a command does not.
+_NAMES = ("Choros", "Ensemble", "Flux", "Horovod", "Java", "Keras", "Kubernetes", "Parquet", "Python", "Spark")
+_WORD = re.compile(r"[A-Z][a-z]*(?=[ ,:;]|$)")  # without a digit, a dot, quotes or a second capital
 _MOST = 12  # words that a message lists
 
 
@@ -91,7 +50,7 @@ def plain(message: str) -> str:
         >>> plain("There is no file a.py."), plain("Spark needs Java"), plain("nothing in .")
         ('there is no file a.py', 'Spark needs Java', 'nothing in .')
     """
-    if message.partition(" ")[0] in _COMMON:
+    if (word := _WORD.match(message)) and word[0] not in _NAMES:
         message = message[0].lower() + message[1:]
     return message if "\n" in message else re.sub(r"(?<=[^\s.])\.$", "", message.rstrip())
 
@@ -108,6 +67,17 @@ class HelpFormatter(argparse.HelpFormatter):
         return "\n\n".join(paragraphs)
 
 
+class _Store(argparse.Action):
+    """Action that stores a value, and has the parser record the name of the option."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        if option_string and isinstance(parser, Parser):
+            parser.record(self, option_string, values)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose namespace has it as ``parser``, so that an error names the right command.
 
@@ -118,7 +88,22 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(**options)
+        self._given = dict[str, tuple[str, Any]]()  # by destination: the name and the value of an option
+        for name in (None, "store"):
+            self.register("action", name, _Store)
         self.set_defaults(parser=self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """Parse the arguments, as argparse does; two names of one option with two values are refused."""
+        self._given.clear()
+        return super().parse_known_args(args, namespace)
+
+    def record(self, action: argparse.Action, name: str, value: Any) -> None:
+        """Record an option; refuse another value under another name of it, which would replace the first silently."""
+        first, other = self._given.setdefault(action.dest, (name, value))
+        if first != name and other != value:
+            raise argparse.ArgumentError(action, f"given by two of its names, {first} and {name}: give one")
+        self._given[action.dest] = (name, value)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         matches: list[Any] = super()._get_option_tuples(option_string)  # type: ignore[misc]
@@ -140,11 +125,18 @@ class Parser(argparse.ArgumentParser):
         """Return the options that the help page lists."""
         return [action for action in self._actions if action.option_strings and action.help is not argparse.SUPPRESS]
 
-    def completed_options(self) -> list[argparse.Action]:
-        """Return the options that a shell completes: those of the help page, and those of the actions' pages."""
-        parsers = (self, *self.actions().values())
-        options = [option for parser in parsers for option in parser.visible_options()]
-        return list({tuple(option.option_strings): option for option in options}.values())
+    def numbers_of_values(self) -> dict[str, int]:
+        """Return the number of values of each option that takes values, also of those that no help page lists."""
+        numbers = {
+            text: action.nargs if isinstance(action.nargs, int) else 1
+            for action in self._actions
+            for text in action.option_strings
+        }
+        return {text: number for text, number in numbers.items() if number}
+
+    def runs_program(self) -> bool:
+        """Return whether the first positional argument is a program, and the others are those of the program."""
+        return any(action.nargs == argparse.REMAINDER for action in self._actions)
 
     def actions(self) -> dict[str, Parser]:
         """Return the parsers of the actions below this command, by name."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from choros.cli.arguments import count, some_seconds, whole
+from choros.cli.arguments import count, list_of, some_seconds, whole
 from choros.cli.terminal import write_report
 from choros.cluster.hardware import physical_cores
 from choros.errors import InvalidInputError, WorkerFailedError
@@ -47,13 +46,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "--workers",
         "--ranks",
         dest="ranks",
-        type=_list(count),
+        type=list_of(count),
         metavar="LIST",
         help="numbers of ranks, such as 2,4 (default: 1, 2, 4 ... cores)",
     )
     add(
         "--threads",
-        type=_list(count),
+        type=list_of(count),
         default=[],
         metavar="LIST",
         help="numbers of threads of a rank, such as 1,2 (default: the number of its cores, and half of it)",
@@ -63,7 +62,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add(
         "--blocktime",
-        type=_list(whole),
+        type=list_of(whole),
         default=[0, 200],
         metavar="LIST",
         help="KMP_BLOCKTIME in ms; 0 also sets OMP_WAIT_POLICY=PASSIVE, others ACTIVE (default: 0,200)",
@@ -137,10 +136,3 @@ def main(args: argparse.Namespace) -> int:
         write_report(f"\n{comparison}")
     write_report(f"\nThe fastest here; the line for the job script:\n    {best.trial.command_line(words)}")
     return 0
-
-
-def _list(of: Callable[[str], int]) -> Callable[[str], list[int]]:
-    def parse(text: str) -> list[int]:
-        return [of(part) for part in text.split(",")]
-
-    return parse

@@ -32,7 +32,8 @@ def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
         Exception: an exception that the file raises.
     """
     if not Path(path).is_file():
-        raise InvalidInputError(f"There is no file {path}: give a Python file that defines `model` or `build()`.")
+        problem = f"{path} is a folder" if Path(path).is_dir() else f"There is no file {path}"
+        raise InvalidInputError(f"{problem}: give a Python file that defines `model` or `build()`.")
     names = runpy.run_path(str(path), run_name="choros_check")
     builder = next((names[name] for name in _BUILDERS if callable(names.get(name))), None)
     model = names.get("model") if names.get("model") is not None else builder and builder()
