@@ -14,6 +14,7 @@ import choros.hvd.elastic
 from choros import cluster, data, hvd
 from choros.errors import InvalidInputError
 from choros.object_text import call_text
+from choros.tools.check import CheckReport
 from choros.training.callback_runner import CallbackRunner
 
 MODULES = [
@@ -240,6 +241,12 @@ def test_the_distributed_tape():
     hvd.init()
     tape = hvd.DistributedGradientTape(importlib.import_module("tensorflow").GradientTape())
     assert repr(tape) == "DistributedGradientTape(<GradientTape>)"
+
+
+def test_a_report_of_a_check_shows_its_verdict():
+    made = CheckReport("small", "jax", "AllReduce", 1, 16, 1, ())
+    assert repr(made) == "<CheckReport of small on jax, AllReduce: equal, 0 runs>"
+    assert str(made).startswith("small on jax, AllReduce: 1 row, 1 epoch, ")
 
 
 def test_the_text_is_short():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -29,6 +29,35 @@ def check_path(name: str, value: object) -> str:
 def check_text(name: str, value: object, remedy: str) -> str:
     """Return a str that is not empty. The message ends with ``remedy``, a noun phrase with an example."""
     return value if isinstance(value, str) and value.strip() else _refuse(name, value, remedy)
+
+
+def check_texts(name: str, value: Any) -> tuple[str, ...]:
+    """Return texts, given as a list or a tuple, as a tuple. One text alone is refused: its letters would be taken.
+
+    Example:
+        >>> check_texts("setup", "module load python")
+        Traceback (most recent call last):
+            ...
+        choros.errors.InvalidInputError: setup='module load python': give a list of texts, such as \
+setup=['module load python'].
+    """
+    if isinstance(value, str) or not (isinstance(value, Sequence) and all(isinstance(item, str) for item in value)):
+        _refuse(name, value, f"a list of texts, such as {name}=[{value_text(str(value))}]")
+    return tuple(value)
+
+
+def check_variables(name: str, value: Any) -> dict[str, str]:
+    """Return environment variables, given as a dict of texts and numbers, as a dict of texts.
+
+    Example:
+        >>> check_variables("env", {"OMP_NUM_THREADS": 2})
+        {'OMP_NUM_THREADS': '2'}
+    """
+    if not isinstance(value, Mapping) or not all(
+        isinstance(key, str) and isinstance(item, str | int | float) for key, item in value.items()
+    ):
+        _refuse(name, value, "a dict of texts and numbers, by the names of the variables")
+    return {str(key): str(item) for key, item in value.items()}
 
 
 def check_flag(name: str, value: object) -> bool:

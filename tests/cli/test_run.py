@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import choros as choros_package
 from choros.cli import check_build, main
 from choros.cluster.hardware import plan, usable_cores
 from choros.cluster.hardware.thread_env import NAMES
@@ -129,7 +130,8 @@ def test_a_job_that_fails_is_started_again(script, restarts, code, turns):
     assert done.returncode == code, done.stderr
     assert sorted({line[4:] for line in done.stdout.splitlines()}) == [f"turn {turn}" for turn in range(turns)]
     said = [line for line in done.stderr.splitlines() if "started again" in line]
-    assert said[0] == f"choros run: the job ended with code 137: started again ({restarts - 1} restarts left)"
+    left = "1 restart" if restarts == 2 else f"{restarts - 1} restarts"
+    assert said[0] == f"choros run: the job ended with code 137: started again ({left} left)"
 
 
 def test_a_job_that_asks_for_another_turn_is_not_started_again(script):
@@ -262,7 +264,7 @@ print("met", hvd.size())
     ("options", "before", "words"),
     [
         (("--start-timeout", "1"), "time.sleep(60)", " for rank 1 (never joined) of 2. Look"),
-        ((), "sys.exit(0)", "rank 1 ended before it connected to the others"),
+        ((), "sys.exit(0)", "rank 1 ended before it connected to the other\n"),
         (("--start-timeout", "40"), "time.sleep(1.5)", ""),
     ],
 )
@@ -315,6 +317,76 @@ def test_a_rank_starts_no_ranks(monkeypatch, capsys):
         monkeypatch.setenv(name, str(value))
     assert main(["run", "-n", "2", "true"]) == 2
     assert "already rank 1 of 2 (started by torchrun)" in capsys.readouterr().err
+
+
+def refuse_to_start(*_, **__):
+    raise AssertionError("ranks were started")
+
+
+@pytest.mark.parametrize("options", [[], ["--min-np", "2"], ["-H", "localhost:99999,localhost:99999"]])
+def test_an_absurd_number_of_ranks_is_refused_before_anything_starts(options, monkeypatch, capsys):
+    monkeypatch.setattr("choros.launch.local_job.plan", refuse_to_start)
+    monkeypatch.setattr("choros.launch.elastic.driver.Driver", refuse_to_start)
+    size = "199998" if "-H" in options else "99999999"
+    assert main(["run", "-n", size, *options, "true"]) == 2
+    err = capsys.readouterr().err
+    limit = max(256, 64 * len(usable_cores()))
+    assert f"{size} ranks were asked for, but {platform.node()} takes at most " in err
+    assert int(err.partition("takes at most ")[2].split()[0]) <= limit
+    assert "): ask for fewer, or for more hosts (-H)" in err
+
+
+def test_a_number_of_ranks_above_the_limit_of_processes_is_refused(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda name: (20, 20))
+    with pytest.raises(choros_package.InvalidInputError, match="at most 5 .the limit of open files is 20, see ulimit"):
+        choros_package.run(print, num_proc=6)
+
+
+def test_many_ranks_for_each_core_are_warned_of():
+    cores = len(usable_cores())
+    done = choros("run", "-n", 4 * cores + 1, "true")
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"choros run: warning: {4 * cores + 1} ranks share {cores} core")
+    assert done.stderr.endswith(f"Give -n {cores}, or use more hosts\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (255, ("no.such.host could not be reached by ssh, whose message is above: correct its name in -H", " true")),
+        (127, ("no.such.host has no ", "install the same Python there")),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--min-np", 1)])
+def test_a_host_on_which_nothing_starts_is_named(tmp_path, code, words, options):
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\necho 'ssh: no such name' >&2\nexit {code}\n")
+    ssh.chmod(0o755)
+    done = choros("run", "-H", "no.such.host:1", "--ssh", ssh, *options, "-n", 1, "true")
+    assert done.returncode == 1
+    assert "ssh: no such name" in done.stderr
+    assert all(text in done.stderr for text in words), done.stderr
+
+
+def test_the_code_255_of_a_rank_is_not_that_of_ssh(tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    done = choros("run", "-H", "another:1", "--ssh", ssh, "sh", "-c", "exit 255")
+    assert done.returncode == 255, done.stderr
+    assert "could not be reached" not in done.stderr
+
+
+@pytest.mark.parametrize(("ssh", "words"), [("no-ssh", "there is no no-ssh on PATH"), ("'a", "close its quotes")])
+def test_a_command_for_other_hosts_that_is_not_there(ssh, words, capsys):
+    assert main(["run", "-H", "another:1", "--ssh", ssh, "true"]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "words"), [(2, "; ending the other one"), (3, "; ending the 2 that are left")])
+def test_the_ranks_that_are_ended_are_counted(script, size, words):
+    path = script("import os, sys, time\nif os.environ['CHOROS_RANK'] == '0': sys.exit(17)\ntime.sleep(100)")
+    assert words in choros("run", "-n", size, path).stderr
 
 
 def test_version_and_help(capsys):

@@ -155,8 +155,15 @@ def test_no_scheduler_is_here(room, capsys, monkeypatch):
     assert main(["submit", "--on", "spark", "--master", "yarn", "train.py"]) == 1
     assert "there is no spark-submit on PATH" in capsys.readouterr().err
     assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]  # no script is left
-    assert main(["status", "--on", "pbs", "7"]) == 2
-    assert "there is no qstat on PATH" in capsys.readouterr().err
+    for verb in ("status", "log", "log -f", "cancel"):
+        assert main([*verb.split(), "--on", "pbs", "7"]) == 2
+        assert "there is no q" in capsys.readouterr().err
+
+
+def test_a_log_is_printed_where_no_scheduler_is(room, capsys):
+    (room / "train.o7").write_text("epoch 1\n")
+    assert main(["log", "--on", "pbs", "7"]) == 0
+    assert capsys.readouterr().out == "epoch 1\n"
 
 
 @pytest.mark.parametrize("words", [["submit", "train.py"], ["status", "7"], ["log", "7"], ["cancel", "7"]])

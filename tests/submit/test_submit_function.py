@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -225,7 +226,7 @@ def test_other_users_files_are_not_read(slurm):
     job = submit(lambda: 1)
     assert job.results(60) == [1, 1]
     os.chmod(os.path.join(job.folder, "answer.1"), 0o644)
-    with pytest.raises(choros.InvalidInputError, match="belongs to another user, or other users may write it"):
+    with pytest.raises(choros.InvalidInputError, match="belongs to another user, or other users may read or write it"):
         job.results(60)
 
 
@@ -241,22 +242,44 @@ def test_a_call_that_changed_is_not_run(slurm, tmp_path):
     assert "is not what choros.submit wrote there: it is not used." in (slurm / "job-17.log").read_text()
 
 
+def no_scheduler():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        submit(print, on="", mpi="")
+
+
 REFUSED = {
     "choros.submit was given 3 to call": lambda: submit(3),
     "args is of type str": lambda: submit(print, "ab"),
-    "nodes must be a whole number of 1 or more, got 0": lambda: submit(print, nodes=0),
+    "nodes=0: give a whole number, 1 or more": lambda: submit(print, nodes=0),
     "there is no site 'polariss': did you mean polaris": lambda: submit(print, on="", site="polariss"),
-    "--on slurmm is none of": lambda: submit(print, on="slurmm"),
+    "there is no scheduler 'slrum': did you mean slurm?": lambda: submit(print, on="slrum"),
+    "there is no scheduler 'xyz': known are slurm, pbs, flux, lsf, sge": lambda: submit(print, on="xyz"),
+    "no scheduler is here (looked on PATH for": lambda: no_scheduler(),
+    "Without site no preset is used": lambda: submit(print, on="", site="zzzz"),
+    "the site Polaris has pbs: leave on='slurm' out, or site='polaris'": lambda: submit(print, site="polaris"),
+    "refuses a job without an account: give account='PROJECT'": lambda: submit(print, on="", site="polaris", mpi=""),
+    "such as -l filesystems=home:eagle (directives)": lambda: submit(print, on="", site="polaris", account="a"),
+    "mpi is for on='slurm' or 'pbs' or 'lsf' or 'sge': flux has": lambda: submit(print, on="flux", mpi="mpich"),
+    "mpi='foo' is none of": lambda: submit(print, on="pbs", mpi="foo"),
+    "mpi='list': give a value": lambda: submit(print, mpi="list"),
+    "queue must be one word, got 'a b'": lambda: submit(print, queue="a b"),
+    "signal counts back from the time limit, and the script for pbs has none: give time too": lambda: submit(
+        print, on="pbs", mpi="mpich", signal=60
+    ),
+    "give a longer time, or a shorter signal (0 for none)": lambda: submit(print, time="60s"),
+    "setup must be one line, got 'a\\nb': give an item for each line": lambda: submit(print, setup=["a\nb"]),
+    "as in directives=['-l filesystems=home']": lambda: submit(print, directives=["x"]),
     "for batch schedulers, and k8s is none: use choros submit": lambda: submit(print, on="k8s", mpi=""),
     "for batch schedulers, and spark is none: Trainer": lambda: submit(print, on="spark", mpi=""),
-    "must be as 1:30:00": lambda: submit(print, time="30"),
-    "a variable's name has": lambda: submit(print, env={"a-b": 1}),
+    "time must be as 1:30:00": lambda: submit(print, time="30"),
+    "env={'a-b': ...}: a variable's name has": lambda: submit(print, env={"a-b": 1}),
     "no directive, which begins with a dash": lambda: submit(print, directives=["exclusive"]),
     "must begin with a letter": lambda: submit(print, name="1"),
     "there is no qsub on PATH": lambda: submit(print, on="pbs", mpi="mpich"),
     "nodes='two': give a whole number": lambda: submit(print, nodes="two"),
     "gpus=True: give a whole number": lambda: submit(print, gpus=True),
-    "time=30: give a text": lambda: submit(print, time=30),
+    "time=30: give a time limit, such as '1:30:00' or '90m'": lambda: submit(print, time=30),
     "setup='a': give a list of texts, such as setup=['a']": lambda: submit(print, setup="a"),
     "env='A=1': give a dict": lambda: submit(print, env="A=1"),
     "env={'A': None}: give a dict": lambda: submit(print, env={"A": None}),
@@ -269,7 +292,70 @@ def test_what_is_refused_leaves_nothing(slurm, words):
     with pytest.raises(choros.InvalidInputError) as caught:
         REFUSED[words]()
     assert words in str(caught.value)
+    assert not re.search(r"(?<!srun )--[a-z]|-o\b", str(caught.value)), "an option of the command line"
     assert not folders(slurm)
+
+
+def test_a_value_that_srun_may_not_know_is_warned_of(slurm):
+    (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
+    with pytest.warns(UserWarning, match="mpi='foo' is no value that SLURM has: known are .*; srun refuses"):
+        submit(print, mpi="foo")
+
+
+def test_answers_of_an_earlier_run_of_the_job_are_gone_before_its_ranks_start(slurm):
+    """Rank 1 answers again while rank 0 of the requeued job is still starting."""
+    job = submit(lambda: 1)
+    assert job.results(60) == [1, 1]
+    for rank in (0, 1, 9):
+        (slurm / job.folder / f"answer.{rank}").touch()
+    script = (slurm / job.folder / "job.slurm.sh").read_text()
+    lines = script.splitlines()
+    first = next(line for line in lines if not line.startswith("#"))
+    assert first == f"rm -f {job.folder}/answer.*"
+    subprocess.run(["bash", "-c", first], check=True)
+    assert not [name for name in os.listdir(job.folder) if name.startswith("answer")]
+
+
+@pytest.mark.parametrize("timeout", ["5", -1, float("nan"), True])
+def test_a_timeout_that_is_no_number_is_refused(slurm, timeout):
+    job = submit(lambda: 1)
+    for call in (job.results, job.result):
+        with pytest.raises(
+            choros.InvalidInputError, match="timeout=.*: give a number of seconds, or None for no limit"
+        ):
+            call(timeout)
+
+
+def test_a_folder_that_is_no_path_is_refused():
+    with pytest.raises(choros.InvalidInputError, match="folder=None: give a path"):
+        choros.SubmittedJob.load(None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"on": "slrum"}, "job.json: there is no scheduler 'slrum': did you mean slurm"),
+        ({"size": "2"}, "job.json: size='2': give a whole number of ranks, 1 or more"),
+        ({"id": 17}, "job.json: id=17: give the text that choros.submit gave it"),
+        ({"more": 1}, "is not the folder of a job"),
+    ],
+)
+def test_a_record_that_no_job_has_is_refused(slurm, change, words):
+    job = submit(lambda: 1)
+    file = slurm / job.folder / "job.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(choros.InvalidInputError, match=words):
+        choros.SubmittedJob.load(job.folder)
+
+
+def test_a_record_that_other_users_may_read_is_named(slurm):
+    job = submit(lambda: 1)
+    file = os.path.join(job.folder, "job.json")
+    os.chmod(file, 0o644)
+    with pytest.raises(choros.InvalidInputError, match="job.json .*other users may read or write it: .*chmod 600"):
+        choros.SubmittedJob.load(job.folder)
+    with pytest.raises(choros.InvalidInputError, match="there is no scheduler 'no'"):
+        choros.SubmittedJob("1", "no", 1, job.folder, ".")
 
 
 def test_what_cannot_be_pickled_leaves_nothing(slurm):

@@ -98,7 +98,7 @@ WRONG = {
     "needs_account = 1": "mine.toml: needs_account must be true or false, got 1",
     "directives = [1]": "mine.toml: directives must be a list of texts, got [1]",
     "environment = {A = 1}": "mine.toml: environment must be a table of texts, got {'A': 1}",
-    'scheduler = "cobalt"': "--on cobalt is none of slurm,",
+    'scheduler = "cobalt"': "there is no scheduler 'cobalt': known are slurm,",
 }
 
 

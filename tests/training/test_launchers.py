@@ -191,7 +191,7 @@ def test_code_that_somebody_else_could_have_written_is_not_taken(tmp_path):
         with pytest.raises(InvalidInputError, match="not what the process that called fit wrote"):
             read_code(folder.files)
         (place / "0").chmod(0o620)
-        with pytest.raises(InvalidInputError, match="other users may write it"):
+        with pytest.raises(InvalidInputError, match="other users may read or write it"):
             read_code(folder.files)
     with pytest.raises(InvalidInputError, match="in a directory that all hosts share"):
         read_code(folder.files)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import choros
+from choros.cluster.hardware import usable_cores
 from choros.errors import InvalidInputError
 
 
@@ -61,3 +62,39 @@ def test_counts_may_be_numbers_of_numpy():
     for wrong in (np.float64(2), np.bool_(True), np.int64(0)):
         with pytest.raises(InvalidInputError, match="whole number"):
             choros.WorkerPool(wrong)
+
+
+class Started:
+    """The processes of a pool, without any."""
+
+    def __init__(self, size, **_):
+        self.size = size
+
+    def responds(self, rank):
+        return True
+
+    def close(self):
+        pass
+
+    kill = close
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_many_workers_for_each_core_are_warned_of_once(extra, monkeypatch, recwarn):
+    monkeypatch.setattr("choros.training.executors.worker_pool.Pool", Started)
+    size = 4 * len(usable_cores()) + extra
+    with choros.WorkerPool(size, devices="cpu") as pool:
+        pool.start()
+        pool.kill()
+        pool.start()
+    found = [str(each.message) for each in recwarn if "share" in str(each.message)]
+    assert len(found) == extra
+    for text in found:
+        assert text.startswith(f"{size} workers share {len(usable_cores())} core")
+        assert text.endswith(f"Give workers={len(usable_cores())}, or use more hosts.")
+
+
+def test_an_absurd_number_of_workers_is_refused_before_any_starts(monkeypatch):
+    monkeypatch.setattr("choros.training.executors.worker_pool.plan", None)
+    with pytest.raises(choros.InvalidInputError, match="99999999 ranks were asked for, but .* takes at most"):
+        choros.WorkerPool(99_999_999, devices="cpu").start()

@@ -18,7 +18,19 @@ EXIT_CODES = (
 
 
 # First words of messages that are names. An error of the API begins with a capital, one of a command does not.
-_NAMES = ("Choros", "Ensemble", "Flux", "Horovod", "Java", "Keras", "Kubernetes", "Parquet", "Python", "Spark")
+_NAMES = (
+    "Choros",
+    "Cobalt",
+    "Ensemble",
+    "Flux",
+    "Horovod",
+    "Java",
+    "Keras",
+    "Kubernetes",
+    "Parquet",
+    "Python",
+    "Spark",
+)
 _WORD = re.compile(r"[A-Z][a-z]*(?=[ ,:;]|$)")  # without a digit, a dot, quotes or a second capital
 _MOST = 12  # words that a message lists
 

@@ -26,21 +26,23 @@ from choros.launch.elastic.settings import terms_of
 from choros.launch.horovod_options import OPTIONS, Option
 from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, slots_of, start
 from choros.launch.mpi.launcher import LAUNCHERS, start_under
+from choros.launch.process.rank_limit import check_ranks, crowding
 from choros.launch.process.rank_supervisor import GRACE, JobResult
 from choros.launch.restart import run_with_restarts
 from choros.launch.retired import aprun
-from choros.launch.ssh.launcher import SSH, start_on_hosts
+from choros.launch.ssh.launcher import SSH, check_ssh, start_on_hosts
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
 
 _HELP = """\
 Each rank finds its numbers in CHOROS_RANK, CHOROS_SIZE, CHOROS_LOCAL_RANK and CHOROS_LOCAL_SIZE. Before anything is
-imported it is bound to cores of its own and its number of threads is set. All GPUs stay visible; hvd.init and Trainer
-choose the one of the local rank. Each line of output is marked with its rank. The first rank that fails ends all others
-and gives the exit code; in an elastic job (--min-np or --host-discovery-script) the others continue from the last
-commit: see choros.hvd.elastic. The other options of horovodrun are accepted: each is ignored or refused, and a line
-gives the reason.
+imported it is bound to cores of its own and its number of threads is set. A host takes more ranks than cores, up to 64
+for each core and at least 256, unless its limits of processes and open files are lower. All GPUs stay visible; hvd.init
+and Trainer choose the one of the local rank. Each line of output is marked with its rank. The first rank that fails
+ends all others and gives the exit code; in an elastic job (--min-np or --host-discovery-script) the others continue
+from the last commit: see choros.hvd.elastic. The other options of horovodrun are accepted: each is ignored or refused,
+and a line gives the reason.
 """
 _EPILOG = """\
 examples:
@@ -352,6 +354,12 @@ def main(args: argparse.Namespace) -> int:
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
     ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
     is_local = all(is_this_machine(host) for host, _ in slots)
+    if args.launcher == "ssh" and not is_local:
+        check_ssh(ssh)
+    elif args.launcher == "ssh" and terms is None:
+        check_ranks(size)
+        if warning := crowding(size, "ranks", "-n "):
+            print(f"choros run: warning: {warning}", file=sys.stderr)
 
     def once(more: dict[str, str]) -> JobResult:
         this = replace(wish, variables={**environment, **more})

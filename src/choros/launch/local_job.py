@@ -13,6 +13,7 @@ from choros.cluster import Place, Slots, is_this_machine, parse_slots, read_host
 from choros.cluster.hardware import kept_variables, plan, usable_cores, variables
 from choros.errors import InvalidInputError
 from choros.launch.process.child_process import ExitStatus
+from choros.launch.process.rank_limit import check_ranks
 from choros.launch.process.rank_output import Output
 from choros.launch.process.rank_supervisor import GRACE, JobResult
 from choros.launch.process.rank_supervisor import run as run_ranks
@@ -156,6 +157,7 @@ def start(
     """
     size, part = wish.size, part or HostShare(total=wish.size)
     which, shares = part.share
+    check_ranks(max(size, shares))
     bindings = plan(max(size, shares), wish.threads, wish.bind)[which : which + size]
     # variables that the user exported have priority, unless wish.threads is set
     base_environment = kept_variables(os.environ, wish.threads)
@@ -180,7 +182,8 @@ def start(
 
     def ended(rank: int) -> None:
         if not has_joined(segment, rank):  # the other ranks would wait until their timeout
-            abort(segment, f"rank {rank} ended before it connected to the others")
+            others = "the other" if size == 2 else "the others"
+            abort(segment, f"rank {rank} ended before it connected to {others}")
 
     try:
         output = Output(size, wish.folder, wish.timestamps, part.first, part.total)

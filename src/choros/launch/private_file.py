@@ -41,8 +41,8 @@ def open_private(path: str | os.PathLike[str]) -> BinaryIO:
     if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
         file.close()
         raise InvalidInputError(
-            f"On {os.uname().nodename} {Path(path)} belongs to another user, or other users may write it: it is not "
-            "used."
+            f"On {os.uname().nodename} {Path(path)} belongs to another user, or other users may read or write it: it "
+            "is not used. If it is yours and unchanged, chmod 600 it."
         )
     return file
 

@@ -37,4 +37,5 @@ def run_with_restarts(start: Callable[[dict[str, str]], JobResult], restarts: in
         if outcome.code in (0, AGAIN) or outcome.signal or turn >= restarts:
             return outcome
         turn += 1
-        logger.warning(f"the job ended with code {outcome.code}: started again ({restarts - turn} restarts left)")
+        left = f"{restarts - turn} restart{'s' * (restarts - turn != 1)}"
+        logger.warning(f"the job ended with code {outcome.code}: started again ({left} left)")

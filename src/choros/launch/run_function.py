@@ -15,12 +15,13 @@ from typing import Any
 from choros.argument_checks import check_flag, check_path, check_whole
 from choros.cluster.hardware import physical_cores
 from choros.console import LAUNCHER
-from choros.errors import InvalidInputError, WorkerFailedError
+from choros.errors import InvalidInputError, WorkerFailedError, warn
 from choros.launch.call_io import Returned, check_call, create, read_answer, read_value, write_call
 from choros.launch.horovod_options import answers
 from choros.launch.local_job import LaunchOptions, check_outside, horovod_variables, size_of, start
 from choros.launch.process.child_process import python_variables
 from choros.launch.process.failure_report import RankFailure, failure, first_cause
+from choros.launch.process.rank_limit import check_ranks, crowding
 from choros.launch.process.rank_supervisor import JobResult
 
 logger = logging.getLogger(LAUNCHER)
@@ -88,6 +89,7 @@ def run(
     if output_filename is not None:
         output_filename = check_path("output_filename", output_filename)
     size = _size(_asked(num_proc, np), hosts, hostfile)
+    check_ranks(size, "give a smaller num_proc")
     check_call("choros.run", func, args, kwargs)
     if start_timeout is not None and not 0 < start_timeout < 1e6:
         raise InvalidInputError(f"start_timeout={start_timeout!r}: give a number of seconds above 0")
@@ -105,6 +107,8 @@ def run(
         timestamps=prefix_output_with_timestamp,
         variables=python_variables() | horovod_variables(start_timeout=start_timeout),
     )
+    if warning := crowding(size, "ranks", "num_proc="):
+        warn(f"{warning}.")
     memories: list[int] = []
     try:
         memories += [create("choros-call")]
@@ -128,8 +132,8 @@ def run(
 def _asked(num_proc: int | None, np: int | None) -> int | None:
     """Return the number of ranks, given under either name; None if it is not given."""
     for name, value in {"num_proc": num_proc, "np": np}.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidInputError(f"{name}={value!r}: give a whole number of ranks, 1 or more")
+        if value is not None:
+            check_whole(name, value, 1, "ranks")
     if None not in (num_proc, np) and num_proc != np:
         raise InvalidInputError(f"num_proc={num_proc} and np={np} mean the same thing: give one of them")
     return np if num_proc is None else num_proc

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from choros import backend_choice
-from choros.errors import CommTimeoutError, InvalidInputError, SchedulerError
+from choros.argument_checks import check_number, check_path, check_text, check_texts, check_variables, check_whole
+from choros.errors import CommTimeoutError, InvalidInputError, SchedulerError, warn
 from choros.launch.call_io import Returned, check_call, read_answer, read_value, write_call
 from choros.launch.job_entry import CALL, answer_file
 from choros.launch.local_job import check_outside
@@ -22,7 +24,6 @@ from choros.launch.private_file import create_private, digest_of, open_private
 from choros.launch.process.child_process import python_variables
 from choros.launch.process.failure_report import RankFailure, failure, first_cause
 from choros.launch.schedulers import (
-    SCHEDULERS,
     JobOptions,
     Scheduler,
     cancel_job,
@@ -38,10 +39,22 @@ from choros.launch.schedulers import (
     submit_job,
     write_script,
 )
+from choros.launch.schedulers.option_names import keyword_names
+from choros.launch.schedulers.slurm import srun_mpi_warning
 
 logger = logging.getLogger(__name__)
 
 _RECORD = "job.json"
+_TEXTS = {  # what each argument takes, for messages
+    "on": "the name of a scheduler, such as 'slurm'",
+    "site": "the name of a site, such as 'polaris'",
+    "account": "the name of an account",
+    "queue": "the name of a queue, such as 'debug'",
+    "mpi": "the name of an MPI, such as 'mpich'",
+    "python": "the path of a Python program",
+    "name": "a name, such as 'train'",
+    "time": "a time limit, such as '1:30:00' or '90m'",
+}
 _FILES_EVERY = 0.5  # seconds between two looks for answers
 _SCHEDULER_EVERY = (1.0, 15.0)  # seconds between two questions to the scheduler: at first, and at most
 _LATE = 10.0  # seconds after a job's end in which a shared folder may still lack the newest files
@@ -78,19 +91,30 @@ class SubmittedJob:
             folder: ``SubmittedJob.folder``.
 
         Raises:
-            InvalidInputError: the folder has no job.
+            InvalidInputError: the folder has no job, or other users may read or write the file that describes it.
         """
+        file = Path(check_path("folder", folder), _RECORD)
         try:
-            with open_private(Path(folder, _RECORD)) as file:
-                return SubmittedJob(**{**json.load(file), "folder": os.path.abspath(folder)})
+            with open_private(file) as stream:
+                record = json.load(stream)
+            return SubmittedJob(**{**record, "folder": os.path.abspath(folder)})
+        except InvalidInputError as error:  # it is not private, or holds a value that no job has
+            raise InvalidInputError(f"{file}: {error}") from None
         except (OSError, ValueError, TypeError):
             raise InvalidInputError(
                 f"{os.fspath(folder)} is not the folder of a job: give the folder of a SubmittedJob"
             ) from None
 
+    def __post_init__(self) -> None:
+        for name in ("id", "on", "folder", "directory"):
+            check_text(name, getattr(self, name), "the text that choros.submit gave it")
+        check_whole("size", self.size, 1, "ranks")
+        with keyword_names():
+            find_scheduler(self.on)
+
     @property
     def _scheduler(self) -> Scheduler:
-        return SCHEDULERS[self.on]
+        return find_scheduler(self.on)
 
     def status(self) -> str:
         """Return the scheduler's status of the job, as ``choros status`` prints it.
@@ -136,7 +160,8 @@ class SubmittedJob:
             WorkerFailedError: a rank raised; with its rank, host and traceback.
             SchedulerError: the job ended without the results of all ranks: it was cancelled, or reached its limit.
             CommTimeoutError: the job has not ended in time. It continues; call ``results`` again.
-            InvalidInputError: the folder was deleted, or other users have access to a result.
+            InvalidInputError: ``timeout`` is no number, the folder was deleted, or other users have access to a
+                result.
             NotSerializableError: a result cannot be unpickled in this process.
         """
         self._wait(timeout)
@@ -149,6 +174,8 @@ class SubmittedJob:
 
     def _wait(self, timeout: float | None) -> None:
         """Wait until all ranks have answered or the job has ended."""
+        if timeout is not None:
+            timeout = check_number("timeout", timeout, "a number of seconds, or None for no limit")
         begun = asked = monotonic()
         pause = _SCHEDULER_EVERY[0]
         while self._returned() < self.size:
@@ -299,17 +326,25 @@ def submit(
         >>> choros.submit(print, ("hello",), on="slurm", nodes=0)
         Traceback (most recent call last):
         ...
-        choros.errors.InvalidInputError: --nodes must be a whole number of 1 or more, got 0
+        choros.errors.InvalidInputError: nodes=0: give a whole number, 1 or more.
     """
     check_outside("call the function itself there")
     check_call("choros.submit", func, args, kwargs)
-    _check_types(
-        {"nodes": nodes, "ranks_per_node": ranks_per_node, "cores": cores, "gpus": gpus, "signal": signal},
-        {"on": on, "site": site, "time": time, "account": account, "queue": queue, "mpi": mpi, "name": name}
-        | {"python": python},
-        {"directives": directives, "setup": setup},
-        env,
-    )
+    for argument, value, least in (
+        ("nodes", nodes, 1),
+        ("ranks_per_node", ranks_per_node, 1),
+        ("cores", cores, 1),
+        ("gpus", gpus, 0),
+        ("signal", signal, 0),
+    ):
+        if value is not None:
+            check_whole(argument, value, least)
+    texts = {"on": on, "site": site, "account": account, "queue": queue, "mpi": mpi, "python": python, "name": name}
+    for argument, text in {**texts, "time": "" if time is None else time}.items():
+        if text != "":
+            check_text(argument, text, _TEXTS[argument])
+    directives, setup = check_texts("directives", directives), check_texts("setup", setup)
+    variables = {} if env is None else check_variables("env", env)
     options = JobOptions(
         on=on,
         site=site,
@@ -320,18 +355,19 @@ def submit(
         time=time,
         account=account,
         queue=queue,
-        directive=tuple(directives),
-        setup=tuple(setup),
+        directive=directives,
+        setup=setup,
         mpi=mpi,
         python=python,
         signal=signal,
         name=name or name_of(getattr(func, "__name__", type(func).__name__)),
     )
-    return _submit_call(options, env, (func, args, kwargs or {}))
+    with keyword_names():
+        return _submit_call(options, variables, (func, args, kwargs or {}))
 
 
 def _submit_call(
-    options: JobOptions, env: Mapping[str, str] | None, call: tuple[object, Sequence[Any], Mapping[str, Any]]
+    options: JobOptions, env: Mapping[str, str], call: tuple[object, Sequence[Any], Mapping[str, Any]]
 ) -> SubmittedJob:
     """Write the call and the script into a folder, and submit the script. A failure leaves no folder."""
     check_name(options.name)
@@ -347,7 +383,11 @@ def _submit_call(
         entry = [options.interpreter(scheduler.name), *flags, "-m", "choros.launch.job_entry", folder, digest]
         options.script = os.path.join(folder, f"job{scheduler.ending}")
         job = job_of(options, preset, scheduler.name, entry, f"choros.submit({options.name})")
+        # Before any rank of a requeued job starts: one may answer while another still has its earlier answer.
+        job = replace(job, setup=(f"rm -f {shlex.quote(folder)}/answer.*", *job.setup))
         text = scheduler.script(job)
+        if scheduler.name == "slurm" and (warning := srun_mpi_warning(job.mpi)):
+            warn(f"{warning}.")
         require_program(scheduler)
         write_script(job.script, text)
     except BaseException:
@@ -381,26 +421,6 @@ def _write_call(folder: str, func: object, args: Sequence[Any], kwargs: Mapping[
     return digest_of(Path(folder, CALL).read_bytes())
 
 
-def _check_types(
-    numbers: Mapping[str, object], texts: Mapping[str, object], lists: Mapping[str, object], env: object
-) -> None:
-    """Refuse arguments of another type, which would reach the job's script as something else."""
-    for name, value in numbers.items():
-        if not (value is None or type(value) is int):
-            raise InvalidInputError(f"{name}={value!r}: give a whole number")
-    for name, value in texts.items():
-        if not (isinstance(value, str) or (value is None and name == "time")):
-            raise InvalidInputError(f"{name}={value!r}: give a text")
-    for name, value in lists.items():
-        if isinstance(value, str) or not (isinstance(value, Sequence) and all(isinstance(item, str) for item in value)):
-            raise InvalidInputError(f"{name}={value!r}: give a list of texts, such as {name}=[{value!r}]")
-    plain = isinstance(env, Mapping) and all(
-        isinstance(key, str) and isinstance(value, (str, int, float)) for key, value in env.items()
-    )
-    if not (env is None or plain):
-        raise InvalidInputError(f"env={env!r}: give a dict of texts and numbers, by the names of the variables")
-
-
 def _submit(scheduler: Scheduler, script: str, folder: str) -> str:
     """Submit the script, and return the job's id. The folder stays if the job may have been submitted."""
     try:
@@ -413,10 +433,10 @@ def _submit(scheduler: Scheduler, script: str, folder: str) -> str:
         raise SchedulerError(f"{error.__cause__}; no job was submitted") from None
 
 
-def _variables(options: JobOptions, on: str, env: Mapping[str, str] | None) -> dict[str, str]:
+def _variables(options: JobOptions, on: str, env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of the ranks: the module path of this process, its backend, the user's."""
     backend = os.environ.get("KERAS_BACKEND", "")
     variables = {"KERAS_BACKEND": backend} if backend and not backend_choice.chosen else {}
     if options.same_environment(on):
         variables |= python_variables()
-    return {**variables, **{str(key): str(value) for key, value in (env or {}).items()}}
+    return {**variables, **env}

@@ -96,7 +96,8 @@ class FileSource:
             self.join(spill)
 
     def __repr__(self) -> str:
-        return f"<choros.files {self.table.name}: {self.rows} rows, {len(self._blocks)} blocks>"
+        blocks = f"{len(self._blocks)} block{'s' * (len(self._blocks) != 1)}"
+        return f"<choros.files {self.table.name}: {self.rows} row{'s' * (self.rows != 1)}, {blocks}>"
 
     def _look(self, x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> tuple[Any, Any]:
         """Return the columns of x, and the first rows as ``(x, y, sample_weight)``."""

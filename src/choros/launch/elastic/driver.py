@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+from choros.cluster import is_this_machine
 from choros.errors import InvalidInputError
 from choros.launch.elastic.control_server import ControlServer
 from choros.launch.elastic.host_discovery import Discovery
@@ -44,6 +45,7 @@ from choros.launch.elastic.process_starter import ProcessStarter
 from choros.launch.elastic.settings import ElasticSettings
 from choros.launch.local_job import LaunchOptions
 from choros.launch.process.child_process import ExitStatus
+from choros.launch.process.rank_limit import check_ranks
 from choros.launch.process.rank_output import Output
 from choros.launch.process.rank_supervisor import JobResult, RankSupervisor, fate
 
@@ -422,6 +424,8 @@ def start_elastic(
     from choros.cluster.hardware.network_address import LOOPBACK, head_address
     from choros.comm.tcp.auth_socket import AuthListener
 
+    local = sum(count for host, count in terms.hosts if is_this_machine(host))
+    check_ranks(min(local, terms.most or local))
     secret = secrets.token_bytes(32)
     address = LOOPBACK if terms.here else head_address(network, here=True)
     output = Output(0, wish.folder, wish.timestamps, total=terms.most or terms.first)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from choros.cluster import Slots
+from choros.cluster import Slots, is_this_machine
 from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI, find_mpi
 from choros.comm.messages import header_of
 from choros.console import LAUNCHER
@@ -27,6 +27,7 @@ from choros.launch.mpi.failure_notice import HEAD, RankExit, RunAddress
 from choros.launch.process import exec_stub
 from choros.launch.process.exec_stub import PARENT
 from choros.launch.process.failure_report import signalled
+from choros.launch.process.rank_limit import check_ranks
 from choros.launch.process.rank_supervisor import WARNINGS, JobResult
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(LAUNCHER)
 
 LAUNCHERS = ("srun", "mpiexec")
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "FLUX_URI")
 _TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
 
 
@@ -98,6 +100,9 @@ def start_under(
 
     program, version = find_launcher(launcher)
     mpi_name = find_mpi() if Path(program).name == "srun" else ""
+    if Path(program).name != "srun" and not any(name in os.environ for name in _ALLOCATIONS):  # the ranks are here
+        local = sum(count for host, count in slots if is_this_machine(host)) if slots else wish.size
+        check_ranks(min(wish.size, local))
     secret = secrets.token_bytes(32)
     with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret, RankExit) as listener:
         head = header_of(RunAddress(listener.address, secret.hex(), wish.bind, wish.threads))

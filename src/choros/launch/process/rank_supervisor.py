@@ -257,7 +257,8 @@ class RankSupervisor:
         how, remedy = fate(ended)
         remaining = len(self.pump.children) - len(self.ended)
         after = time.monotonic() - self._began
-        rest = f"; ending the {remaining} that are left" if remaining else ""
+        left = "other one" if remaining == 1 else f"{remaining} that are left"
+        rest = f"; ending the {left}" if remaining else ""
         rank_name = (
             f"rank {self.first + rank} of {self.total} (pid {self.pump.children[rank].pid}, host {platform.node()})"
         )

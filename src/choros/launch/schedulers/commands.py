@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from choros.errors import InvalidInputError, SchedulerError
+from choros.errors import ChorosError, InvalidInputError, SchedulerError, suggestion
+from choros.launch.schedulers.option_names import among, choices, names_keywords
 from choros.launch.schedulers.registry import SCHEDULERS
 from choros.launch.schedulers.scheduler import Scheduler
 
@@ -38,16 +39,18 @@ def find_scheduler(name: str = "") -> Scheduler:
     """
     if name:
         if name not in SCHEDULERS:
-            raise InvalidInputError(f"--on {name} is none of {', '.join(SCHEDULERS)}")
+            raise InvalidInputError(f"there is no scheduler {name!r}: {suggestion(name, choices(SCHEDULERS))}")
         return SCHEDULERS[name]
     schedulers = [scheduler for scheduler in SCHEDULERS.values() if not scheduler.named_only]
     for scheduler in schedulers:
         if shutil.which(scheduler.program) and (not scheduler.beside or shutil.which(scheduler.beside)):
             return scheduler
     programs = ", ".join(dict.fromkeys(scheduler.program for scheduler in schedulers))
+    known = among(SCHEDULERS) if names_keywords() else f"--on {'|'.join(SCHEDULERS)}"
+    asks_for_name = shutil.which("kubectl") and not names_keywords()
     raise InvalidInputError(
-        f"no scheduler is here (looked on PATH for {programs}): name it by --on {'|'.join(SCHEDULERS)}"
-        + (" (kubectl is here: for Kubernetes give --on k8s)" if shutil.which("kubectl") else "")
+        f"no scheduler is here (looked on PATH for {programs}): name it by {known}"
+        + (" (kubectl is here: for Kubernetes give --on k8s)" if asks_for_name else "")
     )
 
 
@@ -58,9 +61,10 @@ def require_program(scheduler: Scheduler) -> None:
         InvalidInputError: it is not.
     """
     if shutil.which(scheduler.program) is None:
+        otherwise = "" if names_keywords() else ", or print the script with --dry-run"
         raise InvalidInputError(
             f"there is no {scheduler.program} on PATH, so this machine cannot submit to {scheduler.name}: go to a "
-            "login node of the cluster, or print the script with --dry-run"
+            f"login node of the cluster{otherwise}"
         )
 
 
@@ -143,6 +147,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         folder: the folder from which the job was submitted. Defaults to the current one.
 
     Raises:
+        InvalidInputError: there is no log, and the scheduler's command is not on PATH.
         SchedulerError: there is no log; with ``on``, none until the job has ended.
     """
     stream: TextIO = sys.stdout if out is None else out
@@ -187,12 +192,12 @@ def _checked(job: str) -> str:
     return job
 
 
-def _ask(scheduler: Scheduler, job: str) -> tuple[str, _NoAnswer | None]:
+def _ask(scheduler: Scheduler, job: str) -> tuple[str, ChorosError | None]:
     """Return the output of ``status``, or "" if the command failed; and the error if no scheduler was reached."""
     try:
         return _call(scheduler, scheduler.status(job), ""), None
     except (InvalidInputError, SchedulerError) as error:
-        return "", error if isinstance(error, _NoAnswer) else None
+        return "", error if isinstance(error, (_NoAnswer, InvalidInputError)) else None
 
 
 def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO | None = None) -> str:

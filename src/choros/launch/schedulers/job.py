@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from choros.cluster.hardware import variables
 from choros.errors import InvalidInputError
+from choros.launch.schedulers.option_names import named, names_keywords
 from choros.launch.schedulers.site import Site
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -89,9 +90,9 @@ class Job:
             raise InvalidInputError("nothing to run: give a script, -m and a module, or a program")
         check_name(self.name)
         self._check_numbers()
-        for option, text in {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}.items():
+        for option, text in {"account": self.account, "queue": self.queue, "mpi": self.mpi}.items():
             if text and not _WORD.fullmatch(text):
-                raise InvalidInputError(f"{option} must be one word, got {text!r}")
+                raise InvalidInputError(f"{named(option)} must be one word, got {text!r}")
         if self.threads_per_core > _THREADS:
             raise InvalidInputError(
                 f"--threads-per-core {self.threads_per_core}: no processor has more than {_THREADS} hardware threads "
@@ -100,37 +101,40 @@ class Job:
         if self.time and self.time <= self.signal:
             raise InvalidInputError(
                 f"the limit of {self.time} s ends before the ranks could receive a signal {self.signal} s ahead of "
-                "it: give a longer --time, or a shorter --signal (0 for none)"
+                f"it: give a longer {named('time')}, or a shorter {named('signal')} (0 for none)"
             )
         for name, value in self.env:
             if not _VARIABLE.fullmatch(name):
-                raise InvalidInputError(f"--env {name}={value}: a variable's name has letters, digits and _, as in K=V")
+                variable = f"env={{{name!r}: ...}}" if names_keywords() else f"--env {name}={value}"
+                raise InvalidInputError(f"{variable}: a variable's name has letters, digits and _, as in K=V")
         self._check_lines()
         self._check_site()
 
     def _check_numbers(self) -> None:
-        least = {"--nodes": self.nodes, "--ranks-per-node": self.ranks_per_node, "--cores": self.cores}
-        zero = {"--gpus": self.gpus, "--threads-per-core": self.threads_per_core, "--signal": self.signal}
+        least = {"nodes": self.nodes, "ranks_per_node": self.ranks_per_node, "cores": self.cores}
+        zero = {"gpus": self.gpus, "threads_per_core": self.threads_per_core, "signal": self.signal}
         for low, numbers in enumerate((zero, least)):
             for option, number in numbers.items():
                 if not low <= number <= _MOST:
-                    raise InvalidInputError(f"{option} must be a whole number of {low} or more, got {number}")
+                    raise InvalidInputError(f"{named(option)} must be a whole number of {low} or more, got {number}")
 
     def _check_lines(self) -> None:
         """Check the values that become one line of the script, or one word of a line."""
-        texts = {"--setup": self.setup, "-o": self.directives, "--wrap": self.wrap, "the command": self.command}
-        texts |= {"--master": (self.master,), "--archive": (self.archive,)}
-        texts["--env"] = tuple(value for _, value in self.env)
+        texts = {"setup": self.setup, "directive": self.directives, "wrap": self.wrap, "": self.command}
+        texts |= {"master": (self.master,), "archive": (self.archive,)}
+        texts["env"] = tuple(value for _, value in self.env)
         for option, lines in texts.items():
             for line in lines:
                 if re.search(r"[\n\r\0]", line):
-                    raise InvalidInputError(
-                        f"{option} must be one line, got {line!r}: give the option once for each line"
-                    )
+                    subject = named(option) if option else "the command"
+                    items = "an item" if names_keywords() else "the option once"
+                    raise InvalidInputError(f"{subject} must be one line, got {line!r}: give {items} for each line")
+        option = "" if names_keywords() else "-o "
         for line in self.directives:
             if not line.startswith("-"):
                 raise InvalidInputError(
-                    f"-o {line!r} is no directive, which begins with a dash, as in -o '-l filesystems=home'"
+                    f"{option}{line!r} is no directive, which begins with a dash, as in "
+                    f"{named('directive', '-l filesystems=home')}"
                 )
 
     def _check_site(self) -> None:
@@ -145,10 +149,15 @@ class Job:
                     f"{have}"
                 )
         if site.needs_account and not self.account:
-            raise InvalidInputError(f"{site.name} refuses a job without an account: give --account PROJECT")
+            raise InvalidInputError(
+                f"the site {site.name} refuses a job without an account: give {named('account', 'PROJECT')}"
+            )
+        option = named("directive")
         for begin, remedy in site.needs.items():
             if not any(line.replace(" ", "").startswith(begin.replace(" ", "")) for line in self.directives):
-                raise InvalidInputError(f"{site.name} refuses a job without the directive {begin}...: {remedy}")
+                raise InvalidInputError(
+                    f"the site {site.name} refuses a job without the directive {begin}...: {remedy} ({option})"
+                )
 
     @property
     def size(self) -> int:
@@ -202,5 +211,5 @@ def parse_time(text: str) -> int:
     parts = [int(part or 0) for part in match.groups()] if match else [0]
     seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not seconds:
-        raise InvalidInputError(f"--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got {text!r}")
+        raise InvalidInputError(f"{named('time')} must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got {text!r}")
     return seconds

@@ -6,6 +6,7 @@ import shlex
 
 from choros.errors import InvalidInputError, nearest
 from choros.launch.schedulers.job import Job
+from choros.launch.schedulers.option_names import named
 from choros.launch.schedulers.shell_script import rank_command
 
 KNOWN = ("mpich", "intel", "mvapich", "openmpi", "pals")
@@ -29,7 +30,7 @@ def launch_line(job: Job, hosts: str = "") -> str:
     if mpi not in KNOWN:
         near = nearest(mpi, KNOWN)
         hint = f": did you mean {near}?" if near else ""
-        raise InvalidInputError(f"--mpi {mpi} is none of {', '.join(KNOWN)}, whose mpiexec is known{hint}")
+        raise InvalidInputError(f"{named('mpi', mpi)} is none of {', '.join(KNOWN)}, whose mpiexec is known{hint}")
     bind = job.site.bind.get(str(job.ranks_per_node), job.site.bind.get("other", ""))
     if mpi == "pals":
         options = [

@@ -6,31 +6,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from choros.errors import InvalidInputError
+from choros.launch.schedulers.option_names import among, named
 
 BY_MPI = ("slurm", "pbs", "lsf", "sge")  # schedulers whose script depends on the ranks' MPI
 _BATCH = ("slurm", "pbs", "flux", "lsf", "sge")
 _WHERE = {
-    "--image": ("k8s",),
-    "--kind": ("k8s",),
-    "--runtime": ("k8s",),
-    "--master": ("spark",),
-    "--archive": ("spark",),
-    "--max-nodes": ("spark",),
-    "--resource-manager": ("spark",),
-    "--mpi": BY_MPI,
-    "--account": _BATCH,
-    "--setup": (*_BATCH, "spark"),
-    "-o": (*_BATCH, "spark"),
-    "--time": (*_BATCH, "k8s"),
-    "--signal": (*_BATCH, "k8s"),
-    "--wrap": (*_BATCH, "k8s"),
-    "--threads-per-core": (*_BATCH, "k8s"),
+    "image": ("k8s",),
+    "kind": ("k8s",),
+    "runtime": ("k8s",),
+    "master": ("spark",),
+    "archive": ("spark",),
+    "max_nodes": ("spark",),
+    "resource_manager": ("spark",),
+    "mpi": BY_MPI,
+    "account": _BATCH,
+    "setup": (*_BATCH, "spark"),
+    "directive": (*_BATCH, "spark"),
+    "time": (*_BATCH, "k8s"),
+    "signal": (*_BATCH, "k8s"),
+    "wrap": (*_BATCH, "k8s"),
+    "threads_per_core": (*_BATCH, "k8s"),
 }
 _INSTEAD = {
     "k8s": "Kubernetes has no place for it in a manifest: put it into the image, or leave it out",
     "spark": "Spark does not know it: leave it out (what spark-submit knows goes after -o)",
 }
-_CONNECT = ("--nodes", "--ranks-per-node", "--cores", "--gpus", "--queue", "-o", "--archive")
+_CONNECT = ("nodes", "ranks_per_node", "cores", "gpus", "queue", "directive", "archive")
 _CLOCKED = ("pbs", "flux", "lsf", "sge")  # schedulers whose script computes the time of the signal itself
 
 
@@ -38,7 +39,7 @@ def accepts(on: str, option: str) -> bool:
     """Return whether the script for a scheduler uses an option.
 
     Example:
-        >>> accepts("k8s", "--account"), accepts("slurm", "--account")
+        >>> accepts("k8s", "account"), accepts("slurm", "account")
         (False, True)
     """
     return on in _WHERE.get(option, (on,))
@@ -49,33 +50,33 @@ def check_options(on: str, asked: Mapping[str, Any]) -> None:
 
     Args:
         on: the scheduler's name.
-        asked: options and their values; None or an empty value means not given.
+        asked: options, by the attributes of ``JobOptions``, and their values; None or an empty value means not given.
 
     Raises:
         InvalidInputError: an option has no effect there; names the schedulers for which it has.
 
     Example:
-        >>> check_options("k8s", {"--image": "me/train:1", "--mpi": ""})
-        >>> check_options("slurm", {"--image": "me/train:1"})
+        >>> check_options("k8s", {"image": "me/train:1", "mpi": ""})
+        >>> check_options("slurm", {"image": "me/train:1"})
         Traceback (most recent call last):
         ...
         choros.errors.InvalidInputError: --image is for --on k8s: slurm has no use for it, leave it out
     """
-    given_options = {
-        name: value for name, value in asked.items() if value or (name == "--signal" and value is not None)
-    }
+    given_options = {name: value for name, value in asked.items() if value or (name == "signal" and value is not None)}
     for name in given_options:
         where = _WHERE.get(name, (on,))
         if on not in where:
             why = _INSTEAD.get(on, f"{on} has no use for it, leave it out")
-            raise InvalidInputError(f"{name} is for --on {', '.join(where)}: {why}")
-        if name in _CONNECT and str(given_options.get("--master", "")).startswith("sc://"):
+            raise InvalidInputError(f"{named(name)} is for {among(where)}: {why}")
+        if name in _CONNECT and str(given_options.get("master", "")).startswith("sc://"):
             raise InvalidInputError(
-                f"{name} is for the cluster's own server where --master is {given_options['--master']}: leave it out"
+                f"{named(name)} is for the cluster's own server where {named('master')} is {given_options['master']}: "
+                "leave it out"
             )
-    if "--runtime" in given_options and given_options.get("--kind") != "trainjob":
+    if "runtime" in given_options and given_options.get("kind") != "trainjob":
         raise InvalidInputError("--runtime is that of a TrainJob: give --kind trainjob too, or leave it out")
-    if on in _CLOCKED and given_options.get("--signal") and "--time" not in given_options:
+    if on in _CLOCKED and given_options.get("signal") and "time" not in given_options:
         raise InvalidInputError(
-            f"--signal counts back from the time limit, and the script for {on} has none: give --time too"
+            f"{named('signal')} counts back from the time limit, and the script for {on} has none: give "
+            f"{named('time')} too"
         )

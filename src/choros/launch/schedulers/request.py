@@ -16,6 +16,7 @@ from choros import backend_choice
 from choros.cluster.hardware import cpu_features, find_mpi
 from choros.errors import InvalidInputError
 from choros.launch.schedulers.job import Job, parse_time
+from choros.launch.schedulers.option_names import named, names_keywords
 from choros.launch.schedulers.option_support import BY_MPI, accepts, check_options
 from choros.launch.schedulers.registry import SCHEDULERS
 from choros.launch.schedulers.scheduler import Scheduler
@@ -87,17 +88,12 @@ def complete(options: JobOptions, choose: Callable[[str], Scheduler]) -> tuple[S
         options.on = str(defaults["on"])
     if options.on and site.scheduler and options.on != site.scheduler:
         raise InvalidInputError(
-            f"{site.name} has {site.scheduler}: leave --on {options.on} out, or --site {options.site}"
+            f"the site {site.name} has {site.scheduler}: leave {named('on', options.on)} out, or "
+            f"{named('site', options.site)}"
         )
     scheduler = choose(options.on or site.scheduler)
     words = _use_defaults(options, defaults, scheduler.name)
-    check_options(
-        scheduler.name,
-        {
-            "-o" if name == "directive" else f"--{name.replace('_', '-')}": value
-            for name, value in vars(options).items()
-        },
-    )
+    check_options(scheduler.name, vars(options))
     return scheduler, site, words
 
 
@@ -109,7 +105,7 @@ def _use_defaults(options: JobOptions, defaults: Mapping[str, str | list[str]], 
         if name in ("site", "on"):
             if getattr(options, name) == value:
                 words += [option, str(value)]
-        elif not getattr(options, name) and accepts(on, option):
+        elif not getattr(options, name) and accepts(on, name):
             setattr(options, name, value)
             words += [word for item in ([value] if isinstance(value, str) else value) for word in (option, item)]
     return shlex.join(words)
@@ -209,9 +205,8 @@ def write_script(path: str, text: str) -> None:
     file = Path(path)
     try:
         if file.exists() and "choros submit" not in file.read_text(encoding="utf-8", errors="replace")[:4000]:
-            raise InvalidInputError(
-                f"{path} is there and was not written by choros submit: give another --script, or --name"
-            )
+            remedy = "another name" if names_keywords() else "another --script, or --name"
+            raise InvalidInputError(f"{path} is there and was not written by choros submit: give {remedy}")
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInputError(f"the script {path} cannot be written: {error.strerror}") from None

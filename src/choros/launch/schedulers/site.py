@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from choros.errors import InvalidInputError, suggestion
+from choros.launch.schedulers.option_names import named
 from choros.launch.schedulers.user_config import read_toml, refuse_unknown, user_sites
 
 
@@ -107,7 +108,7 @@ def load_site(name: str = "generic") -> Site:
     if name not in presets():
         hint = suggestion(name, site_names())
         end = "" if hint.endswith("?") else "."
-        raise InvalidInputError(f"there is no site {name!r}: {hint}{end} Without --site no preset is used.")
+        raise InvalidInputError(f"there is no site {name!r}: {hint}{end} Without {named('site')} no preset is used.")
     text = resources.files("choros.launch.schedulers").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return _read(f"the preset {name}.toml", tomllib.loads(text))
 

@@ -8,6 +8,7 @@ import shlex
 from choros.cluster.hardware import MPICH_UNDER_PMI2, PMI
 from choros.errors import InvalidInputError, suggestion
 from choros.launch.schedulers.job import Job
+from choros.launch.schedulers.option_names import named
 from choros.launch.schedulers.scheduler import Scheduler
 from choros.launch.schedulers.shell_script import body, clock, head, last_line, rank_command
 
@@ -94,13 +95,15 @@ def srun_mpi_warning(mpi: str) -> str:
         'did you mean pmix? srun refuses a value that `srun --mpi=list` does not print on the cluster'
     """
     if mpi == "list":
-        raise InvalidInputError("--mpi list: give a value, of those that `srun --mpi=list` prints on the cluster")
+        raise InvalidInputError(
+            f"{named('mpi', mpi)}: give a value, of those that `srun --mpi=list` prints on the cluster"
+        )
     if not mpi or mpi in PMI or mpi in SRUN_MPI:
         return ""
     hint = suggestion(mpi, (*PMI, *SRUN_MPI))
     return (
-        f"--mpi {mpi} is no value that SLURM has: {hint}{'' if hint.endswith('?') else ';'} srun refuses a value that "
-        "`srun --mpi=list` does not print on the cluster"
+        f"{named('mpi', mpi)} is no value that SLURM has: {hint}{'' if hint.endswith('?') else ';'} srun refuses a "
+        "value that `srun --mpi=list` does not print on the cluster"
     )
 
 

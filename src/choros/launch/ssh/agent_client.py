@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,13 +27,14 @@ from choros.launch.ssh.agent_job import AgentJob, FirstFailure
 logger = logging.getLogger(LAUNCHER)
 
 _SSH = 255  # ssh's exit code if ssh itself fails
+_NO_PROGRAM = (126, 127)  # the codes of a shell that cannot start a program
 
 
 def main() -> int:
     """Start the agent and wait for its end.
 
     Returns:
-        Its exit code.
+        The agent's exit code; 1 if no agent could be started.
     """
     job_fd, answer = (int(number) for number in os.environ.pop("CHOROS_AGENT").split(","))
     with os.fdopen(job_fd, "rb") as file:
@@ -59,17 +61,30 @@ def main() -> int:
     # Only now, because the first line on the agent's stdin must be the job.
     for number in WARNINGS:
         signal.signal(number, warn)
+    has_failed = False  # whether the agent has reported a rank's failure, whose code may be any
     for line in agent.stderr:
         if line.startswith(note):
+            has_failed = True
             failed = FirstFailure(time.monotonic_ns(), int(line[len(note) :]))
             os.pwrite(answer, json.dumps(header_of(failed)).encode(), 0)
             continue
         sys.stderr.buffer.write(line)
         sys.stderr.buffer.flush()
     code = agent.wait()
-    if code == _SSH and job.host:
-        logger.warning(f"{job.host} could not be reached by ssh: see its output above")
+    if job.host and not has_failed and code in (_SSH, *_NO_PROGRAM):
+        logger.warning(_remedy(job, code))
+        return 1
     return code if code >= 0 else 128 - code
+
+
+def _remedy(job: AgentJob, code: int) -> str:
+    """Return the message for a host on which no agent could be started."""
+    if code == _SSH:
+        return (
+            f"{job.host} could not be reached by ssh, whose message is above: correct its name in -H or the host file, "
+            f"or make this command work: {shlex.join([*job.start[:-1], 'true'])}"
+        )
+    return f"{job.host} has no {sys.executable}, with which ranks start: install the same Python there, at that path"
 
 
 def _close(pipe: Any) -> None:

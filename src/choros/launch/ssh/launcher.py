@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from choros.comm.messages import decode, header_of
 from choros.errors import InvalidInputError
 from choros.launch.call_io import create
 from choros.launch.local_job import HostShare, LaunchOptions
+from choros.launch.process.rank_limit import check_ranks
 from choros.launch.process.rank_output import Output
 from choros.launch.process.rank_supervisor import JobResult
 from choros.launch.process.rank_supervisor import run as run_hosts
@@ -21,6 +24,30 @@ from choros.launch.ssh.agent_job import FirstFailure, agent_job
 
 SSH = "ssh -o BatchMode=yes"
 _LONGER = 3.0  # seconds that an agent may take to end after its ranks
+
+
+def check_ssh(ssh: str) -> None:
+    """Check the command that runs a program on another host.
+
+    Raises:
+        InvalidInputError: its quotes are not closed, or its program is not on PATH.
+
+    Example:
+        >>> check_ssh("no-such-ssh -q")
+        Traceback (most recent call last):
+        ...
+        choros.errors.InvalidInputError: there is no no-such-ssh on PATH, which starts ranks on other hosts: install \
+it, or give --ssh COMMAND
+    """
+    try:
+        program = (shlex.split(ssh) or [""])[0]
+    except ValueError as error:
+        raise InvalidInputError(f"--ssh {ssh!r} is no command ({error}): close its quotes") from None
+    if shutil.which(program) is None:
+        raise InvalidInputError(
+            f"there is no {program or 'program'} on PATH, which starts ranks on other hosts: install it, or give "
+            "--ssh COMMAND"
+        )
 
 
 def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
@@ -78,6 +105,7 @@ def start_on_hosts(
     from choros.comm.tcp.auth_socket import AuthListener
 
     hosts = divide(wish.size, slots)
+    check_ranks(sum(count for host, count in hosts if is_this_machine(host)))
     secret = secrets.token_bytes(32)
     memories: list[int] = []
     has_local = any(is_this_machine(host) for host, _ in hosts)

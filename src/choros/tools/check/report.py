@@ -133,9 +133,10 @@ class CheckReport:
                 False.
         """
         batches = f"global batches of {self.batch_size}" if self.batch_size else "batches of the data set"
-        rows = f"{self.rows} rows, " if self.rows else ""
+        rows = f"{self.rows} row{'s' * (self.rows != 1)}, " if self.rows else ""
+        epochs = f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
         lines = [
-            f"{self.model} on {self.backend}, {self.algorithm}: {rows}{self.epochs} epochs, {batches}",
+            f"{self.model} on {self.backend}, {self.algorithm}: {rows}{epochs}, {batches}",
             "",
             f"{'run':<20} {'compared with':<14} {'verdict':<8} {'largest':>9} {'tolerance':>9}  where",
         ]
@@ -167,6 +168,10 @@ class CheckReport:
 
     def __str__(self) -> str:
         return self.table()
+
+    def __repr__(self) -> str:
+        runs = f"{len(self.comparisons)} run{'s' * (len(self.comparisons) != 1)}"
+        return f"<CheckReport of {self.model} on {self.backend}, {self.algorithm}: {self.verdict}, {runs}>"
 
 
 def _agreement(differences: Sequence[Difference]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from choros.launch.call_io import create
 from choros.launch.local_job import LaunchOptions, check_outside, start
+from choros.launch.process.rank_limit import check_ranks
 from choros.launch.process.rank_supervisor import JobResult
 from choros.tools.doctor.findings import Observations
 from choros.tools.doctor.rank_check import HAND
@@ -32,6 +33,7 @@ def visit_all(size: int, options: Sequence[str]) -> dict[str, Any]:
         InvalidInputError: this process is a rank.
     """
     check_outside("run choros doctor without -n there")
+    check_ranks(size, "give a smaller -n")
     memories: list[int] = []
     try:
         memories += [create("choros-doctor") for _ in range(size)]

@@ -17,7 +17,8 @@ from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, g
 from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
 from choros.console import write_line
 from choros.data.validation import is_whole
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, warn
+from choros.launch.process.rank_limit import check_ranks, crowding
 from choros.launch.process.worker_pool import Pool
 
 
@@ -82,7 +83,7 @@ class WorkerPool:
         self._bind, self._echo = check_flag("bind", bind), check_flag("echo", echo)
         self._pool: Pool | None = None
         self._surroundings: list[object] = []  # of the processes, when they were started
-        self._with_gpus = False
+        self._with_gpus = self._has_warned = False
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -131,8 +132,12 @@ class WorkerPool:
             for rank in sorted(unfit):
                 self._pool.replace(rank)
         if self._pool is None:
+            check_ranks(self.size, "give fewer workers")
             bindings = plan(self.size, threads=self._threads, bind=self._bind)
             gpus = self.gpus()
+            if not any(gpus) and not self._has_warned and (warning := crowding(self.size, "workers", "workers=")):
+                self._has_warned = True
+                warn(f"{warning}.")
             inherited = kept_variables(os.environ, self._threads)
             shared = not all(binding.cores for binding in bindings)
             environment = [

@@ -1,0 +1,91 @@
+"""The number of ranks that one host takes: a limit, and a warning long before it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from pathlib import Path
+
+from choros.cluster.hardware import usable_cores
+from choros.errors import InvalidInputError
+
+_PER_CORE = 64  # the most ranks for each core
+_LEAST = 256  # the most ranks of a host with few cores
+_CROWDED = 4  # ranks for each core above which a warning is given
+_FILES = 4  # descriptors of the launcher for each rank: its two pipes, its process, its answer
+
+
+def check_ranks(count: int, remedy: str = "ask for fewer, or for more hosts (-H)") -> None:
+    """Refuse more ranks than one host can have, before any is started.
+
+    More ranks than cores are allowed: 64 for each core, and 256 in any case, unless the system allows fewer processes
+    or open files.
+
+    Args:
+        count: the number of ranks on this host.
+        remedy: the text on what to do instead.
+
+    Raises:
+        InvalidInputError: there are more; the message has the limit and its reason.
+
+    Example:
+        >>> check_ranks(8)
+        >>> check_ranks(99_999_999)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        choros.errors.InvalidInputError: 99999999 ranks were asked for, but ... takes at most ...
+    """
+    limits = _limits()
+    reason = min(limits, key=lambda name: limits[name])
+    if count > limits[reason]:
+        raise InvalidInputError(
+            f"{count} ranks were asked for, but {platform.node()} takes at most {max(limits[reason], 1)} ({reason}): "
+            f"{remedy}"
+        )
+
+
+def crowding(count: int, kind: str, fewer: str) -> str:
+    """Return a warning if processes share cores by far, else "".
+
+    Args:
+        count: the number of processes on this host.
+        kind: the processes, for the message: "workers" or "ranks".
+        fewer: the argument that gives a smaller number, such as "workers=".
+
+    Example:
+        >>> crowding(1, "workers", "workers=")
+        ''
+    """
+    cores = len(usable_cores())
+    if count <= _CROWDED * cores:
+        return ""
+    on = "1 core" if cores == 1 else f"{cores} cores"
+    return (
+        f"{count} {kind} share {on} of {platform.node()}: more than {_CROWDED} for each core take turns, so a step is "
+        f"slower than with {fewer}{cores}. Give {fewer}{cores}, or use more hosts"
+    )
+
+
+def _limits() -> dict[str, int]:
+    """Return the largest numbers of ranks on this host, by their reasons."""
+    cores = len(usable_cores())
+    limits = {f"{_PER_CORE} for each of its cores, {cores} here, or {_LEAST}": max(_LEAST, _PER_CORE * cores)}
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # processes of Choros raise their soft limit
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if files != resource.RLIM_INFINITY:
+        limits[f"the limit of open files is {files}, see ulimit -Hn"] = files // _FILES
+    if processes != resource.RLIM_INFINITY and os.geteuid():  # root has no limit
+        limits[f"the limit of your processes is {processes}, see ulimit -u"] = processes
+    for file in ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max", "/sys/fs/cgroup/pids.max"):
+        if (number := _number(file)) is not None:
+            limits[f"{file} is {number}"] = number
+    return limits
+
+
+def _number(file: str) -> int | None:
+    try:
+        text = Path(file).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):  # not on this system
+        return None
+    return int(text) if text.isdecimal() else None
