@@ -228,7 +228,7 @@ def _notes(values: dict[str, Any]) -> str:
         for name in dict.fromkeys(result["model"] for result in values["results"])
     )
     rounds = min(len(result["ratios"]) for result in values["results"])
-    windows = "; compiled windows of steps came later" if facts["date"] < WINDOWS_SINCE else ""
+    windows = "; before Choros compiled several steps into one call" if facts["date"] < WINDOWS_SINCE else ""
     return (
         f"In brackets: with start-up, for a training that takes plain `fit` {RUN:.0f} s. {_superlinear(values)}"
         f"{' '.join(models)} Optimizer: {optimizer}. Measured in "

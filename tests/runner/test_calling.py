@@ -154,6 +154,7 @@ def test_what_is_refused_before_anything_starts(monkeypatch):
         "argument sep, a _thread.lock, cannot": lambda: choros.run(print, kwargs={"sep": lock}),
         "the function .*<lambda> cannot be sent": lambda: choros.run(lambda: lock),
         "was given 3 to call: give a function": lambda: choros.run(3),
+        "give a function; a script is started by the command choros run": lambda: choros.run("train.py"),
         "args is of type str": lambda: choros.run(print, "ab"),
         "args is of type int": lambda: choros.run(print, 3),
         "kwargs=": lambda: choros.run(print, kwargs={3: 4}),

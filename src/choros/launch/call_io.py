@@ -44,7 +44,8 @@ def check_call(caller: str, func: object, args: object, kwargs: object) -> None:
         InvalidInputError: one of them has another type.
     """
     if not callable(func):
-        raise InvalidInputError(f"{caller} was given {func!r} to call: give a function")
+        command = "; a script is started by the command " + caller.replace(".", " ") if isinstance(func, str) else ""
+        raise InvalidInputError(f"{caller} was given {func!r} to call: give a function{command}")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise InvalidInputError(
             f"args is of type {type(args).__name__}: give a tuple or a list, such as args=({args!r:.40},)"
