@@ -207,6 +207,18 @@ def test_a_file_with_a_builder_or_with_data(tmp_path):
     assert main(["check", str(tmp_path / "none.py")]) == 2
 
 
+def test_a_file_that_cannot_define_a_model_is_not_run(tmp_path, capsys):
+    """It may be a script that trains for hours."""
+    file, ran = tmp_path / "train.py", tmp_path / "ran"
+    file.write_text(f"import pathlib\nnetwork = 1\npathlib.Path({str(ran)!r}).touch()\n")
+    assert main(["check", str(file)]) == 2
+    assert "defines no `model`" in capsys.readouterr().err
+    assert not ran.exists()
+    file.write_text(f"import pathlib\nglobals()['model'] = None\npathlib.Path({str(ran)!r}).touch()\n")
+    assert main(["check", str(file)]) == 2
+    assert ran.exists()
+
+
 def test_the_command_prints_the_table_and_ends_with_the_verdict(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(MODEL.format(units=1, loss="mse"))

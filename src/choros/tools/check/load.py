@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,20 +35,42 @@ def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
     if not Path(path).is_file():
         problem = f"{path} is a folder" if Path(path).is_dir() else f"There is no file {path}"
         raise InvalidInputError(f"{problem}: give a Python file that defines `model` or `build()`.")
+    no_model = InvalidInputError(
+        f"{path} defines no `model` and no `build()` or `make_model()`: give it one of them, outside of any "
+        "`if __name__ == '__main__'` block, which is not run here."
+    )
+    if not _may_define_model(Path(path)):  # before the file runs: it may train for hours
+        raise no_model
     names = runpy.run_path(str(path), run_name="choros_check")
     builder = next((names[name] for name in _BUILDERS if callable(names.get(name))), None)
     model = names.get("model") if names.get("model") is not None else builder and builder()
     if model is None:
-        raise InvalidInputError(
-            f"{path} defines no `model` and no `build()` or `make_model()`: give it one of them, outside of any "
-            "`if __name__ == '__main__'` block, which is not run here."
-        )
+        raise no_model
     if callable(names.get("data")):
         data = names["data"]()
         return model, tuple(data) if isinstance(data, (tuple, list)) else (data,)
     if names.get("x") is None:
         return model, ()
     return model, (names["x"], names.get("y"), names.get("sample_weight"))
+
+
+def _may_define_model(path: Path) -> bool:
+    """Return whether a file assigns, defines or imports one of the names. True for a file that cannot be parsed."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # running it gives the better error
+        return True
+    bound = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("globals", "exec"):
+            return True
+    return not bound.isdisjoint(("model", *_BUILDERS, "*"))
 
 
 def made_rows(model: keras.Model, rows: int = _ROWS, seed: int = 0) -> tuple[Any, Any]:
