@@ -93,11 +93,11 @@ SELECTED = re.findall(
 )
 
 
-@pytest.mark.parametrize(("file", "words"), SELECTED, ids=lambda value: value.rpartition("/")[2])
-def test_each_guarantee_after_a_failure_names_tests_that_exist(file, words):
+@pytest.mark.parametrize(("file", "message"), SELECTED, ids=lambda value: value.rpartition("/")[2])
+def test_each_guarantee_after_a_failure_names_tests_that_exist(file, message):
     names = re.findall(r"^ *def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)
     assert names
-    for word in re.findall(r"\w+", words):
+    for word in re.findall(r"\w+", message):
         assert any(word in name for name in names), f"{file} has no test with {word} in its name"
         assert word not in file, f"pytest -k {word} selects all tests of {file}"
 

@@ -41,7 +41,7 @@ def pools():
 
 @pytest.fixture
 def names(pools, monkeypatch, tmp_path):
-    """What the blocks find: data, a model, and a Trainer whose workers are those of a shared pool."""
+    """Return the names that blocks use: data, a model, and a Trainer with the workers of a shared pool."""
     trainer = choros.Trainer
 
     def shared(model, algorithm="allreduce", workers=None, **options):
@@ -101,6 +101,6 @@ def test_a_tuner_runs_the_fits_of_the_page(needed, module, names, capsys):
 def test_a_block_that_does_not_run_is_found():
     not_run = "<!-- not run: needs a cluster -->\n```python\na\n```\n\n"
     text = f"{not_run}```python\nb\n```\n{not_run}"
-    found = [("needs a cluster", "a\n"), (None, "b\n"), ("needs a cluster", "a\n")]
-    assert [(match[1], match[2]) for match in BLOCK.finditer(text)] == found
+    results = [("needs a cluster", "a\n"), (None, "b\n"), ("needs a cluster", "a\n")]
+    assert [(match[1], match[2]) for match in BLOCK.finditer(text)] == results
     assert len(PAGES) > 4

@@ -31,13 +31,13 @@ def numbers_of(name, theme):
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_gradients_of_the_picture_are_those_of_a_step(concepts, theme):
-    kept, drawn = numbers_of("exactness", theme), concepts.gradients()
-    assert kept.keys() == drawn.keys()
+    saved, drawn = numbers_of("exactness", theme), concepts.gradients()
+    assert saved.keys() == drawn.keys()
     for key, values in drawn.items():
-        np.testing.assert_allclose(kept[key], values, rtol=1e-6, err_msg=key)
+        np.testing.assert_allclose(saved[key], values, rtol=1e-6, err_msg=key)
     assert drawn["trainer"] == pytest.approx(drawn["fit"], rel=1e-6)
     assert drawn["mean of means"] != pytest.approx(drawn["fit"], rel=0.1)
-    assert f"{kept['fit'][0]:.1f}; the mean of the four means is {kept['mean of means'][0]:.3f}" in _alt("exactness")
+    assert f"{saved['fit'][0]:.1f}; the mean of the four means is {saved['mean of means'][0]:.3f}" in _alt("exactness")
 
 
 @pytest.mark.parametrize("theme", THEMES)

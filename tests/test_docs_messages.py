@@ -78,8 +78,8 @@ CELLS = [line.split("|")[1] for line in TROUBLES.splitlines() if re.match(r"\| (
 
 @pytest.mark.parametrize("quoted", [text for cell in CELLS for text in re.findall(r'"([^"]+)"', cell)])
 def test_a_message_on_the_page_of_troubles_is_one_of_the_code(texts, quoted):
-    words = [part.strip() for part in quoted.split("...") if part.strip()]
-    assert any(re.search(".*".join(map(re.escape, words)), text) for text in texts)
+    command = [part.strip() for part in quoted.split("...") if part.strip()]
+    assert any(re.search(".*".join(map(re.escape, command)), text) for text in texts)
 
 
 def test_an_error_on_the_page_of_troubles_exists():

@@ -43,11 +43,11 @@ class Demo:
     def left(self):
         """Processes that carry the mark, after a moment to end in."""
         for _ in range(50):
-            found = [path.parent.name for path in pathlib.Path("/proc").glob("[0-9]*/environ") if self._marked(path)]
-            if not found:
+            problems = [path.parent.name for path in pathlib.Path("/proc").glob("[0-9]*/environ") if self._marked(path)]
+            if not problems:
                 break
             time.sleep(0.1)
-        return found
+        return problems
 
     def _marked(self, path):
         try:
@@ -162,16 +162,16 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
 @pytest.fixture
 def untouched(monkeypatch, tmp_path):
     """The demo writes into the environment of its process: put it back; work in an empty folder."""
-    kept = dict(os.environ)
+    saved_environment = dict(os.environ)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in set(os.environ) - set(kept):
+    for name in set(os.environ) - set(saved_environment):
         del os.environ[name]
-    os.environ.update(kept)
+    os.environ.update(saved_environment)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--algorithms", "aesgd"], "did you mean"),
         (["--batch-size", "1"], "one row a worker"),
@@ -185,7 +185,7 @@ def untouched(monkeypatch, tmp_path):
         (["--out", "table.csv"], "cannot be made"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(arguments, says, untouched, capsys):
+def test_what_cannot_work_is_said_in_one_line(arguments, message, untouched, capsys):
     (untouched / "text.npz").write_text("no arrays")
     np.savez(untouched / "other.npz", z=np.zeros(1))
     np.savez(untouched / "small.npz", x=np.zeros((4, 8, 8), "uint8"), y=np.zeros(4, "uint8"))
@@ -195,7 +195,7 @@ def test_what_cannot_work_is_said_in_one_line(arguments, says, untouched, capsys
     assert main(["demo", "--backend", backend, *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert says in printed.err
+    assert message in printed.err
     assert printed.err.startswith("choros demo: error: ")
     assert printed.err.splitlines()[1:] == ["See 'choros demo --help'"]
     assert not (untouched / "choros-demo").exists()

@@ -92,7 +92,7 @@ def test_an_unknown_option_is_an_error_in_one_style(typed, capsys):
 
 
 @pytest.mark.parametrize(
-    ("typed", "rest", "words"),
+    ("typed", "rest", "message"),
     [
         ("run", "-n 2", "nothing to run: give"),
         ("submit", "--on slurm absent.py", "the script absent.py does not exist"),
@@ -119,11 +119,11 @@ def test_an_unknown_option_is_an_error_in_one_style(typed, capsys):
         ("completion", "bsh", "argument shell: invalid choice: 'bsh' (did you mean bash?)"),
     ],
 )
-def test_wrong_values_are_errors_in_one_style(typed, rest, words, capsys, tmp_path, monkeypatch):
+def test_wrong_values_are_errors_in_one_style(typed, rest, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("raise AssertionError('this file was run')")
     assert main([*typed.split(), *rest.format(script="a.py").split()]) == 2
-    assert wrong_usage(capsys.readouterr().err, f"choros {typed}").startswith(words)
+    assert wrong_usage(capsys.readouterr().err, f"choros {typed}").startswith(message)
 
 
 @pytest.mark.parametrize("line", ["-n 2 -n 4", "-n 2 -np 2"])
@@ -154,9 +154,9 @@ def first_words():
 
 
 def test_messages_of_the_package_begin_with_a_lower_case_letter_or_a_name():
-    words = set(first_words())
-    assert len(words) > 20
-    assert {word for word in words if parser.plain(f"{word} x")[0].isupper()} <= NAMES
+    text = set(first_words())
+    assert len(text) > 20
+    assert {word for word in text if parser.plain(f"{word} x")[0].isupper()} <= NAMES
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def sites(tmp_path):
 @pytest.mark.parametrize("line", COMPLETED)
 def test_bash_completes(line, sites):
     """bash calls the function as it does after a tab."""
-    words = line.split(" ")
-    call = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _choros; echo ${{COMPREPLY[@]}}"
+    arguments = line.split(" ")
+    call = f"COMP_WORDS=({line}); COMP_CWORD={len(arguments) - 1}; _choros; echo ${{COMPREPLY[@]}}"
     shell = f"{completion.script('bash')}\ncomplete -p choros >&2\n{call}"
     done = subprocess.run(["bash", "--norc", "-c", shell], capture_output=True, text=True, timeout=60, env=sites)
     assert (done.returncode, done.stdout.strip()) == (0, COMPLETED[line]), done.stderr
@@ -346,7 +346,7 @@ def test_fish_completes(tmp_path, sites):
         done = subprocess.run(
             ["fish", "--no-config", "-c", command], capture_output=True, text=True, timeout=60, env=sites
         )
-        assert [found.partition("\t")[0] for found in done.stdout.splitlines()] == [COMPLETED[line]], done.stderr
+        assert [result.partition("\t")[0] for result in done.stdout.splitlines()] == [COMPLETED[line]], done.stderr
     for line in ("choros run train.py --", "choros spark doctor --pre", "choros submit --site=mine train.py --dry"):
         command = f"source {tmp_path}/choros.fish; complete -C '{line}'"
         done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, timeout=60)
@@ -389,12 +389,12 @@ def test_what_cannot_be_packed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("x = (", "SyntaxError"), ("raise OSError(2, 'no', 'data.csv')", "data.csv")]
+    ("text", "message"), [("x = (", "SyntaxError"), ("raise OSError(2, 'no', 'data.csv')", "data.csv")]
 )
-def test_a_file_that_fails_is_a_failure_with_its_own_lines_only(text, words, tmp_path, capsys):
+def test_a_file_that_fails_is_a_failure_with_its_own_lines_only(text, message, tmp_path, capsys):
     (tmp_path / "model.py").write_text(text)
     assert main(["check", str(tmp_path / "model.py")]) == 1
     err = capsys.readouterr().err
     assert err.splitlines()[-1].startswith(f"choros check: error: {tmp_path}/model.py failed: ")
-    assert words in err
+    assert message in err
     assert "load.py" not in err

@@ -53,14 +53,14 @@ def found(done):
 
 def test_ranks_have_their_cores_threads_arguments_and_group(script):
     path = script(LOOK)
-    given = ["-n", "--threads", "3", "x y", "--timeline", "--timeline-filename", "t", "--out=1", "-v"]
-    ranks = found(choros("run", "-n", 2, path, *given))
+    inputs = ["-n", "--threads", "3", "x y", "--timeline", "--timeline-filename", "t", "--out=1", "-v"]
+    ranks = found(choros("run", "-n", 2, path, *inputs))
     assert len(ranks) == 2
     for rank, (seen, binding) in enumerate(zip(ranks, plan(2), strict=True)):
         assert seen["cores"] == list(binding.cores or usable_cores())
         assert seen["env"]["OMP_NUM_THREADS"] == seen["env"]["NPROC"] == str(binding.threads)
         assert seen["env"]["CHOROS_RANK"] == str(rank)
-        assert seen["argv"] == given
+        assert seen["argv"] == inputs
         assert seen["path"] == str(path.parent)
 
 
@@ -129,9 +129,9 @@ def test_a_job_that_fails_is_started_again(script, restarts, code, turns):
     done = choros("run", "-n", 2, "--restarts", restarts, path)
     assert done.returncode == code, done.stderr
     assert sorted({line[4:] for line in done.stdout.splitlines()}) == [f"turn {turn}" for turn in range(turns)]
-    said = [line for line in done.stderr.splitlines() if "started again" in line]
-    left = "1 restart" if restarts == 2 else f"{restarts - 1} restarts"
-    assert said[0] == f"choros run: the job ended with code 137: started again ({left} left)"
+    lines = [line for line in done.stderr.splitlines() if "started again" in line]
+    remaining = "1 restart" if restarts == 2 else f"{restarts - 1} restarts"
+    assert lines[0] == f"choros run: the job ended with code 137: started again ({remaining} left)"
 
 
 def test_a_job_that_asks_for_another_turn_is_not_started_again(script):
@@ -150,12 +150,14 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
     limit = time.monotonic() + 5
     while time.monotonic() < limit and any(Path(f"/proc/{pid}").exists() for pid in pids):
         time.sleep(0.02)
-    left = [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert left == []
+    remaining = [
+        pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert remaining == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["run", "-n", "0", "x.py"], "must be a whole number of 1 or more, got 0"),
         (["run", "-n", "two", "x.py"], "must be a whole number of 1 or more, got two"),
@@ -185,14 +187,14 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
         (["where", "--jsno"], "choros where: error: unrecognized arguments: --jsno (did you mean --json?)"),
     ],
 )
-def test_bad_usage_is_said_in_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+def test_bad_usage_is_said_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").write_text("text")
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     line, see = err.splitlines()
-    assert words in line
+    assert message in line
     assert see == f"See '{line.partition(':')[0]} --help'"
 
 
@@ -224,15 +226,15 @@ def test_horovods_options(script, tmp_path):
             "STALL_SHUTDOWN_TIME_SECONDS": "0.5",
         }
         assert seen["argv"] == ["-H", "n2:7"]
-        kept = tmp_path / "logs" / f"rank.{rank}"
-        assert json.loads((kept / "stdout").read_text()) == seen
-        assert (kept / "stderr").read_text() == ""
-    said = done.stderr.splitlines()
-    assert [line for line in said if f"rank 1 of 2: cores {','.join(map(str, ranks[1]['cores']))}" in line] or (
+        saved = tmp_path / "logs" / f"rank.{rank}"
+        assert json.loads((saved / "stdout").read_text()) == seen
+        assert (saved / "stderr").read_text() == ""
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if f"rank 1 of 2: cores {','.join(map(str, ranks[1]['cores']))}" in line] or (
         plan(2)[1].cores == ()
     )
-    told = [line for line in said if " is ignored: " in line]
-    assert told == [f"choros run: {option.answer(option.names[0])}" for option in OPTIONS if not option.refused]
+    warnings_ = [line for line in lines if " is ignored: " in line]
+    assert warnings_ == [f"choros run: {option.answer(option.names[0])}" for option in OPTIONS if not option.refused]
 
 
 def test_slots_are_ranks_and_lines_have_their_time():
@@ -244,10 +246,10 @@ def test_slots_are_ranks_and_lines_have_their_time():
 
 
 def test_options_after_the_program_are_the_programs():
-    words = ["-c", "-s", "-cb", "-N", "2", "-n4", "--launcher", "aprun"]
-    done = choros("run", "-n", 1, "sh", "-c", 'echo "$@"', "sh", *words)
+    command = ["-c", "-s", "-cb", "-N", "2", "-n4", "--launcher", "aprun"]
+    done = choros("run", "-n", 1, "sh", "-c", 'echo "$@"', "sh", *command)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["[0]", *words]
+    assert done.stdout.split() == ["[0]", *command]
 
 
 MEETING = """
@@ -261,21 +263,23 @@ print("met", hvd.size())
 
 
 @pytest.mark.parametrize(
-    ("options", "before", "words"),
+    ("options", "before", "message"),
     [
         (("--start-timeout", "1"), "time.sleep(60)", " for rank 1 (never joined) of 2. Look"),
         ((), "sys.exit(0)", "rank 1 ended before it connected to the other\n"),
         (("--start-timeout", "40"), "time.sleep(1.5)", ""),
     ],
 )
-def test_how_long_the_first_meeting_waits(script, options, before, words):
+def test_how_long_the_first_meeting_waits(script, options, before, message):
     began = time.monotonic()
     done = choros("run", "-n", 2, *options, script(MEETING.format(before=before)))
     assert time.monotonic() - began < 25
-    assert done.returncode == (1 if words else 0), done.stderr
-    assert ("[0] met 2" in done.stdout) is not bool(words)
-    assert words in done.stderr
-    assert ("give choros run a longer --start-timeout" in done.stderr) is ("--start-timeout" in options and bool(words))
+    assert done.returncode == (1 if message else 0), done.stderr
+    assert ("[0] met 2" in done.stdout) is not bool(message)
+    assert message in done.stderr
+    assert ("give choros run a longer --start-timeout" in done.stderr) is (
+        "--start-timeout" in options and bool(message)
+    )
 
 
 def test_a_stall_ends_the_job(script):
@@ -351,21 +355,21 @@ def test_many_ranks_for_each_core_are_warned_of():
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "message"),
     [
         (255, ("no.such.host could not be reached by ssh, whose message is above: correct its name in -H", " true")),
         (127, ("no.such.host has no ", "install the same Python there")),
     ],
 )
 @pytest.mark.parametrize("options", [(), ("--min-np", 1)])
-def test_a_host_on_which_nothing_starts_is_named(tmp_path, code, words, options):
+def test_a_host_on_which_nothing_starts_is_named(tmp_path, code, message, options):
     ssh = tmp_path / "ssh"
     ssh.write_text(f"#!/bin/sh\necho 'ssh: no such name' >&2\nexit {code}\n")
     ssh.chmod(0o755)
     done = choros("run", "-H", "no.such.host:1", "--ssh", ssh, *options, "-n", 1, "true")
     assert done.returncode == 1
     assert "ssh: no such name" in done.stderr
-    assert all(text in done.stderr for text in words), done.stderr
+    assert all(text in done.stderr for text in message), done.stderr
 
 
 def test_the_code_255_of_a_rank_is_not_that_of_ssh(tmp_path):
@@ -377,16 +381,16 @@ def test_the_code_255_of_a_rank_is_not_that_of_ssh(tmp_path):
     assert "could not be reached" not in done.stderr
 
 
-@pytest.mark.parametrize(("ssh", "words"), [("no-ssh", "there is no no-ssh on PATH"), ("'a", "close its quotes")])
-def test_a_command_for_other_hosts_that_is_not_there(ssh, words, capsys):
+@pytest.mark.parametrize(("ssh", "message"), [("no-ssh", "there is no no-ssh on PATH"), ("'a", "close its quotes")])
+def test_a_command_for_other_hosts_that_is_not_there(ssh, message, capsys):
     assert main(["run", "-H", "another:1", "--ssh", ssh, "true"]) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("size", "words"), [(2, "; ending the other one"), (3, "; ending the 2 that are left")])
-def test_the_ranks_that_are_ended_are_counted(script, size, words):
+@pytest.mark.parametrize(("size", "message"), [(2, "; ending the other one"), (3, "; ending the 2 that are left")])
+def test_the_ranks_that_are_ended_are_counted(script, size, message):
     path = script("import os, sys, time\nif os.environ['CHOROS_RANK'] == '0': sys.exit(17)\ntime.sleep(100)")
-    assert words in choros("run", "-n", size, path).stderr
+    assert message in choros("run", "-n", size, path).stderr
 
 
 def test_version_and_help(capsys):

@@ -55,8 +55,8 @@ def test_a_trainer_s_script_is_measured_and_leaves_nothing(tmp_path):
     assert "\nPlain fit (one process, all cores) takes " in done.stdout
     line = f"choros run -n 2 --threads 1 {path} allreduce 1000"
     assert done.stdout.splitlines()[-1] == f"    KMP_BLOCKTIME=0 OMP_WAIT_POLICY=PASSIVE {line}"
-    left = subprocess.run(["pgrep", "-f", str(path)], capture_output=True, text=True)
-    assert left.stdout == ""
+    remaining = subprocess.run(["pgrep", "-f", str(path)], capture_output=True, text=True)
+    assert remaining.stdout == ""
 
 
 @pytest.mark.long
@@ -141,16 +141,27 @@ def test_plain_fit_has_a_row_and_a_sentence(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr("choros.tools.tune.run_trial", run_trial)
     (tmp_path / "script.py").touch()
-    words = ["tune", "--ranks", "1", "--threads", "1", "--bind", "yes", "--blocktime", "0", str(tmp_path / "script.py")]
+    command = [
+        "tune",
+        "--ranks",
+        "1",
+        "--threads",
+        "1",
+        "--bind",
+        "yes",
+        "--blocktime",
+        "0",
+        str(tmp_path / "script.py"),
+    ]
     failure = ""
-    assert main(words) == 0
+    assert main(command) == 0
     printed = capsys.readouterr().out
     assert [trial.plain for trial in trials] == [False, True]
     assert re.search(r"^plain +\d+ +no +- +500 *$", printed, re.MULTILINE)
     assert "Plain fit (one process, all cores) takes 0.50 times as long: it is faster here." in printed
     assert "choros run -n 1 --threads 1" in printed
     failure = "no such data"
-    assert main(words) == 0
+    assert main(command) == 0
     assert "failed: no such data" in capsys.readouterr().out
 
 

@@ -33,11 +33,11 @@ def test_the_place_of_a_slurm_rank(capsys, monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     assert main(["where", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["place"]["hosts"] == ["n1", "n2"]
-    assert found["place"]["launcher"] == "slurm"
-    assert "SLURM_PROCID=3" in found["why"]
-    assert found["group"].startswith("MPI, as slurm started the ranks; mpi4py ")
+    output = json.loads(capsys.readouterr().out)
+    assert output["place"]["hosts"] == ["n1", "n2"]
+    assert output["place"]["launcher"] == "slurm"
+    assert "SLURM_PROCID=3" in output["why"]
+    assert output["group"].startswith("MPI, as slurm started the ranks; mpi4py ")
     monkeypatch.setenv("CHOROS_COMM", "nowhere")
     assert main(["where", "--json"]) == 0
     assert "CHOROS_COMM='nowhere' is none of: shared, mpi" in json.loads(capsys.readouterr().out)["group"]
@@ -46,9 +46,9 @@ def test_the_place_of_a_slurm_rank(capsys, monkeypatch):
 def test_a_launcher_that_is_not_known_is_said(capsys, monkeypatch):
     monkeypatch.setenv("PMI_FD", "9")
     assert main(["where", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["place"]["launcher"], found["group"]) == ("single", "none needed: one rank")
-    assert "but PMI_FD=9: an unknown MPI launcher; set CHOROS_COMM=mpi to get the rank from MPI" in found["why"]
+    output = json.loads(capsys.readouterr().out)
+    assert (output["place"]["launcher"], output["group"]) == ("single", "none needed: one rank")
+    assert "but PMI_FD=9: an unknown MPI launcher; set CHOROS_COMM=mpi to get the rank from MPI" in output["why"]
     monkeypatch.setenv("CHOROS_COMM", "mpi")
     assert main(["where", "--json"]) == 0
     assert "which also gives the ranks their numbers" in json.loads(capsys.readouterr().out)["group"]

@@ -21,9 +21,9 @@ def test_lines_are_shown_and_kept(tmp_path, capsys):
     assert (folder / "rank.10" / "stderr").read_text(encoding="utf-8") == "wörds\n"
     assert (folder / "rank.03" / "stderr").read_text() == "\n"
     assert (folder / "rank.10" / "stdout").read_text() == ""
-    said = capsys.readouterr()
-    assert said.out == "[0] one\n[0] two\n"
-    assert said.err == "[10] wörds\n[3] \nchoros run: a word\n"
+    captured = capsys.readouterr()
+    assert captured.out == "[0] one\n[0] two\n"
+    assert captured.err == "[10] wörds\n[3] \nchoros run: a word\n"
     Output(1, str(folder)).close()  # one rank needs one digit; what an earlier run left is not touched
     assert (folder / "rank.0" / "stdout").read_text() == ""
     assert (folder / "rank.00" / "stdout").read_text() == "one\ntwo\n"
@@ -52,9 +52,9 @@ def test_a_file_that_cannot_be_written_ends_the_keeping_only(tmp_path, capsys):
     output.write_line(0, "out", "two")
     output.write_line(0, "err", "three")
     output.close()
-    said = capsys.readouterr()
-    assert said.out == "[0] one\n[0] two\n"
-    assert said.err.count("what rank 0 prints is no longer kept") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "[0] one\n[0] two\n"
+    assert captured.err.count("what rank 0 prints is no longer kept") == 1
     assert (tmp_path / "rank.0" / "stderr").read_text() == "three\n"
 
 

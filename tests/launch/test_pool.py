@@ -60,8 +60,8 @@ def test_what_a_worker_finds(calls, tmp_path, monkeypatch):
             assert event["cores"] == cores[rank]
             assert event["env"]["MINE"] == "ab"[rank]
             assert event["env"]["CHOROS_WORKER"] == "1"
-            left = {"CHOROS_RANK", "CHOROS_COMM_FD", "CHOROS_CORES", "CHOROS_PARENT"} & set(event["env"])
-            assert not left
+            remaining = {"CHOROS_RANK", "CHOROS_COMM_FD", "CHOROS_CORES", "CHOROS_PARENT"} & set(event["env"])
+            assert not remaining
             assert event["cwd"] == str(tmp_path)
             assert str(tmp_path) in event["path"]
             assert event["loaded"] == []
@@ -118,7 +118,7 @@ def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "words"),
+    ("name", "kind", "message"),
     [
         ("no_memory", "MemoryError", "fewer workers"),
         ("leave", "SystemExit", "3"),
@@ -126,12 +126,12 @@ def test_an_exception_is_an_event_and_the_worker_serves_on(calls):
         ("peer_gone", "choros.errors.CommTimeoutError", "rank 1 was missing"),
     ],
 )
-def test_other_failures_of_a_call(calls, name, kind, words):
+def test_other_failures_of_a_call(calls, name, kind, message):
     with Pool(1) as pool:
         pool.call(0, *calls(name))
         rank, event, _ = pool.receive(30)
         assert event.type == kind
-        assert words in str(pool.failure(rank, event))
+        assert message in str(pool.failure(rank, event))
         assert event.missing == ([1] if name == "peer_gone" else [])
         assert pool.alive(0)
 
@@ -238,9 +238,9 @@ def test_the_first_cause_is_found_behind_its_echo(calls):
         pool.call(0, *calls("peer_gone"))
         rank, event, _ = pool.receive(30)
         pool.call(1, *calls("die", code=4))
-        cause, found = pool.cause(rank, event, grace=10)
-        assert (cause, found.died, found.exit) == (1, True, 4)
-        assert pool.cause(cause, found) == (cause, found)
+        cause, result = pool.cause(rank, event, grace=10)
+        assert (cause, result.died, result.exit) == (1, True, 4)
+        assert pool.cause(cause, result) == (cause, result)
         assert pool.cause(rank, event, grace=0.1) == (rank, event)
 
 

@@ -58,15 +58,15 @@ def test_every_rank_knows_its_place_and_shares_the_token():
     )
     status, out, err = outcome(code, 3, environment=[{"CHOROS_X": str(number)} for number in range(3)])
     assert (status, err) == (0, "")
-    found = {}
+    results = {}
     for line in out.splitlines():
         mark, _, text = line.partition(" ")
         if text != "True":
-            found[mark] = json.loads(text)
-    assert sorted(found) == ["[0]", "[1]", "[2]"]
-    assert len({place["CHOROS_RUN"] for place in found.values()}) == 1
+            results[mark] = json.loads(text)
+    assert sorted(results) == ["[0]", "[1]", "[2]"]
+    assert len({place["CHOROS_RUN"] for place in results.values()}) == 1
     for rank in range(3):
-        place = found[f"[{rank}]"]
+        place = results[f"[{rank}]"]
         assert len(place.pop("CHOROS_RUN")) == 16
         assert place == {
             "CHOROS_RANK": str(rank),
@@ -106,14 +106,14 @@ def test_lines_are_whole_marked_and_in_their_stream():
     assert status == 0
     lines = out.splitlines()
     for rank in range(3):
-        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
-        assert mine == [f"[{rank}] out {rank} {n} {'x' * 500}" for n in range(300)] + [f"[{rank}] no end {rank}"]
+        actual = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert actual == [f"[{rank}] out {rank} {n} {'x' * 500}" for n in range(300)] + [f"[{rank}] no end {rank}"]
     assert len(lines) == 903
     assert sorted(err.splitlines()) == [f"[{rank}] err {rank}" for rank in range(3)]
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "words"),
+    ("ending", "code", "message"),
     [
         ("sys.exit(3)", 3, "exited with code 3"),
         ("raise ValueError('wrong')", 1, "exited with code 1"),
@@ -122,7 +122,7 @@ def test_lines_are_whole_marked_and_in_their_stream():
         ("os.abort()", 134, "was ended by SIGABRT"),
     ],
 )
-def test_the_first_failure_ends_all_and_gives_its_code(ending, code, words):
+def test_the_first_failure_ends_all_and_gives_its_code(ending, code, message):
     began = time.monotonic()
     fails = f"if os.environ['CHOROS_RANK'] == '1': {ending}"
     status, out, err = outcome(f"import os, sys, time\nprint('up', flush=True)\n{fails}\ntime.sleep(100)", 3)
@@ -130,7 +130,7 @@ def test_the_first_failure_ends_all_and_gives_its_code(ending, code, words):
     assert time.monotonic() - began < 20
     [line] = [line for line in err.splitlines() if line.startswith("choros run: ")]
     assert line.startswith("choros run: rank 1 of 3 (pid ")
-    assert words in line
+    assert message in line
     assert line.partition("; ending the 2 that are left")[2] == (
         f". {signalled(signal.Signals(code - 128).name)[1]}" if code in (132, 137) else ""
     )
@@ -251,20 +251,20 @@ def test_nothing_is_left_in_this_process(capfd):
 
 
 def test_what_has_become_of_it(capfd):
-    mine = [os.memfd_create(f"rank {rank}") for rank in range(3)]
+    actual = [os.memfd_create(f"rank {rank}") for rank in range(3)]
     code = (
         "import os, sys; rank = int(os.environ['CHOROS_RANK']);"
-        f"there = [fd for fd in {mine} if os.path.exists(f'/proc/self/fd/{{fd}}')];"
-        f"os.write({mine}[rank], str(there == [{mine}[rank]]).encode());"
+        f"there = [fd for fd in {actual} if os.path.exists(f'/proc/self/fd/{{fd}}')];"
+        f"os.write({actual}[rank], str(there == [{actual}[rank]]).encode());"
         "print('last words', rank, flush=True); sys.exit(5 * (rank == 1))"
     )
     ended = []
-    outcome = run([sys.executable, "-c", code], 3, own_fds=[[fd] for fd in mine], on_end=ended.append, announce=False)
+    outcome = run([sys.executable, "-c", code], 3, own_fds=[[fd] for fd in actual], on_end=ended.append, announce=False)
     assert outcome.code == outcome.failed[0][1].exit == 5
     assert [(rank, text) for rank, _, text in outcome.failed] == [(1, "last words 1")]
     assert sorted(ended) == [0, 1, 2]
     assert "choros run" not in capfd.readouterr().err
-    for fd in mine:
+    for fd in actual:
         assert os.pread(fd, 10, 0) in (b"True", b"")  # the others may have been ended before they wrote
         os.close(fd)
     assert outcome.signal == 0

@@ -58,14 +58,14 @@ def test_descriptors_belong_to_their_message(ends):
     left.send({"n": 2}, fds=made[2:])
     for fd in made:
         os.close(fd)
-    found = []
+    results = []
     for _ in range(3):
         message, _, fds = right.receive(1)
         assert not any(os.get_inheritable(fd) for fd in fds)
-        found.append((message["n"], [os.pread(fd, 10, 0) for fd in fds]))
+        results.append((message["n"], [os.pread(fd, 10, 0) for fd in fds]))
         for fd in fds:
             os.close(fd)
-    assert found == [(0, [b"0", b"1"]), (1, []), (2, [b"2"])]
+    assert results == [(0, [b"0", b"1"]), (1, []), (2, [b"2"])]
 
 
 def test_many_descriptors_and_not_one_more(ends):
@@ -91,7 +91,7 @@ def test_descriptors_nobody_asked_for_are_closed_with_the_wire():
 
 
 @pytest.mark.parametrize(
-    ("message", "blobs", "fds", "words"),
+    ("message", "blobs", "fds", "text"),
     [
         ({"x": {1, 2}}, (), (), "only what JSON has"),
         ([1], (), (), "must be a dict"),
@@ -102,9 +102,9 @@ def test_descriptors_nobody_asked_for_are_closed_with_the_wire():
         ({"x": "x" * frame.MOST_HEAD}, (), (), "bytes of JSON"),
     ],
 )
-def test_what_cannot_travel_is_refused_and_nothing_is_sent(ends, message, blobs, fds, words):
+def test_what_cannot_travel_is_refused_and_nothing_is_sent(ends, message, blobs, fds, text):
     left, right = ends
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(InvalidInputError, match=text):
         left.send(message, blobs, fds)
     left.send({"after": 1})
     assert right.receive(1)[0] == {"after": 1}
@@ -144,7 +144,7 @@ def test_a_peer_that_goes_in_mid_message(raw):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"GET / HTTP/1.1\r\n", "does not begin as one"),
         (frame.PREFIX.pack(frame.MAGIC, 1 << 31, 0, 0), "more than a message may have"),
@@ -155,10 +155,10 @@ def test_a_peer_that_goes_in_mid_message(raw):
         (frame.PREFIX.pack(frame.MAGIC, 2, 0, 3) + b"{}", "3 descriptors and 0 arrived"),
     ],
 )
-def test_what_is_no_message(raw, data, words):
+def test_what_is_no_message(raw, data, message):
     wire, other = raw
     other.sendall(data)
-    with pytest.raises(PeerLostError, match=words):
+    with pytest.raises(PeerLostError, match=message):
         wire.receive(1)
 
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.long  # .ci/run runs these with the other launchers
 
 @pytest.mark.parametrize(("how", "code"), [("script", 1), ("callback", 1), ("trainer", 1), ("exit", 3)])
 def test_under_mpiexec(failing, mpiexec, how, code):
-    words, needed = mpiexec.starting(2, sys.executable)
-    failing(words, how, code=code, **needed)
+    command, needed = mpiexec.starting(2, sys.executable)
+    failing(command, how, code=code, **needed)
 
 
 @pytest.mark.parametrize("how", ["script", "trainer"])
@@ -34,8 +34,8 @@ def test_ranks_that_nobody_ends_end_each_other(failing, tmp_path):
         place = f"127.0.0.1:{free.getsockname()[1]}"
     pod = f"JOB_COMPLETION_INDEX=$i exec {sys.executable} $0 $1"
     pods = f"for i in 0 1; do ({pod}; ) & done; wait %1; first=$?; wait %2; echo codes $first $?; exit $first"
-    told = {"CHOROS_COMPLETIONS": "2", "CHOROS_COORDINATOR": place, "CHOROS_SECRET": secrets.token_hex(32)}
-    end = failing(["bash", "-c", pods], "trainer", **told)
+    facts = {"CHOROS_COMPLETIONS": "2", "CHOROS_COORDINATOR": place, "CHOROS_SECRET": secrets.token_hex(32)}
+    end = failing(["bash", "-c", pods], "trainer", **facts)
     assert f"choros: rank 0 on {os.uname().nodename} ends, as rank 1 on {os.uname().nodename} has failed" in end
     assert "codes 1 1" in end
 
@@ -56,11 +56,11 @@ if hvd.rank() == 0:
 def test_a_rank_that_is_done_ends_no_other(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
-    told = {"CHOROS_COMPLETIONS": "2", "CHOROS_COORDINATOR": place, "CHOROS_SECRET": secrets.token_hex(32)}
+    facts = {"CHOROS_COMPLETIONS": "2", "CHOROS_COORDINATOR": place, "CHOROS_SECRET": secrets.token_hex(32)}
     pods = []
     for rank in range(2):
-        environment = {**os.environ, **told, "JOB_COMPLETION_INDEX": str(rank)}
+        environment = {**os.environ, **facts, "JOB_COMPLETION_INDEX": str(rank)}
         pods.append(subprocess.Popen([sys.executable, "-c", QUIET], env=environment, stdout=subprocess.PIPE, text=True))
-    said = [pod.communicate(timeout=60)[0] for pod in pods]
+    output = [pod.communicate(timeout=60)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0]
-    assert "rank 0 was left alone" in said[0]
+    assert "rank 0 was left alone" in output[0]

@@ -50,12 +50,12 @@ def test_ranks_are_as_those_of_the_command_and_return_in_order(tmp_path, capfd, 
 
     Box.__module__ = "__main__"  # as in a script: travels by value, and comes back as the same class
     try:
-        found = choros.run(
+        result = choros.run(
             look, (np.arange(3),), {"second": Box("x")}, 2, output_filename=str(tmp_path / "kept"), use_gloo=True
         )
     finally:
         Box.__module__ = __name__
-    for rank, (seen, binding) in enumerate(zip(found, plan(2), strict=True)):
+    for rank, (seen, binding) in enumerate(zip(result, plan(2), strict=True)):
         assert seen["rank"] == rank
         assert seen["sum"].tolist() == [21]
         assert seen["cores"] == list(binding.cores or usable_cores())
@@ -66,9 +66,9 @@ def test_ranks_are_as_those_of_the_command_and_return_in_order(tmp_path, capfd, 
         assert seen["stdin"] == ""
         assert seen["frameworks"] == []
         assert (tmp_path / "kept" / f"rank.{rank}" / "stdout").read_text() == f"hello from {rank}\n"
-    said = capfd.readouterr()
-    assert sorted(said.out.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
-    assert sorted(said.err.splitlines()) == [
+    captured = capfd.readouterr()
+    assert sorted(captured.out.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+    assert sorted(captured.err.splitlines()) == [
         "[0] a warning",
         "[1] a warning",
         "choros run: use_gloo is ignored: the ranks of one machine communicate by shared memory",
@@ -76,16 +76,16 @@ def test_ranks_are_as_those_of_the_command_and_return_in_order(tmp_path, capfd, 
 
 
 def test_large_values_and_another_thread():
-    found = []
+    results = []
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         large = np.ones(3_000_000)
         work = threading.Thread(
-            target=lambda: found.extend(choros.run(lambda x: (print("in"), x + 1)[1], (large,), np=2))
+            target=lambda: results.extend(choros.run(lambda x: (print("in"), x + 1)[1], (large,), np=2))
         )
         work.start()
         work.join(60)
-    assert [float(value.sum()) for value in found] == [6e6, 6e6]
+    assert [float(value.sum()) for value in results] == [6e6, 6e6]
     assert sorted(text.getvalue().splitlines()) == ["[0] in", "[1] in"]
 
 
@@ -122,7 +122,7 @@ def test_a_rank_that_fails_ends_the_others(how, capfd):
 
 
 @pytest.mark.parametrize(
-    ("work", "words"),
+    ("work", "message"),
     [
         (lambda: (i for i in "ab"), r"what rank \d returned, a generator, cannot be sent to the caller: .*generator"),
         (lambda: os._exit(0), "rank 0 of 2 .* ended with exit code 0 before its work was done"),
@@ -130,8 +130,8 @@ def test_a_rank_that_fails_ends_the_others(how, capfd):
         (lambda: __import__("no_such_module"), r"raised ModuleNotFoundError: .*\n(.*\n)*.*Install the module"),
     ],
 )
-def test_ranks_without_an_answer(work, words):
-    with pytest.raises(WorkerFailedError, match=words):
+def test_ranks_without_an_answer(work, message):
+    with pytest.raises(WorkerFailedError, match=message):
         choros.run(work, np=2)
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_built_here():
 
 def test_what_is_refused_before_anything_starts(monkeypatch):
     lock = threading.Lock()
-    for words, call in {
+    for message, call in {
         "argument 1, a _thread.lock, cannot be sent to the ranks": lambda: choros.run(print, (1, lock)),
         "argument sep, a _thread.lock, cannot": lambda: choros.run(print, kwargs={"sep": lock}),
         "the function .*<lambda> cannot be sent": lambda: choros.run(lambda: lock),
@@ -167,7 +167,7 @@ def test_what_is_refused_before_anything_starts(monkeypatch):
         "threads=0: give a whole number, 1 or more": lambda: choros.run(print, threads=0),
         "cannot be kept in": lambda: choros.run(print, output_filename="/dev/null"),
     }.items():
-        with pytest.raises(InvalidInputError, match=words):
+        with pytest.raises(InvalidInputError, match=message):
             call()
     with pytest.raises(TypeError, match="no keyword 'processes'"):
         choros.run(print, processes=2)
@@ -207,10 +207,10 @@ def test_a_script_from_stdin_trains():
         print("same weights")
     """
     with python(None, "-", stdin=subprocess.PIPE) as process:
-        said, _ = process.communicate(textwrap.dedent(script), timeout=120)
-    assert process.returncode == 0, said
-    assert said.splitlines()[0] == "once"
-    assert said.count("once") == said.count("same weights") == 1, said
+        output, _ = process.communicate(textwrap.dedent(script), timeout=120)
+    assert process.returncode == 0, output
+    assert output.splitlines()[0] == "once"
+    assert output.count("once") == output.count("same weights") == 1, output
 
 
 NOTEBOOK = '''

@@ -32,17 +32,17 @@ def come(control_server, number):
 
 def test_a_process_that_reads_nothing_keeps_no_other_waiting_and_is_dropped(control_server):
     stuck, other = come(control_server, 0), come(control_server, 1)
-    told = []
+    notices = []
 
     def drive():
-        told.extend(control_server.send(0, GenerationBroken(1, "x" * (1 << 20))) for _ in range(100))
-        told.append(control_server.send(1, Ping()))
+        notices.extend(control_server.send(0, GenerationBroken(1, "x" * (1 << 20))) for _ in range(100))
+        notices.append(control_server.send(1, Ping()))
 
     threading.Thread(target=drive, daemon=True).start()
     assert other.receive()[0] == header_of(Ping())
-    assert told[0]
-    assert not told[99]  # nothing more is kept for it
-    assert told[100]
+    assert notices[0]
+    assert not notices[99]  # nothing more is kept for it
+    assert notices[100]
     assert control_server.received.empty()
     stuck.close()
     other.close()

@@ -84,9 +84,9 @@ class Job:
     def __init__(self, room, options, script=SCRIPT, **environment):
         self.room, self.lines, self._more = room, [], threading.Condition()
         (room / "script.py").write_text(script)
-        words = [sys.executable, "-m", "choros", "run", "--threads", "1", *options, "script.py", str(room)]
+        command = [sys.executable, "-m", "choros", "run", "--threads", "1", *options, "script.py", str(room)]
         self.process = subprocess.Popen(
-            words,
+            command,
             cwd=room,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
@@ -107,18 +107,18 @@ class Job:
     def text(self):
         return "\n".join(self.lines)
 
-    def wait(self, words, count=1, within=60.0):
+    def wait(self, message, count=1, within=60.0):
         """Wait until so many lines fit; return what their groups say."""
 
         def found():
-            return [match.groups() for line in list(self.lines) if (match := re.search(words, line))]
+            return [match.groups() for line in list(self.lines) if (match := re.search(message, line))]
 
         with self._more:
             assert self._more.wait_for(lambda: len(found()) >= count, within), self.text
         return found()
 
     def offer(self, *lines):
-        """What the discovery script prints from now on."""
+        """Set the output of the discovery script."""
         (self.room / "new").write_text("".join(f"{line}\n" for line in lines))
         (self.room / "new").rename(self.room / "hosts")
 
@@ -154,8 +154,8 @@ def job(tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for result in started:
+        result.close()
 
 
 def test_a_job_grows_shrinks_and_leaves_out_a_rank_that_hangs(job, tmp_path):
@@ -181,8 +181,8 @@ def test_a_job_grows_shrinks_and_leaves_out_a_rank_that_hangs(job, tmp_path):
     hung = next(pid for pid, rank, _ in moved if rank == "1")
     os.kill(int(hung), signal.SIGSTOP)
     running.wait(rf"rank 1 \(process \d, pid {hung}, host \S+\) sent no heartbeat for \d s and is ended; ranks of its")
-    left = running.wait(r"said (\d+) rank (\d) of 2 from step ([1-9]\d*)", 4)[2:]
-    assert [pid for pid, _, _ in sorted(left, key=lambda each: each[1])] == [
+    remaining = running.wait(r"said (\d+) rank (\d) of 2 from step ([1-9]\d*)", 4)[2:]
+    assert [pid for pid, _, _ in sorted(remaining, key=lambda each: each[1])] == [
         pid for pid, rank, _ in sorted(moved, key=lambda each: each[1]) if rank != "1"
     ]
     (tmp_path / "end").touch()
@@ -210,26 +210,26 @@ def test_a_slot_is_used_again_after_its_cooldown_until_the_limit_of_resets(job, 
     running.wait(r"rank 0 of 1 from step [1-9]")
     running.wait(r"rank \d of 2 from step [1-9]", 2)
     (tmp_path / "fail-1").touch()
-    said = running.finish(code=3)
-    assert "the job ends with code 3, as its ranks have changed more often than --reset-limit 2 allows" in said
+    output = running.finish(code=3)
+    assert "the job ends with code 3, as its ranks have changed more often than --reset-limit 2 allows" in output
 
 
 def test_a_script_that_hangs_is_given_up_and_below_the_fewest_ranks_the_job_ends(job, tmp_path):
     running = job("-n", "2", "--min-np", "2", "--stall-check-shutdown-time-seconds", "2", "--start-timeout", "6")
     running.wait(r"said (\d+) rank \d of 2", 2)
     (tmp_path / "hang-0").touch()
-    said = running.finish(code=137)
-    assert "did not join the new generation within 6 s and is ended; ranks of its generation that continue: 1" in said
-    words = "1 of the 2 ranks that it needs are ready; its hosts have no slot left; excluded after failures"
-    assert f"the job ends with code 137, as {words}: localhost" in said
+    output = running.finish(code=137)
+    assert "did not join the new generation within 6 s and is ended; ranks of its generation that continue: 1" in output
+    text = "1 of the 2 ranks that it needs are ready; its hosts have no slot left; excluded after failures"
+    assert f"the job ends with code 137, as {text}: localhost" in output
 
 
 def test_too_few_slots_for_too_long(job, tmp_path):
     (tmp_path / "hosts").write_text("localhost:1\n")
     options = ("--host-discovery-script", "cat hosts", "-n", "2", "--elastic-timeout", "1.5", "--network", "lo")
-    said = job(*options, script="import choros.hvd as hvd; hvd.init()").finish(code=1)
+    output = job(*options, script="import choros.hvd as hvd; hvd.init()").finish(code=1)
     assert re.search(
-        r"for \d s \(--elastic-timeout\) 1 of the 2 ranks that it needs are ready; hosts: localhost:1", said
+        r"for \d s \(--elastic-timeout\) 1 of the 2 ranks that it needs are ready; hosts: localhost:1", output
     )
 
 
@@ -248,16 +248,16 @@ def test_a_script_that_fails_is_told_and_its_last_answer_kept(job, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "words"),
+    ("script", "code", "message"),
     [
         ("raise SystemExit(7)", 7, "no rank has reached hvd.init"),
         ("import choros.hvd as hvd; hvd.init(); raise SystemExit(7)", 7, "all ranks have failed"),
         ("pass", 0, ""),
     ],
 )
-def test_ranks_that_all_end_alike_end_the_job(job, script, code, words):
-    said = job("-n", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2", script=script).finish(code=code)
-    assert words in said
+def test_ranks_that_all_end_alike_end_the_job(job, script, code, message):
+    output = job("-n", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2", script=script).finish(code=code)
+    assert message in output
 
 
 def test_a_trainer_of_an_elastic_job_is_told_to_meet_first(job):

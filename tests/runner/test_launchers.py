@@ -64,21 +64,21 @@ def test_each_line_is_marked_once_at_its_beginning(mpiexec, tmp_path):
     (tmp_path / "script.py").write_text(LINES)
     command = [sys.executable, "-m", "choros", "run", "-n", "3", "--launcher", "mpiexec", str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    for said, words in ((done.stdout, "of one line"), (done.stderr, "of another")):
-        lines = [f"[{rank}] {words} {number} end" for rank in range(3) for number in range(200)]
-        assert sorted(said.splitlines()) == sorted(lines)
+    for result, message in ((done.stdout, "of one line"), (done.stderr, "of another")):
+        lines = [f"[{rank}] {message} {number} end" for rank in range(3) for number in range(200)]
+        assert sorted(result.splitlines()) == sorted(lines)
 
 
 def test_ranks_meet_by_mpi_each_on_cores_of_its_own(run):
     job = run("pass")
     out = job.communicate(timeout=60)[0]
     assert job.returncode == 0, out
-    said = sorted(json.loads(text) for text in re.findall(r'said (\[.*?"\d+"\])', out))
-    assert [one[:4] for one in said] == [[rank, 2, True, 1.0] for rank in range(2)]
+    matches = sorted(json.loads(text) for text in re.findall(r'said (\[.*?"\d+"\])', out))
+    assert [result[:4] for result in matches] == [[rank, 2, True, 1.0] for rank in range(2)]
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= 2:
-        assert not set(said[0][4]) & set(said[1][4])
-    assert all(1 <= int(one[5]) <= len(cores) for one in said)
+        assert not set(matches[0][4]) & set(matches[1][4])
+    assert all(1 <= int(result[5]) <= len(cores) for result in matches)
 
 
 KILLED = "137: SIGKILL (the kernel's out-of-memory killer sends this signal). If memory ran out, use fewer workers"
@@ -143,13 +143,13 @@ def test_who_is_told_to_end_does_not_start_again(mpiexec, tmp_path, number, code
     with subprocess.Popen(
         [*command, str(tmp_path / "script.py"), str(code)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as job:
-        said = ""
-        while said.count("said") < 2:
-            said += job.stderr.readline()
+        output = ""
+        while output.count("said") < 2:
+            output += job.stderr.readline()
         job.send_signal(number)
-        said += job.communicate(timeout=30)[1]
-    assert job.returncode == 128 + number, said
-    assert "choros run:" not in said
+        output += job.communicate(timeout=30)[1]
+    assert job.returncode == 128 + number, output
+    assert "choros run:" not in output
 
 
 READING = """
@@ -174,8 +174,8 @@ def test_ranks_read_nothing_and_have_the_threads_that_were_asked_for(mpiexec, tm
 
 
 def test_what_a_launcher_has_options_of_its_own_for_is_refused(capsys):
-    words = ["run", "-n", "2", "--launcher", "mpiexec", "--output-filename", "there", "--verbose", "script.py"]
-    assert main(words) != 0
+    command = ["run", "-n", "2", "--launcher", "mpiexec", "--output-filename", "there", "--verbose", "script.py"]
+    assert main(command) != 0
     assert "--output-filename, --verbose: for ranks that choros run starts itself" in capsys.readouterr().err
 
 
@@ -195,9 +195,9 @@ def test_an_srun_without_slurm_is_not_started(tmp_path, monkeypatch):
     )
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    words = "no SLURM answers on .*: run this inside an allocation.* srun printed: srun: fatal: Could not establish"
-    with pytest.raises(InvalidInputError, match=words):
+    text = "no SLURM answers on .*: run this inside an allocation.* srun printed: srun: fatal: Could not establish"
+    with pytest.raises(InvalidInputError, match=text):
         start_under("srun", ["true"], LaunchOptions(2), ())
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(InvalidInputError, match=text):
         Srun().start("choros", 2, {}, LaunchPreferences())
     assert not (tmp_path / "started").exists()

@@ -44,12 +44,12 @@ PLACES = [[rank, 2, rank, "pals"] for rank in range(2)]
 
 @pytest.fixture
 def job(tmp_path):
-    """What runs a command in the job of a scheduler of which this machine is the only node; its mpiexec."""
+    """Return a function that runs a command in a scheduler's job on this machine alone; it has the path of mpiexec."""
     nodes = tmp_path / "nodes"
     nodes.write_text(f"{os.uname().nodename}\n")
     mpiexec = tmp_path / "mpiexec"
-    said = 'if [ "$1" = --version ]; then echo "mpiexec (PALS)"; exit; fi'
-    mpiexec.write_text(f'#!/bin/sh\n{said}\nexec {sys.executable} {STANDS_IN} "$@"\n')
+    output = 'if [ "$1" = --version ]; then echo "mpiexec (PALS)"; exit; fi'
+    mpiexec.write_text(f'#!/bin/sh\n{output}\nexec {sys.executable} {STANDS_IN} "$@"\n')
     mpiexec.chmod(0o755)
     (tmp_path / "train.py").write_text(TRAIN)
     sockets = {"CHOROS_COMM": "tcp", "CHOROS_SECRET": secrets.token_hex(32), "CHOROS_COORDINATOR": "127.0.0.1"}
@@ -69,31 +69,31 @@ def test_where(job, tmp_path, without):
     where = f"{sys.executable} -m choros where --json > where.$PALS_RANKID"
     job(job.mpiexec, "-n", "2", *without, "sh", "-c", where, CHOROS_COMM="")
     for rank in range(2):
-        found = json.loads((tmp_path / f"where.{rank}").read_text())
-        place = found["place"]
+        result = json.loads((tmp_path / f"where.{rank}").read_text())
+        place = result["place"]
         assert (place["size"], place["local_rank"], place["local_size"], place["launcher"]) == (2, rank, 2, "pals")
         assert (place["node"], place["nodes"], place["hosts"]) == (0, 1, [os.uname().nodename])
-        assert f"PALS_RANKID={rank}" in found["why"]
-        assert found["group"].startswith("MPI, as pals started the ranks")
+        assert f"PALS_RANKID={rank}" in result["why"]
+        assert result["group"].startswith("MPI, as pals started the ranks")
 
 
 def test_a_trainer(job):
-    said = job(job.mpiexec, "-n", "2", sys.executable, "train.py")
-    assert sorted(json.loads(text) for text in re.findall(r"trained (\[.*?\])", said)) == PLACES
+    output = job(job.mpiexec, "-n", "2", sys.executable, "train.py")
+    assert sorted(json.loads(text) for text in re.findall(r"trained (\[.*?\])", output)) == PLACES
 
 
 def test_choros_run(job):
     run = [sys.executable, "-m", "choros", "run", "-n", "2", "--launcher", job.mpiexec, "train.py"]
-    said = job(*run)
-    assert sorted(json.loads(text) for text in re.findall(r"trained (\[.*?\])", said)) == PLACES
+    output = job(*run)
+    assert sorted(json.loads(text) for text in re.findall(r"trained (\[.*?\])", output)) == PLACES
     assert f"rank 1 (host {os.uname().nodename}) ended with code 7" in job(*run, "fail", code=7)
 
 
 def test_an_mpi_that_is_not_the_launcher_s_is_refused(job, mpiexec):
     """As Aurora's it has PMIx, without which MPICH's ranks would each be alone."""
     text = "import choros.hvd as hvd; hvd.init()"
-    said = job(job.mpiexec, "-n", "2", sys.executable, "-c", text, code=1, CHOROS_COMM="")
-    assert f"Start the ranks with {mpiexec.path}, which belongs to" in said
+    output = job(job.mpiexec, "-n", "2", sys.executable, "-c", text, code=1, CHOROS_COMM="")
+    assert f"Start the ranks with {mpiexec.path}, which belongs to" in output
 
 
 def test_a_rank_that_raises(job, failing):
@@ -101,7 +101,7 @@ def test_a_rank_that_raises(job, failing):
 
 
 def test_the_line_for_an_aprun(job, tmp_path):
-    """What ``choros run --launcher aprun`` says is run as it is: two ranks, their variables, their words."""
+    """The line that ``choros run --launcher aprun`` prints is run unchanged: two ranks, their variables and arguments."""
     look = 'print(*(os.environ[name] for name in ("PALS_RANKID", "PMI_LOCAL_SIZE", "A")), sys.argv[1:])'
     (tmp_path / "look.py").write_text(f"import os, sys\n{look}\n")
     options = ["-n", "2", "-N", "2", "-d", "1", "-j", "1", "-cc", "depth", "-e", "A=b c"]

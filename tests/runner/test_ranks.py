@@ -1,4 +1,4 @@
-"""What a job's ranks are told, found out without starting any."""
+"""The environment of a job's ranks, calculated without starting any."""
 
 import platform
 
@@ -21,7 +21,7 @@ def test_how_many(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "hosts", "hostfile", "words"),
+    ("requested", "hosts", "hostfile", "message"),
     [
         (3, "localhost:2", None, "3 ranks were asked for, but the hosts have 2 slots"),
         (2, "localhost:1", None, "have 1 slot$"),
@@ -31,17 +31,17 @@ def test_how_many(tmp_path):
         (None, None, "no/such/file", "cannot be read"),
     ],
 )
-def test_hosts_that_cannot_be_used(asked, hosts, hostfile, words):
-    with pytest.raises(InvalidInputError, match=words):
-        size_of(asked, hosts, hostfile)
+def test_hosts_that_cannot_be_used(requested, hosts, hostfile, message):
+    with pytest.raises(InvalidInputError, match=message):
+        size_of(requested, hosts, hostfile)
 
 
 def test_horovods_variables():
     assert horovod_variables() == {}
-    told = horovod_variables(
+    warnings_ = horovod_variables(
         start_timeout=2.5, timeline="t.json", mark_cycles=False, stall_off=True, stall_warning=1234567, stall_shutdown=0
     )
-    assert told == {
+    assert warnings_ == {
         "HOROVOD_START_TIMEOUT": "2.5",
         "HOROVOD_TIMELINE": "t.json",
         "HOROVOD_TIMELINE_MARK_CYCLES": "0",
@@ -68,8 +68,8 @@ def test_every_other_option_has_one_answer():
 def test_keywords_of_horovods_run():
     none = ("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "mpi_args", "min_np", "max_np")
     assert answers(dict.fromkeys(none)) == []
-    given = {"use_gloo": True, "use_mpi": False, "ssh_port": 22, "ssh_identity_file": None, "network_interface": "lo"}
-    assert [line.split(" is ignored: ")[0] for line in answers(given)] == ["use_gloo", "ssh_port", "network_interface"]
+    inputs = {"use_gloo": True, "use_mpi": False, "ssh_port": 22, "ssh_identity_file": None, "network_interface": "lo"}
+    assert [line.split(" is ignored: ")[0] for line in answers(inputs)] == ["use_gloo", "ssh_port", "network_interface"]
     for name in none:
         with pytest.raises(InvalidInputError, match=f"^{name} is an option"):
             answers({name: 1})

@@ -1,4 +1,4 @@
-"""Who is in an elastic job, and what was asked of it: found out without starting any."""
+"""The ranks of an elastic job and its settings, calculated without starting any."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from choros.launch.elastic.settings import ElasticSettings, terms_of
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("", ()),
         ("localhost", (("localhost", 3),)),
@@ -18,12 +18,12 @@ from choros.launch.elastic.settings import ElasticSettings, terms_of
         ("n1:0\nn2:1", (("n2", 1),)),
     ],
 )
-def test_what_a_discovery_script_prints(text, found):
-    assert parse_found(text, each=3) == found
+def test_what_a_discovery_script_prints(text, result):
+    assert parse_found(text, each=3) == result
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("n1:four", "line 1 is 'n1:four', not of the form host or host:slots"),
         ("n1\nn2 slots=4", "line 2 is 'n2 slots=4'"),
@@ -33,27 +33,27 @@ def test_what_a_discovery_script_prints(text, found):
         ("n1:1234567", "line 1"),
     ],
 )
-def test_what_a_discovery_script_must_not_print(text, words):
+def test_what_a_discovery_script_must_not_print(text, message):
     with pytest.raises(InvalidInputError) as caught:
         parse_found(text)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_script_that_cannot_be_run(tmp_path):
     (tmp_path / "hosts").write_text("echo localhost")
-    for text, words in (
+    for text, message in (
         (str(tmp_path / "hosts"), "may not be run: chmod [+]x it"),
         (str(tmp_path / "none"), "is not there"),
         ("'", "cannot be read"),
         ("", "is not there"),
     ):
-        with pytest.raises(InvalidInputError, match=f"^--host-discovery-script .*{words}"):
+        with pytest.raises(InvalidInputError, match=f"^--host-discovery-script .*{message}"):
             script_of(text)
 
 
-def members(*given):
+def members(*values):
     """Processes by host and last rank."""
-    return [Member(number, host, 0, rank=rank) for number, (host, rank) in enumerate(given)]
+    return [Member(number, host, 0, rank=rank) for number, (host, rank) in enumerate(values)]
 
 
 def test_new_ranks_come_where_there_are_slots():
@@ -75,10 +75,10 @@ def test_who_has_no_slot_any_more():
 def test_survivors_keep_their_order_and_come_before_new_ones():
     some = members(("b", 3), ("a", -1), ("a", 1), ("b", -1), ("b", 0))
     assert [member.number for member in ordered(some)] == [4, 2, 0, 1, 3]
-    found = places(ordered(some))
-    assert [place["rank"] for place in found] == [0, 1, 2, 3, 4]
-    assert {place["size"] for place in found} == {5}
-    assert [(p["node"], p["local_rank"], p["local_size"]) for p in found] == [
+    places_ = places(ordered(some))
+    assert [place["rank"] for place in places_] == [0, 1, 2, 3, 4]
+    assert {place["size"] for place in places_} == {5}
+    assert [(p["node"], p["local_rank"], p["local_size"]) for p in places_] == [
         (0, 0, 3),
         (1, 0, 2),
         (0, 1, 3),
@@ -88,8 +88,8 @@ def test_survivors_keep_their_order_and_come_before_new_ones():
 
 
 def test_names_of_this_machine_are_one_machine():
-    found = places(members(("localhost", 0), ("127.0.0.1", 1), ("n1", 2)))
-    assert [(p["node"], p["nodes"], p["local_rank"], p["local_size"]) for p in found] == [
+    places_ = places(members(("localhost", 0), ("127.0.0.1", 1), ("n1", 2)))
+    assert [(p["node"], p["nodes"], p["local_rank"], p["local_size"]) for p in places_] == [
         (0, 2, 0, 2),
         (0, 2, 1, 2),
         (1, 2, 0, 1),
@@ -122,14 +122,14 @@ def test_what_was_asked_for():
     assert terms_of(4, 2, None, ()) == ElasticSettings(4, 2, None, (), (("localhost", 4),))
     assert terms_of(None, 2, 3, ()).hosts == (("localhost", 3),)
     assert terms_of(2, 2, None, (("n1", 2), ("n2", 2))).here is False
-    found = terms_of(2, None, 5, (), script="true", each=2, timeout=9.0, resets=0, cooldown=(1.0, 2.0))
-    assert (found.first, found.least, found.most, found.each, found.timeout) == (2, 2, 5, 2, 9.0)
-    assert (found.resets, found.cooldown, found.here) == (0, (1.0, 2.0), False)
+    result = terms_of(2, None, 5, (), script="true", each=2, timeout=9.0, resets=0, cooldown=(1.0, 2.0))
+    assert (result.first, result.least, result.most, result.each, result.timeout) == (2, 2, 5, 2, 9.0)
+    assert (result.resets, result.cooldown, result.here) == (0, (1.0, 2.0), False)
     assert LEAVING not in ("starting", "ready", "in")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ("-n 2 --min-np 3", "--min-np 3 is more than the 2 ranks of -n"),
         ("-n 2 --min-np 1 --max-np 1", "--max-np 1 is less than the 2 ranks of -n"),
@@ -146,9 +146,9 @@ def test_what_was_asked_for():
         ("-n 2 --min-np 1 --launcher srun", "not by --launcher srun"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_starts(arguments, words, capsys):
+def test_what_does_not_fit_is_refused_before_anything_starts(arguments, message, capsys):
     assert main(["run", *arguments.split(), "no_such_script.py"]) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_another_group_is_refused(monkeypatch):

@@ -14,7 +14,7 @@ from choros.launch.schedulers import SCHEDULERS, find_scheduler
 
 
 @pytest.fixture
-def room(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     """An empty directory with a script, and a PATH with nothing on it but what the test puts into ``bin``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
@@ -25,11 +25,11 @@ def room(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def command(room):
+def command(folder):
     """Put a command on PATH that says something."""
 
     def make(name, script):
-        file = room / "bin" / name
+        file = folder / "bin" / name
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
 
@@ -83,24 +83,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_cannot_work_is_refused_before_anything_is_written(room, capsys, options):
-    words = options.split(" ") if "wrap" not in options else ["--wrap", "'a"]
-    on = [] if {"--on", "--site"} & set(words) else ["--on", "slurm"]
-    assert main(["submit", *on, *words, "train.py"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("choros submit: error: ")
-    assert REFUSED[options] in said
-    assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]
+def test_what_cannot_work_is_refused_before_anything_is_written(folder, capsys, options):
+    arguments = options.split(" ") if "wrap" not in options else ["--wrap", "'a"]
+    on = [] if {"--on", "--site"} & set(arguments) else ["--on", "slurm"]
+    assert main(["submit", *on, *arguments, "train.py"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("choros submit: error: ")
+    assert REFUSED[options] in errors
+    assert sorted(path.name for path in folder.iterdir()) == ["bin", "train.py"]
 
 
 def test_the_help_page_lists_the_values_of_mpi(capsys):
     assert main(["submit", "--help"]) == 0
-    words = capsys.readouterr().out.partition("  --mpi NAME")[2].partition("  --python")[0]
-    assert "mpich, intel, mvapich, openmpi, pals (HPE Cray)" in " ".join(words.split())
+    output = capsys.readouterr().out.partition("  --mpi NAME")[2].partition("  --python")[0]
+    assert "mpich, intel, mvapich, openmpi, pals (HPE Cray)" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(("mpi", "warning"), [("zz", "known are "), ("pmi3", "did you mean pmi"), ("pmix_v5", "")])
-def test_a_value_that_srun_may_not_know_has_a_warning(room, capsys, mpi, warning):
+def test_a_value_that_srun_may_not_know_has_a_warning(folder, capsys, mpi, warning):
     assert main(["submit", "--on", "slurm", "--dry-run", "--mpi", mpi, "train.py"]) == 0
     out, err = capsys.readouterr()
     assert f"--mpi={mpi} " in out
@@ -108,14 +108,14 @@ def test_a_value_that_srun_may_not_know_has_a_warning(room, capsys, mpi, warning
     assert warning in err
 
 
-def test_an_archive_elsewhere_is_not_looked_for(room, capsys):
-    words = ["--on", "spark", "--archive", "hdfs:///environment.tar.gz", "--dry-run", "train.py"]
-    assert main(["submit", *words]) == 0
+def test_an_archive_elsewhere_is_not_looked_for(folder, capsys):
+    arguments = ["--on", "spark", "--archive", "hdfs:///environment.tar.gz", "--dry-run", "train.py"]
+    assert main(["submit", *arguments]) == 0
     assert "hdfs:///environment.tar.gz#environment" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--queue", "--partition"])
-def test_a_partition_is_a_queue(room, capsys, option):
+def test_a_partition_is_a_queue(folder, capsys, option):
     assert main(["submit", "--on", "slurm", "--dry-run", option, "debug", "train.py"]) == 0
     assert "#SBATCH --partition=debug" in capsys.readouterr().out
 
@@ -123,7 +123,7 @@ def test_a_partition_is_a_queue(room, capsys, option):
 @pytest.mark.parametrize(
     ("option", "value"), [("--setup", "a\nb"), ("-o", "-A\n#SBATCH --x"), ("--env", "A=1\n2"), ("--wrap", "'a\nb'")]
 )
-def test_a_second_line_is_refused(room, capsys, option, value):
+def test_a_second_line_is_refused(folder, capsys, option, value):
     assert main(["submit", "--on", "slurm", "--dry-run", option, value, "train.py"]) == 2
     assert f"{option} must be one line" in capsys.readouterr().err
 
@@ -137,39 +137,39 @@ def test_a_second_line_is_refused(room, capsys, option, value):
         (["--setup", "module load x", "gone.py"], "the script gone.py does not exist"),
     ],
 )
-def test_a_script_that_is_not_there(room, capsys, target, why):
+def test_a_script_that_is_not_there(folder, capsys, target, why):
     assert main(["submit", "--on", "slurm", *target]) == 2
     assert why in capsys.readouterr().err
 
 
-def test_no_scheduler_is_here(room, capsys, monkeypatch):
+def test_no_scheduler_is_here(folder, capsys, monkeypatch):
     assert main(["submit", "train.py"]) == 2
     assert "no scheduler is here (looked on PATH for sbatch, qsub, flux, bsub): name it by --on" in (
         capsys.readouterr().err
     )
     assert main(["submit", "--on", "slurm", "train.py"]) == 2
-    said = capsys.readouterr().err
-    assert "there is no sbatch on PATH, so this machine cannot submit to slurm: go to a login node" in said
-    assert "--dry-run" in said
+    errors = capsys.readouterr().err
+    assert "there is no sbatch on PATH, so this machine cannot submit to slurm: go to a login node" in errors
+    assert "--dry-run" in errors
     monkeypatch.setattr(sys, "executable", "/nowhere/python")  # beside which spark-submit may be
     assert main(["submit", "--on", "spark", "--master", "yarn", "train.py"]) == 1
     assert "there is no spark-submit on PATH" in capsys.readouterr().err
-    assert sorted(path.name for path in room.iterdir()) == ["bin", "train.py"]  # no script is left
+    assert sorted(path.name for path in folder.iterdir()) == ["bin", "train.py"]  # no script is left
     for verb in ("status", "log", "log -f", "cancel"):
         assert main([*verb.split(), "--on", "pbs", "7"]) == 2
         assert "there is no q" in capsys.readouterr().err
 
 
-def test_a_log_is_printed_where_no_scheduler_is(room, capsys):
-    (room / "train.o7").write_text("epoch 1\n")
+def test_a_log_is_printed_where_no_scheduler_is(folder, capsys):
+    (folder / "train.o7").write_text("epoch 1\n")
     assert main(["log", "--on", "pbs", "7"]) == 0
     assert capsys.readouterr().out == "epoch 1\n"
 
 
-@pytest.mark.parametrize("words", [["submit", "train.py"], ["status", "7"], ["log", "7"], ["cancel", "7"]])
-def test_kubernetes_is_not_guessed(command, capsys, words):
+@pytest.mark.parametrize("message", [["submit", "train.py"], ["status", "7"], ["log", "7"], ["cancel", "7"]])
+def test_kubernetes_is_not_guessed(command, capsys, message):
     command("kubectl", "echo called >called")
-    assert main(words) == 2
+    assert main(message) == 2
     assert "(kubectl is here: for Kubernetes give --on k8s)" in capsys.readouterr().err
     assert not os.path.exists("called")
 
@@ -178,11 +178,11 @@ def test_a_guess_and_its_reason_are_printed(command, capsys):
     command("qsub", "true")
     command("pbsnodes", "true")
     assert main(["submit", "--mpi", "pals", "--dry-run", "train.py"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("#!")
-    assert said.err == "choros submit: using pbs (qsub and pbsnodes are on PATH); --on chooses another scheduler\n"
+    captured = capsys.readouterr()
+    assert captured.out.startswith("#!")
+    assert captured.err == "choros submit: using pbs (qsub and pbsnodes are on PATH); --on chooses another scheduler\n"
     assert main(["submit", "--on", "pbs", "--mpi", "pals", "--dry-run", "train.py"]) == 0
-    assert capsys.readouterr() == (said.out.replace("submit --mpi", "submit --on pbs --mpi"), "")
+    assert capsys.readouterr() == (captured.out.replace("submit --mpi", "submit --on pbs --mpi"), "")
 
 
 def test_the_scheduler_that_is_here_is_found(command):
@@ -206,20 +206,20 @@ IDS = {
 
 
 @pytest.mark.parametrize("on", IDS)
-def test_a_job_is_written_submitted_and_named(room, command, capsys, on):
+def test_a_job_is_written_submitted_and_named(folder, command, capsys, on):
     """The script that the scheduler's command is given is the one that --dry-run prints."""
     program, script, job = IDS[on]
     command("sh", 'exec /bin/sh "$@"')
     command(program, f'/bin/cat "$(for w; do :; done; echo "$w")" >given 2>/dev/null || /bin/cat >given\n{script}')
-    own = {"k8s": ["--image", "i"], "flux": []}.get(on, ["--mpi", "mpich"])
-    words = ["submit", "--on", on, "--python", "python", *own, "train.py"]
-    assert main(words) == 0
+    options_ = {"k8s": ["--image", "i"], "flux": []}.get(on, ["--mpi", "mpich"])
+    arguments = ["submit", "--on", on, "--python", "python", *options_, "train.py"]
+    assert main(arguments) == 0
     assert capsys.readouterr().out.strip() == job
-    assert main([*words[:3], "--dry-run", *words[3:]]) == 0
+    assert main([*arguments[:3], "--dry-run", *arguments[3:]]) == 0
     printed = capsys.readouterr().out
-    assert (room / "given").read_text() == printed
-    assert (room / f"train{SCHEDULERS[on].ending}").read_text() == printed
-    assert main(words) == 0  # a script of its own is written over
+    assert (folder / "given").read_text() == printed
+    assert (folder / f"train{SCHEDULERS[on].ending}").read_text() == printed
+    assert main(arguments) == 0  # a script of its own is written over
 
 
 @pytest.mark.parametrize(
@@ -235,17 +235,17 @@ def test_a_job_is_written_submitted_and_named(room, command, capsys, on):
         ),
     ],
 )
-def test_a_failed_submission_says_where_the_script_is(room, command, capsys, printed, reason):
+def test_a_failed_submission_says_where_the_script_is(folder, command, capsys, printed, reason):
     command("sbatch", f"echo '{printed}' >&2; exit 1")
     assert main(["submit", "--on", "slurm", "--mpi", "pmi2", "train.py"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"choros submit: error: {reason}")
-    assert printed in said
-    assert "--on" not in said
-    last = said.splitlines()[-1]
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"choros submit: error: {reason}")
+    assert printed in errors
+    assert "--on" not in errors
+    last = errors.splitlines()[-1]
     assert last.startswith("No job was submitted, and the script is kept: train.slurm.sh. Run choros submit again, or")
     assert last.endswith("submit the script itself: sbatch --parsable train.slurm.sh")
-    assert (room / "train.slurm.sh").exists()
+    assert (folder / "train.slurm.sh").exists()
 
 
 @pytest.mark.parametrize(
@@ -260,41 +260,41 @@ def test_a_failed_submission_says_where_the_script_is(room, command, capsys, pri
         ("from choros.spark.distkeras import *", [], False),
     ],
 )
-def test_a_script_for_spark_that_does_not_name_spark_is_warned_of(room, capsys, script, arguments, warns):
-    (room / "train.py").write_text(script)
-    words = ["submit", "--dry-run", "--on", "spark", "--master", "yarn", "train.py", *arguments]
-    assert main(words) == 0
-    said = capsys.readouterr().err
+def test_a_script_for_spark_that_does_not_name_spark_is_warned_of(folder, capsys, script, arguments, warns):
+    (folder / "train.py").write_text(script)
+    tokens = ["submit", "--dry-run", "--on", "spark", "--master", "yarn", "train.py", *arguments]
+    assert main(tokens) == 0
+    errors = capsys.readouterr().err
     assert (
-        said.startswith("choros submit: warning: train.py does not name Spark. Without launcher=")
+        errors.startswith("choros submit: warning: train.py does not name Spark. Without launcher=")
         if warns
-        else not said
+        else not errors
     )
-    assert main([*words[:2], "--on", "slurm", *words[6:]]) == 0
+    assert main([*tokens[:2], "--on", "slurm", *tokens[6:]]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_what_somebody_else_wrote_is_left_alone(room, command, capsys):
+def test_what_somebody_else_wrote_is_left_alone(folder, command, capsys):
     command("sbatch", "echo 1")
-    (room / "train.slurm.sh").write_text("#!/bin/bash\nmine\n")
+    (folder / "train.slurm.sh").write_text("#!/bin/bash\nmine\n")
     assert main(["submit", "--on", "slurm", "--mpi", "pmi2", "train.py"]) == 2
     assert "train.slurm.sh is there and was not written by choros submit" in capsys.readouterr().err
-    assert (room / "train.slurm.sh").read_text() == "#!/bin/bash\nmine\n"
+    assert (folder / "train.slurm.sh").read_text() == "#!/bin/bash\nmine\n"
 
 
-def test_status_log_and_cancel_of_pbs(room, command, capsys):
+def test_status_log_and_cancel_of_pbs(folder, command, capsys):
     command("qstat", 'echo "$@ R"; [ -e over ] && exit 35; /bin/cp more train.o17; : >over; exit 0')
     command("qdel", 'echo "$@" >deleted')
-    (room / "train.o17").write_text("one\n")
-    (room / "more").write_text("one\ntwo\n")
+    (folder / "train.o17").write_text("one\n")
+    (folder / "more").write_text("one\ntwo\n")
     assert main(["status", "--on", "pbs", "17.server"]) == 0
     assert capsys.readouterr().out == "17.server R\n"
-    (room / "over").unlink()
-    (room / "train.o17").write_text("one\n")
+    (folder / "over").unlink()
+    (folder / "train.o17").write_text("one\n")
     assert main(["log", "-f", "--on", "pbs", "17.server"]) == 0
     assert capsys.readouterr().out == "one\ntwo\n"
     assert main(["cancel", "--on", "pbs", "17.server"]) == 0
-    assert (room / "deleted").read_text() == "17.server\n"
+    assert (folder / "deleted").read_text() == "17.server\n"
     assert main(["log", "--on", "pbs", "18.server"]) == 1
     assert "job 18.server has no log yet: *.o18 is not in" in capsys.readouterr().err
 
@@ -305,23 +305,23 @@ def test_a_scheduler_that_does_not_answer(command, capsys, verb):
     for name in ("scontrol", "scancel"):
         command(name, f"echo '{name}: fatal: Could not establish a configuration source' >&2; exit 1")
     assert main([verb, "17"]) == 1
-    said = capsys.readouterr().err
-    guess, said = said.split("\n", 1)
+    errors = capsys.readouterr().err
+    guess, errors = errors.split("\n", 1)
     assert guess == f"choros {verb}: using slurm (sbatch is on PATH); --on chooses another scheduler"
-    assert said.startswith(f"choros {verb}: error: slurm does not answer: sc")
-    assert "Go to a login node of the cluster, or try again later." in said
-    assert "printed: scon" in said or "printed: scan" in said
+    assert errors.startswith(f"choros {verb}: error: slurm does not answer: sc")
+    assert "Go to a login node of the cluster, or try again later." in errors
+    assert "printed: scon" in errors or "printed: scan" in errors
 
 
-def test_cancel_of_a_job_that_is_over(room, command, capsys):
+def test_cancel_of_a_job_that_is_over(folder, command, capsys):
     command("scontrol", "echo JobId=$4 JobState=$([ $4 = 14 ] && echo COMPLETED || echo RUNNING)")
     command("scancel", 'echo "$@" >cancelled')
     assert main(["cancel", "--on", "slurm", "14"]) == 0
     assert capsys.readouterr().out == "job 14 is over already: there is nothing to cancel\n"
-    assert not (room / "cancelled").exists()
+    assert not (folder / "cancelled").exists()
     assert main(["cancel", "--on", "slurm", "15"]) == 0
     assert capsys.readouterr().out == ""
-    assert (room / "cancelled").read_text() == "15\n"
+    assert (folder / "cancelled").read_text() == "15\n"
 
 
 def test_status_and_log_of_kubernetes(command, capsys):
@@ -333,9 +333,9 @@ def test_status_and_log_of_kubernetes(command, capsys):
         "service/train",
         "secret/train-secret",
     ]
-    said = capsys.readouterr().out
-    assert "--follow --selector jobset.sigs.k8s.io/jobset-name=train" in said
-    assert "get job.batch/train" in said
+    output = capsys.readouterr().out
+    assert "--follow --selector jobset.sigs.k8s.io/jobset-name=train" in output
+    assert "get job.batch/train" in output
 
 
 @pytest.mark.parametrize("verb", ["status", "log", "cancel"])
@@ -353,13 +353,13 @@ def test_the_mpi_that_the_ranks_would_load_is_asked_for():
     assert find_mpi() in (installed or ["mpich", "openmpi", "intel", "mvapich", ""])
 
 
-def test_submit_loads_neither_numpy_nor_a_framework(room):
+def test_submit_loads_neither_numpy_nor_a_framework(folder):
     source = pathlib.Path(choros.__file__).parent.parent
     script = (
         "import sys; from choros.cli import main; main(sys.argv[1:]);"
         "sys.exit(any(n in sys.modules for n in ('numpy', 'keras', 'jax', 'torch', 'tensorflow', 'mpi4py')))"
     )
-    words = [sys.executable, "-c", script, "submit", "--on", "slurm", "--dry-run", "train.py"]
+    arguments = [sys.executable, "-c", script, "submit", "--on", "slurm", "--dry-run", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(source)}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")

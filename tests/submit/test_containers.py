@@ -33,11 +33,11 @@ SHELL = ("setup", "post", "test", "environment", "startscript", "runscript", "pr
 def sections(text):
     """The header's keywords, and the sections by name."""
     head, *parts = re.split(r"^%(?=\w)", text, flags=re.MULTILINE)
-    found = {part.split()[0]: part.partition("\n")[2] for part in parts}
-    assert len(found) == len(parts), "a section is there twice"
-    told = [line for line in head.splitlines() if line and not line.startswith("#")]
-    keywords = dict(line.split(": ") for line in told)
-    return keywords, found
+    results = {part.split()[0]: part.partition("\n")[2] for part in parts}
+    assert len(results) == len(parts), "a section is there twice"
+    warnings_ = [line for line in head.splitlines() if line and not line.startswith("#")]
+    keywords = dict(line.split(": ") for line in warnings_)
+    return keywords, results
 
 
 def test_the_dockerfile_is_linted():
@@ -50,14 +50,14 @@ def test_the_dockerfile_is_linted():
 
 
 def test_the_recipe_of_apptainer_has_known_parts_and_its_shell_is_shell():
-    keywords, found = sections((RECIPES / "choros.def").read_text())
+    keywords, result = sections((RECIPES / "choros.def").read_text())
     assert keywords.keys() == {"Bootstrap", "From"}
-    assert found.keys() <= SECTIONS
-    assert {"files", "post", "runscript"} <= found.keys()
+    assert result.keys() <= SECTIONS
+    assert {"files", "post", "runscript"} <= result.keys()
     for name in SHELL:
-        done = subprocess.run(["sh", "-n"], input=found.get(name, ""), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["sh", "-n"], input=result.get(name, ""), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"%{name}: {done.stderr}"
-    for line in found["files"].strip().splitlines():
+    for line in result["files"].strip().splitlines():
         source, target = line.split()
         assert (ROOT / source).exists(), line
         assert target == f"/opt/choros/{source}"
@@ -74,7 +74,7 @@ def test_what_they_take_is_there_and_what_they_install_is_what_was_tested(name):
     text, defaults = (RECIPES / name).read_text(), arguments(name)
     copied = re.findall(r"^(?:COPY|   ) ([\w./ ]+) /opt/", text, re.MULTILINE)
     assert copied
-    assert all((ROOT / path).exists() for words in copied for path in words.split())
+    assert all((ROOT / path).exists() for message in copied for path in message.split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.search(r"/opt/choros\[([^\]]+)\]", text)[1].split(",")
     assert extras[0] in ("${BACKEND}", "{{ BACKEND }}")

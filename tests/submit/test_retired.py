@@ -14,8 +14,8 @@ from choros.cli import main
 def refused(script_folder, capsys):
     """The lines of the error of a command that is refused as wrong usage; nothing is written or started."""
 
-    def run(words):
-        assert main(shlex.split(words)) == 2
+    def run(message):
+        assert main(shlex.split(message)) == 2
         output = capsys.readouterr()
         assert output.out == ""
         assert sorted(path.name for path in script_folder.iterdir() if path.suffix != ".sc") == ["train.py"]
@@ -29,9 +29,9 @@ def printed(capsys):
     """The script that a line of ``choros submit`` prints."""
 
     def run(line):
-        words = shlex.split(line)
-        assert words[0] == "choros"
-        assert main([*words[1:2], "--dry-run", *words[2:]]) == 0, capsys.readouterr().err
+        command = shlex.split(line)
+        assert command[0] == "choros"
+        assert main([*command[1:2], "--dry-run", *command[2:]]) == 0, capsys.readouterr().err
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -66,12 +66,12 @@ def test_aprun_is_refused_with_the_line_of_pals(refused, printed, options, launc
     script = printed(submit)
     [line] = [line for line in script if line.startswith("mpiexec")]
     begun = shlex.split(line)
-    asked = shlex.split(mpiexec)
-    assert begun[3:7] == asked[3:7]  # --ppn and --depth
-    assert begun[2] == str(nodes * int(asked[4]))
+    requested = shlex.split(mpiexec)
+    assert begun[3:7] == requested[3:7]  # --ppn and --depth
+    assert begun[2] == str(nodes * int(requested[4]))
     assert f"select={nodes}:" in "\n".join(script)
     assert line.endswith(target)
-    for text in (word for name, word in itertools.pairwise(asked) if name == "--env"):
+    for text in (word for name, word in itertools.pairwise(requested) if name == "--env"):
         name, _, value = text.partition("=")
         assert f"export {name}={shlex.quote(value)}" in script
     assert f"--threads-per-core {per_core}" in submit or per_core == 1
@@ -98,7 +98,7 @@ def test_what_aprun_s_options_lose_is_said(refused, options, note):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ("--launcher aprun -n 4 -N 0", "choros run: error: aprun -N 0: must be a whole number of 1 or more"),
         ("--launcher aprun -n 4 -N 2 -e A", "choros run: error: aprun -e A: give a name and a value"),
@@ -111,19 +111,19 @@ def test_what_aprun_s_options_lose_is_said(refused, options, note):
         ("-n 4 -e A=1", "choros run: error: -e is an option of aprun, not of choros run: export it"),
     ],
 )
-def test_options_of_aprun_that_cannot_be_meant(refused, options, words):
+def test_options_of_aprun_that_cannot_be_meant(refused, options, message):
     line, see = refused(f"run {options} train.py")
     assert see == "See 'choros run --help'"
-    assert line.startswith(words)
+    assert line.startswith(message)
 
 
 def test_a_script_s_own_options_stay_its_own(script_folder):
     """After the script everything is the script's, whatever aprun or Cobalt called so."""
     (script_folder / "train.py").write_text("import sys; print(sys.argv[1:])")
-    words = ["-N", "2", "--launcher", "aprun", "--on", "cobalt"]
-    command = [sys.executable, "-m", "choros", "run", "-n", "1", "train.py", *words]
+    arguments = ["-N", "2", "--launcher", "aprun", "--on", "cobalt"]
+    command = [sys.executable, "-m", "choros", "run", "-n", "1", "train.py", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, f"[0] {words}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"[0] {arguments}\n"), done.stderr
 
 
 COBALT = {
@@ -174,7 +174,7 @@ def test_what_cobalt_s_options_lose_is_said(refused):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ("-n 0", "--nodes must be a whole number of 1 or more, got 0"),
         ("-n abc", "argument --nodes: must be a whole number, or auto, got abc"),
@@ -194,13 +194,13 @@ def test_what_cobalt_s_options_lose_is_said(refused):
     ],
 )
 @pytest.mark.parametrize("where", ["typed", "in the script"])
-def test_options_of_cobalt_are_checked_as_those_of_another_scheduler(script_folder, capsys, options, words, where):
+def test_options_of_cobalt_are_checked_as_those_of_another_scheduler(script_folder, capsys, options, message, where):
     (script_folder / "qsub.sc").write_text(f"#COBALT {options}\naprun -n 2 -N 2 python train.py\n")
     line = f"submit --on cobalt {options} train.py" if where == "typed" else "submit --on cobalt qsub.sc"
     assert main(shlex.split(line)) == 2
     *_, last, see = capsys.readouterr().err.splitlines()
     assert see == "See 'choros submit --help'"
-    assert last.startswith(f"choros submit: error: {words}")
+    assert last.startswith(f"choros submit: error: {message}")
 
 
 def test_help_with_cobalt_is_the_help_page(capsys):

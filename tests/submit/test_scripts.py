@@ -54,7 +54,7 @@ CASES = {
 
 @pytest.fixture
 def printed(tmp_path, monkeypatch, capsys):
-    """What --dry-run prints, on a machine whose processor is known, beside a script."""
+    """Return the output of --dry-run beside a script, on a machine with a known processor."""
     monkeypatch.setenv("CHOROS_SUBMIT_CPU", "avx avx2")
     monkeypatch.setenv("CHOROS_SECRET", "ab" * 32)
     monkeypatch.chdir(tmp_path)
@@ -117,9 +117,9 @@ def test_the_examples_scripts_are_what_submit_prints(name, monkeypatch, capsys):
 
 def shell(job, launcher, **environment):
     """Become a rank, in this very machine's shell."""
-    words = ["bash", "-c", rank_script(job, launcher), "rank", *job.command]
+    arguments = ["bash", "-c", rank_script(job, launcher), "rank", *job.command]
     environment = {"PATH": os.environ["PATH"], **environment}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_a_rank_is_shown_its_own_gpus(site, launcher, name, rank, gpus, expected
 
 def test_the_gpus_that_a_scheduler_gave_are_those_that_are_divided():
     job = Job(("sh", "-c", "echo $CUDA_VISIBLE_DEVICES"), "a", ranks_per_node=2, gpus=1)
-    given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b", "MPI_LOCALRANKID": "1"}
-    assert shell(job, "", **given).strip() == "GPU-b"
+    inputs = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b", "MPI_LOCALRANKID": "1"}
+    assert shell(job, "", **inputs).strip() == "GPU-b"
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -155,9 +155,9 @@ def test_frontier_gives_each_rank_the_gpus_that_were_asked_for(gpus, printed):
 
 
 def test_words_reach_the_rank_as_they_were_given():
-    words = ("python3", "-c", "import sys; print(sys.argv[1:])", "a b", "$HOME", "it's", '"', "*", "")
-    job = Job(words, "a", wrap=("env", "R=%r"))
-    assert shell(job, "srun", SLURM_PROCID="5").strip() == str(list(words[3:]))
+    command = ("python3", "-c", "import sys; print(sys.argv[1:])", "a b", "$HOME", "it's", '"', "*", "")
+    job = Job(command, "a", wrap=("env", "R=%r"))
+    assert shell(job, "srun", SLURM_PROCID="5").strip() == str(list(command[3:]))
     show = Job(("sh", "-c", 'echo "$R|$X"'), "a", wrap=("env", "R=%r.%r", "X=$Y z"))
     assert shell(show, "srun", SLURM_PROCID="5").strip() == "5.5|$Y z"
 
@@ -174,32 +174,32 @@ def test_a_whole_script_runs_its_ranks_and_asks_for_another_turn(printed, tmp_pa
     text = printed("--on pbs --python python3 --mpi mpich --time 10m --setup 'export SET=up'", "train.py 'a b'")
     bin = tmp_path / "bin"
     bin.mkdir()
-    tell = '#!/bin/sh\necho "$(basename $0) $*" >>"$TOLD"\n'
-    (bin / "qsub").write_text(tell)
-    (bin / "mpiexec").write_text(tell + 'echo "$SET $OMP_NUM_THREADS $(($CHOROS_STOP_AT - $(date +%s)))" >>"$TOLD"\n'
+    report = '#!/bin/sh\necho "$(basename $0) $*" >>"$TOLD"\n'
+    (bin / "qsub").write_text(report)
+    (bin / "mpiexec").write_text(report + 'echo "$SET $OMP_NUM_THREADS $(($CHOROS_STOP_AT - $(date +%s)))" >>"$TOLD"\n'
                                  '[ -z "$SAVED" ] || touch "$CHOROS_REQUEUE"\nexit 3\n')  # fmt: skip
     for file in bin.iterdir():
         file.chmod(0o755)
-    told = tmp_path / "told"
-    environment = {"PATH": f"{bin}:{os.environ['PATH']}", "TOLD": str(told), "PBS_O_WORKDIR": str(tmp_path)}
+    message = tmp_path / "told"
+    environment = {"PATH": f"{bin}:{os.environ['PATH']}", "TOLD": str(message), "PBS_O_WORKDIR": str(tmp_path)}
     environment |= {"PBS_JOBID": "7.here", "PBS_NODEFILE": "/nodes"}
 
     def run(**more):
-        told.unlink(missing_ok=True)
+        message.unlink(missing_ok=True)
         command = ["bash", "-c", text]
         done = subprocess.run(command, env={**environment, **more}, cwd="/", capture_output=True, text=True)
-        return done.returncode, done.stdout, told.read_text().splitlines()
+        return done.returncode, done.stdout, message.read_text().splitlines()
 
-    code, said, lines = run()
+    code, output, lines = run()
     assert code == 3
-    assert said == "choros: the ranks ended with code 3\n"
+    assert output == "choros: the ranks ended with code 3\n"
     assert lines[0] == 'mpiexec -n 1 -ppn 1 -f /nodes bash -c trap "" USR2; exec "$@" rank python3 train.py a b'
-    up, threads, left = lines[1].split()
+    up, threads, remaining = lines[1].split()
     assert (up, threads) == ("up", "1")
-    assert 505 <= int(left) <= 510
-    code, said, lines = run(SAVED="1")
+    assert 505 <= int(remaining) <= 510
+    code, output, lines = run(SAVED="1")
     assert code == 0
-    assert "stopped before the time limit" in said
+    assert "stopped before the time limit" in output
     assert lines[-1] == "qsub train.pbs.sh"
     assert not list(tmp_path.glob(".choros*"))
 
@@ -219,7 +219,7 @@ def test_grid_engine_is_given_the_sites_own_and_told_what_it_decides(printed):
 
 
 def test_pods_find_each_other_and_their_place(printed):
-    """Who is first and how many they are, and what they know each other by, which is not in the job itself."""
+    """The pods know the address of the first, their number, and the secret, which is not in the job itself."""
     job, env = None, {}
     for kind in ("job", "jobset", "trainjob"):
         secret, *rest = json.loads(printed(f"--on k8s --nodes 3 --image i --kind {kind}"))["items"]
@@ -235,21 +235,21 @@ def test_pods_find_each_other_and_their_place(printed):
             env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
         else:
             env = made["spec"]["trainer"]["env"]
-        told = {one["name"]: one["value"] for one in env if "value" in one}
-        source = next(one["valueFrom"]["secretKeyRef"] for one in env if one["name"] == "CHOROS_SECRET")
+        facts = {result["name"]: result["value"] for result in env if "value" in result}
+        source = next(result["valueFrom"]["secretKeyRef"] for result in env if result["name"] == "CHOROS_SECRET")
         assert source == {"name": secret["metadata"]["name"], "key": "secret"}
-        assert told["CHOROS_COMPLETIONS"] == "3"
-        assert told["OMP_NUM_THREADS"] == "1"
-        assert told["CHOROS_STOP_SIGNALS"] == "SIGTERM"
+        assert facts["CHOROS_COMPLETIONS"] == "3"
+        assert facts["OMP_NUM_THREADS"] == "1"
+        assert facts["CHOROS_STOP_SIGNALS"] == "SIGTERM"
     from choros.cluster import Place
 
-    assert Place.here({**told, "JOB_COMPLETION_INDEX": "2"}).rank == 2
+    assert Place.here({**facts, "JOB_COMPLETION_INDEX": "2"}).rank == 2
 
 
 def test_pods_get_words_and_values_as_they_were_given(printed):
     """The kubelet replaces $(NAME) by a variable and $$ by $, which is all that it replaces."""
-    given = {"A": "p$$w", "B": "$(A)", "C": "$HOME ${A}"}
-    env = " ".join(shlex.quote(f"--env={name}={value}") for name, value in given.items())
+    inputs = {"A": "p$$w", "B": "$(A)", "C": "$HOME ${A}"}
+    env = " ".join(shlex.quote(f"--env={name}={value}") for name, value in inputs.items())
     job = json.loads(printed(f"--on k8s --image i --name {'a' * 39}-b {env}", "train.py 'x$$y' '$(A)'"))["items"][-1]
     assert job["metadata"]["name"] == "a" * 39  # of 40 characters the last would be a dash
     container = job["spec"]["template"]["spec"]["containers"][0]
@@ -258,30 +258,30 @@ def test_pods_get_words_and_values_as_they_were_given(printed):
         assert not re.search(r"(?<!\$)(\$\$)*\$\(", text), text
         return text.replace("$$", "$")
 
-    told = {one["name"]: kubelet(one["value"]) for one in container["env"]}
-    assert given.items() <= told.items()
-    words = list(map(kubelet, container["command"]))
-    assert words[-2:] == ["x$$y", "$(A)"]
-    assert words[2].endswith('exec "$@"')
+    facts = {result["name"]: kubelet(result["value"]) for result in container["env"]}
+    assert inputs.items() <= facts.items()
+    command = list(map(kubelet, container["command"]))
+    assert command[-2:] == ["x$$y", "$(A)"]
+    assert command[2].endswith('exec "$@"')
 
 
 @pytest.mark.parametrize("on", ["pbs --mpi mpich", "flux"])
 def test_the_next_turn_is_asked_for_where_the_first_one_was(printed, tmp_path, monkeypatch, on):
     """Wherever a line of --setup has gone meanwhile."""
     text = printed(f"--on {on} --setup 'cd /'")
-    asked = next(line for line in text.splitlines() if "qsub" in line or "flux --parent" in line)
+    requested = next(line for line in text.splitlines() if "qsub" in line or "flux --parent" in line)
     for name in ("qsub", "flux"):
         (tmp_path / name).write_text("#!/bin/sh\npwd\n")
         (tmp_path / name).chmod(0o755)
     begin = [line for line in text.splitlines() if line == "begun_in=$PWD"]
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    shell = "\n".join(["cd there", *begin, "cd /", asked])
+    shell = "\n".join(["cd there", *begin, "cd /", requested])
     (tmp_path / "there").mkdir()
     environment = {**os.environ, "PBS_O_WORKDIR": str(tmp_path / "there")}
-    said = subprocess.run(
+    output = subprocess.run(
         ["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=True
     )
-    assert said.stdout.strip() == str(tmp_path / "there")
+    assert output.stdout.strip() == str(tmp_path / "there")
 
 
 def test_open_mpi_is_told_which_variables_to_take_along():

@@ -287,11 +287,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_is_refused_leaves_nothing(slurm, words):
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused_leaves_nothing(slurm, message):
     with pytest.raises(choros.InvalidInputError) as caught:
-        REFUSED[words]()
-    assert words in str(caught.value)
+        REFUSED[message]()
+    assert message in str(caught.value)
     assert not re.search(r"(?<!srun )--[a-z]|-o\b", str(caught.value)), "an option of the command line"
     assert not folders(slurm)
 
@@ -332,7 +332,7 @@ def test_a_folder_that_is_no_path_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"on": "slrum"}, "job.json: there is no scheduler 'slrum': did you mean slurm"),
         ({"size": "2"}, "job.json: size='2': give a whole number of ranks, 1 or more"),
@@ -340,11 +340,11 @@ def test_a_folder_that_is_no_path_is_refused():
         ({"more": 1}, "is not the folder of a job"),
     ],
 )
-def test_a_record_that_no_job_has_is_refused(slurm, change, words):
+def test_a_record_that_no_job_has_is_refused(slurm, change, message):
     job = submit(lambda: 1)
     file = slurm / job.folder / "job.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(choros.InvalidInputError, match=words):
+    with pytest.raises(choros.InvalidInputError, match=message):
         choros.SubmittedJob.load(job.folder)
 
 
