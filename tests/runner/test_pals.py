@@ -101,7 +101,7 @@ def test_a_rank_that_raises(job, failing):
 
 
 def test_the_line_for_an_aprun(job, tmp_path):
-    """The line that ``choros run --launcher aprun`` prints is run unchanged: two ranks, their variables and arguments."""
+    """The line that ``choros run --launcher aprun`` prints runs as it is: two ranks with variables, arguments."""
     look = 'print(*(os.environ[name] for name in ("PALS_RANKID", "PMI_LOCAL_SIZE", "A")), sys.argv[1:])'
     (tmp_path / "look.py").write_text(f"import os, sys\n{look}\n")
     options = ["-n", "2", "-N", "2", "-d", "1", "-j", "1", "-cc", "depth", "-e", "A=b c"]

@@ -47,7 +47,7 @@ STANDBY = "This is standby RM. The redirect url is: "
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def script_folder(tmp_path, monkeypatch):
     """A directory with a script and an empty directory of Hadoop's settings, which nothing names."""
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -100,22 +100,22 @@ def manager():
 
 
 @pytest.fixture
-def settings(folder):
+def settings(script_folder):
     """Write yarn-site.xml."""
 
     def write(values, folder="conf"):
         pairs = (f"<property><name>{name}</name><value> {value}\n</value></property>" for name, value in values.items())
-        (folder / folder).mkdir(exist_ok=True)
-        (folder / folder / "yarn-site.xml").write_text(
+        (script_folder / folder).mkdir(exist_ok=True)
+        (script_folder / folder / "yarn-site.xml").write_text(
             f"<?xml version='1.0'?><configuration>{''.join(pairs)}</configuration>"
         )
-        return str(folder / folder)
+        return str(script_folder / folder)
 
     return write
 
 
 @pytest.fixture
-def submit(folder, capsys):
+def submit(script_folder, capsys):
     """Print the script of a job on YARN; return its number of executors and stderr, or the error."""
 
     def run(*options, code=0):
@@ -168,9 +168,9 @@ def test_an_address_that_is_given_comes_before_the_settings(manager, settings, s
     assert server.asked[0][0] == "/ws/v1/cluster/metrics"
 
 
-def test_the_first_directory_that_has_the_file_counts(manager, folder, settings, submit, monkeypatch):
+def test_the_first_directory_that_has_the_file_counts(manager, script_folder, settings, submit, monkeypatch):
     server = manager()
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(folder / "conf"))
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(script_folder / "conf"))
     monkeypatch.setenv("YARN_CONF_DIR", settings({ADDRESS: server.address}, "yarn"))
     assert submit("--nodes", "auto")[0] == 9
 
@@ -273,11 +273,11 @@ def test_the_wait_is_bounded_also_for_an_answer_that_never_ends(manager, in_head
             assert not thread.is_alive()
 
 
-def test_nothing_says_where_it_is(folder, settings, submit, monkeypatch):
+def test_nothing_says_where_it_is(script_folder, settings, submit, monkeypatch):
     printed = submit("--nodes", "auto", code=2)
     assert "nothing says where it is: set HADOOP_CONF_DIR to the directory of yarn-site.xml, give" in printed
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(folder / "conf"))
-    file = folder / "conf" / "yarn-site.xml"
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(script_folder / "conf"))
+    file = script_folder / "conf" / "yarn-site.xml"
     assert f"nothing says where it is (there is no {file})" in submit("--nodes", "auto", code=2)
     settings({"yarn.acl.enable": "true"})
     assert f"{file} has no {ADDRESS}, nor yarn.resourcemanager.hostname" in submit("--nodes", "auto", code=2)
@@ -302,6 +302,6 @@ def test_nothing_says_where_it_is(folder, settings, submit, monkeypatch):
         ("--on spark --master yarn --nodes auto --max-nodes 0", "must be a whole number of 1 or more, got 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(folder, capsys, options, why):
+def test_what_cannot_be_meant_is_refused(script_folder, capsys, options, why):
     assert main(["submit", *options.split(), "--dry-run", "train.py"]) == 2
     assert why in capsys.readouterr().err
