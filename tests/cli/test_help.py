@@ -389,7 +389,7 @@ def test_what_cannot_be_packed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("x = (", "SyntaxError"), ("raise OSError(2, 'no', 'data.csv')", "data.csv")]
+    ("text", "message"), [("x = (", "SyntaxError"), ("model = None\nraise OSError(2, 'no', 'data.csv')", "data.csv")]
 )
 def test_a_file_that_fails_is_a_failure_with_its_own_lines_only(text, message, tmp_path, capsys):
     (tmp_path / "model.py").write_text(text)
