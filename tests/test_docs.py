@@ -172,3 +172,22 @@ def test_the_page_on_exactness_counts_the_models_of_the_zoo():
         f"{inexact} draw random numbers that cannot be switched off, and {refused} are refused",
     ):
         assert text in page
+
+
+def test_the_page_of_versions_has_those_that_are_required_and_tested():
+    page = (ROOT / "docs" / "reference" / "versions.md").read_text()
+    rows = {
+        cells[1].strip().lower(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) > 3
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [
+        *project["dependencies"],
+        *(need for each in project["optional-dependencies"].values() for need in each),
+    ]
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.M))
+    names = {"pytorch": "torch", "spark": "pyspark"}
+    for title in ("keras", "jax", "pytorch", "tensorflow", "numpy", "mpi4py", "spark"):
+        name = names.get(title, title)
+        least = next(re.findall(r">=([\d.]+)", need)[0] for need in required if re.match(rf"{name}[>\[]", need))
+        assert f"{least} or later" in rows[title][2], title
+        assert tested.get(name, tested.get(f"{name}-cpu")) in rows[title][3], title

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import platform
+import re
 import resource
 import signal
 import stat
@@ -347,3 +348,15 @@ def test_a_file_of_another_version_is_refused_and_stays(tmp_path):
     with pytest.raises(CheckpointError, match=f"{path}: it was written by another version of Choros. Resume with that"):
         store.latest()
     assert store.paths() == [path]
+
+
+def test_the_page_of_file_formats_reads_a_checkpoint_with_numpy_alone(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {}
+    exec(code, names)
+    path = CheckpointStore(tmp_path).save({"epoch": 3}, arrays(7))
+    facts, values = names["read_checkpoint"](path)
+    assert facts == {"epoch": 3}
+    for value, expected in zip(values, arrays(7), strict=True):
+        np.testing.assert_array_equal(value, expected)
