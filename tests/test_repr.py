@@ -15,7 +15,6 @@ from choros import cluster, data, hvd
 from choros.errors import InvalidInputError
 from choros.object_text import call_text
 from choros.tools.check import CheckReport
-from choros.training.callback_runner import CallbackRunner
 
 MODULES = [
     "choros",
@@ -168,41 +167,6 @@ def test_a_state_shows_its_model():
 def test_a_subclass_of_a_callback_shows_its_own_name():
     kind = type("Timed", (choros.callbacks.BatchTiming,), {})
     assert repr(kind()) == "Timed(warmup=1, verbose=1)"
-
-
-@pytest.mark.parametrize(
-    ("logs", "text"),
-    [
-        ([], "<History of 0 epochs; see .history, .epoch>"),
-        ([{"loss": 0.75}], "<History of 1 epoch, last values: loss 0.75; see .history, .epoch>"),
-        (
-            [{"loss": np.float32(0.75), "val_loss": 2.0}, {"loss": 1 / 3, "lr": X}],
-            "<History of 2 epochs, last values: loss 0.3333, val_loss 2, lr <ndarray (96, 8) float32>; "
-            "see .history, .epoch>",
-        ),
-    ],
-)
-def test_the_history_of_a_fit_shows_its_epochs_and_the_last_values(logs, text):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    runner = CallbackRunner(model, None, 0, 2, 3)
-    assert repr(runner.history) == "<History of 0 epochs; see .history, .epoch>"
-    runner.history.on_train_begin()
-    for epoch, values in enumerate(logs):
-        runner.history.on_epoch_end(epoch, values)
-    assert repr(runner.history) == text
-    assert runner.history is model.history
-    runner.history.run = None
-    assert repr(runner.history) == text.replace(".epoch>", ".epoch, .run>")
-
-
-def test_a_history_of_the_user_is_the_one_that_is_returned():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    mine = keras.callbacks.History()
-    runner = CallbackRunner(model, [mine], 0, 2, 3)
-    assert runner.history is mine
-    assert [callback for callback in runner.list.callbacks if isinstance(callback, keras.callbacks.History)] == [mine]
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="ModelParallel is for JAX")

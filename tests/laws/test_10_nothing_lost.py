@@ -110,14 +110,14 @@ def test_workers_that_train_together_survive_one(kind, how, pools, net, rows, ca
     class Ends(keras.callbacks.Callback):
         """Ends a worker of the pool, once."""
 
-        remaining, epoch = True, 0
+        pending, epoch = True, 0
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
 
         def on_train_batch_end(self, batch, logs=None):
-            if self.left and (self.epoch, batch) == (1, 4):
-                self.left = False
+            if self.pending and (self.epoch, batch) == (1, 4):
+                self.pending = False
                 os.kill(pools(2).start().pids[1], how)
 
     complete, model = net(seed=5), net(seed=5)  # without one PyTorch draws from its generator, which goes on

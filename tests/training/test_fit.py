@@ -177,8 +177,6 @@ def test_history_holds_keras_keys_and_run_the_rest(make_model, data, pools):
         x, y, batch_size=10, epochs=3, validation_data=(x, y), verbose=0
     )
     assert isinstance(history, keras.callbacks.History)
-    assert repr(history).startswith("<History of 3 epochs, last values: accuracy ")
-    assert repr(history).endswith("; see .history, .epoch, .run>")
     assert list(history.history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
     assert history.epoch == [0, 1, 2]
     run = history.run

@@ -74,8 +74,6 @@ class CallbackRunner:
     ) -> None:
         import keras
 
-        from choros.backends.fit_history import History  # it imports Keras
-
         self.model = model
         self.fetch: Callable[[int | None], None] = lambda epoch: None
         self.restore_checkpoint: Callable[[], bool] | None = None
@@ -94,8 +92,6 @@ class CallbackRunner:
         for callback in self.user:
             if isinstance(callback, _EndsProcess):  # only after the workers are done
                 callback.at_once = False
-        if not any(isinstance(callback, keras.callbacks.History) for callback in keras.tree.flatten(callback_list)):
-            callback_list = [*callback_list, History()]  # where Keras would add its own one
         self.list = keras.callbacks.CallbackList(
             callback_list,
             add_history=True,
