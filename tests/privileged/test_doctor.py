@@ -15,10 +15,10 @@ import pytest
 DOCTOR = [sys.executable, "-m", "choros", "doctor", "--json", "--no-smoke"]
 
 
-def report(message, **variables):
+def report(arguments, **variables):
     """Run a command; the report that it printed, and its exit code."""
     with subprocess.Popen(
-        [str(word) for word in message],
+        [str(word) for word in arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -36,8 +36,8 @@ def report(message, **variables):
     return json.loads(out), job.returncode
 
 
-def one(message, name, kind, code, **variables):
-    problem, ended = report(message, **variables)
+def one(arguments, name, kind, code, **variables):
+    problem, ended = report(arguments, **variables)
     [finding] = [each for each in problem["findings"] if each["name"] == name]
     assert (finding["kind"], ended) == (kind, code)
     return finding

@@ -47,9 +47,9 @@ def start(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     jobs = []
 
-    def run(*message, head=(), **environment):
+    def run(*arguments, head=(), **environment):
         job = subprocess.Popen(
-            [*head, sys.executable, "-m", "choros", "run", *message, "script.py"],
+            [*head, sys.executable, "-m", "choros", "run", *arguments, "script.py"],
             cwd=tmp_path,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

@@ -129,9 +129,9 @@ class Slurm:
         self.code = done.returncode
         return output
 
-    def choros(self, *message, **how):
+    def choros(self, *arguments, **how):
         """Run a command of choros."""
-        return self.run(sys.executable, "-m", "choros", *message, **how)
+        return self.run(sys.executable, "-m", "choros", *arguments, **how)
 
     def state(self, job):
         output = self.run("scontrol", "show", "job", "--oneliner", job)

@@ -83,10 +83,10 @@ class Cluster:
             cores = ("--cores", "1", "--memory", "2g", "--work-dir", str(room / f"worker{number}"))
             self.start(f"worker{number}", "Worker", *cores, self.url, says="Successfully registered with master")
 
-    def start(self, name, kind, *message, says):
+    def start(self, name, kind, *arguments, says):
         log = self.room / f"{name}.log"
         command = [self.home / "bin/spark-class", f"org.apache.spark.deploy.{kind.lower()}.{kind}"]
-        command += ["--host", "127.0.0.1", "--webui-port", "0", *message]
+        command += ["--host", "127.0.0.1", "--webui-port", "0", *arguments]
         with log.open("w") as file:
             process = subprocess.Popen(
                 list(map(str, command)),
