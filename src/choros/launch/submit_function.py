@@ -55,6 +55,7 @@ _TEXTS = {  # what each argument takes, for messages
     "name": "a name, such as 'train'",
     "time": "a time limit, such as '1:30:00' or '90m'",
 }
+_LEAST = {"nodes": 1, "ranks_per_node": 1, "cores": 1, "gpus": 0, "signal": 0}
 _FILES_EVERY = 0.5  # seconds between two looks for answers
 _SCHEDULER_EVERY = (1.0, 15.0)  # seconds between two questions to the scheduler: at first, and at most
 _LATE = 10.0  # seconds after a job's end in which a shared folder may still lack the newest files
@@ -330,21 +331,6 @@ def submit(
     """
     check_outside("call the function itself there")
     check_call("choros.submit", func, args, kwargs)
-    for argument, value, least in (
-        ("nodes", nodes, 1),
-        ("ranks_per_node", ranks_per_node, 1),
-        ("cores", cores, 1),
-        ("gpus", gpus, 0),
-        ("signal", signal, 0),
-    ):
-        if value is not None:
-            check_whole(argument, value, least)
-    texts = {"on": on, "site": site, "account": account, "queue": queue, "mpi": mpi, "python": python, "name": name}
-    for argument, text in {**texts, "time": "" if time is None else time}.items():
-        if text != "":
-            check_text(argument, text, _TEXTS[argument])
-    directives, setup = check_texts("directives", directives), check_texts("setup", setup)
-    variables = {} if env is None else check_variables("env", env)
     options = JobOptions(
         on=on,
         site=site,
@@ -355,15 +341,28 @@ def submit(
         time=time,
         account=account,
         queue=queue,
-        directive=directives,
-        setup=setup,
+        directive=check_texts("directives", directives),
+        setup=check_texts("setup", setup),
         mpi=mpi,
         python=python,
         signal=signal,
-        name=name or name_of(getattr(func, "__name__", type(func).__name__)),
+        name=name_of(getattr(func, "__name__", type(func).__name__)) if name == "" else name,
     )
+    _check_values(options)
+    variables = {} if env is None else check_variables("env", env)
     with keyword_names():
         return _submit_call(options, variables, (func, args, kwargs or {}))
+
+
+def _check_values(options: JobOptions) -> None:
+    """Refuse numbers and texts of another type, numbers that are too small, and blank texts."""
+    for argument, least in _LEAST.items():
+        if (number := getattr(options, argument)) is not None:
+            check_whole(argument, number, least)
+    for argument, remedy in _TEXTS.items():
+        text = getattr(options, argument)
+        if text != "" and not (argument == "time" and text is None):
+            check_text(argument, text, remedy)
 
 
 def _submit_call(
