@@ -82,7 +82,7 @@ def test_figures_of_a_result_are_means_over_seeds(make_report):
     [
         ("{", "not JSON"),
         ("[1]", "holds a list"),
-        ('{"schema": "other"}', "no Choros report"),
+        ('{"schema": "other"}', "not a Choros report"),
         ('{"schema": "choros-results", "version": 99}', "version 99"),
     ],
 )
