@@ -165,7 +165,7 @@ def equal(model, plain, history, other):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.parametrize("kind", [Teacher, Averaged, Clipped, Shrunk, Logging, EveryThird, Lookahead])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_step_that_goes_on_with_updated_weights_is_exact(kind, workers, pools):
     x, y = rows()
     plain, model = made(kind, x), made(kind, x)
