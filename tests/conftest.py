@@ -328,7 +328,7 @@ class Mpi:
         arguments = [self.path, *options_, *map(str, more), "-n", str(size), *map(str, command)]
         return arguments, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **needed}
 
-    def __call__(self, size, *command, timeout=120, code=0, cwd=None, more=(), **environment):
+    def __call__(self, size, *command, timeout=240, code=0, cwd=None, more=(), **environment):
         """Run a program on so many ranks; return what they printed once it has ended with the expected code."""
         arguments, needed = self.starting(size, *command, more=more)
         with subprocess.Popen(

@@ -122,6 +122,7 @@ def test_ranks_of_three_machines_that_share_a_network_alone(mpiexec, network, tm
     assert places == [[rank, 3, name, 1, rank, True] for rank, name in enumerate(network.names)]
 
 
+@pytest.mark.timeout(600)  # four ranks on two cores train by each algorithm
 @pytest.mark.parametrize("comm", ["", "mpi"])
 def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path, comm):
     """Sums are made in each machine first; a center is divided between them; files are decoded once a machine."""
@@ -130,7 +131,7 @@ def test_ranks_of_two_machines_train_by_every_algorithm(mpiexec, ssh, tmp_path, 
     subprocess.run([sys.executable, tmp_path / "reference.py", tmp_path], check=True, timeout=120)
     mpich = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "one:2,two:2"]
     how = ["--prtemca", "plm_ssh_agent", ssh, "--host", "one:2,two:2"] if mpiexec.open else mpich
-    out = mpiexec(4, sys.executable, tmp_path / "script.py", tmp_path, more=how, CHOROS_COMM=comm)
+    out = mpiexec(4, sys.executable, tmp_path / "script.py", tmp_path, timeout=400, more=how, CHOROS_COMM=comm)
     assert out.count(", vectors by MPI>") == (3 * 4 if comm else 0), out
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     for rank, (place, message) in enumerate(facts):
