@@ -96,5 +96,12 @@ def test_many_workers_for_each_core_are_warned_of_once(extra, monkeypatch, recwa
 
 def test_an_absurd_number_of_workers_is_refused_before_any_starts(monkeypatch):
     monkeypatch.setattr("choros.training.executors.worker_pool.plan", None)
-    with pytest.raises(choros.InvalidInputError, match="99999999 ranks were asked for, but .* takes at most"):
-        choros.WorkerPool(99_999_999, devices="cpu").start()
+    with pytest.raises(choros.InvalidInputError, match="99999 ranks were asked for, but .* takes at most"):
+        choros.WorkerPool(99_999, devices="cpu").start()
+
+
+@pytest.mark.timeout(20)
+def test_a_number_of_workers_beyond_any_machine_is_refused_at_once():
+    for number in (1_000_001, 10**12):
+        with pytest.raises(choros.InvalidInputError, match=f"workers={number}: give at most 1,000,000 workers"):
+            choros.WorkerPool(number)

@@ -21,6 +21,8 @@ from choros.errors import InvalidInputError, warn
 from choros.launch.process.rank_limit import check_ranks, crowding
 from choros.launch.process.worker_pool import Pool
 
+_MOST = 1_000_000  # workers
+
 
 class Processes(NamedTuple):
     """The processes of a pool, what they took from this process when they were started, and whether they have GPUs."""
@@ -262,9 +264,11 @@ def gpus_for(backend: str, devices: str) -> tuple[Gpu, ...]:
 
 
 def check_workers(workers: object) -> int:
-    """Return ``workers``; refuse values that are not whole numbers of 1 or more."""
+    """Return ``workers``; refuse values that are not whole numbers of 1 to a million."""
     if not is_whole(workers, 1):
         raise InvalidInputError(f"workers={workers!r}: give a whole number of workers, 1 or more.")
+    if workers > _MOST:  # lists with an element for each worker follow, before the limit of a host is checked
+        raise InvalidInputError(f"workers={workers!r}: give at most {_MOST:,} workers.")
     return int(workers)
 
 
