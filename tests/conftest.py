@@ -1,5 +1,6 @@
 """Fixtures of all tests: one worker pool for each size, and checks that nothing is left behind."""
 
+import collections
 import contextlib
 import gc
 import importlib.util
@@ -46,10 +47,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, os.environ.get
 
 @pytest.hookimpl(tryfirst=True)  # before pytest takes out what its option -m does not name
 def pytest_collection_modifyitems(items):
-    """Mark the tests by the folder that they are in, and by the programs that they need."""
+    """Mark the tests by the folder that they are in, by the programs that they need, and cases that are long."""
+    cases = collections.Counter()
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
+        if marker := item.get_closest_marker("every"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % marker.args[0]:
+                item.add_marker("long")
+            cases[test] += 1
         folder = item.path.relative_to(HERE).parts[0]
         if folder in FOLDERS:
             item.add_marker(FOLDERS[folder])

@@ -89,6 +89,7 @@ ACTS = {"stop": stop, "weights": shrink, "rate": slow, "both": both, "nothing": 
 PLACES = {"middle": [(0, 2), (0, 3), (1, 1)], "first": [(0, 0)], "last": [(0, STEPS - 1), (1, 0)]}
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("hook", ["end", "begin"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("act", ACTS)
@@ -106,6 +107,7 @@ def test_decisions_are_those_of_keras(act, place, hook, data, pools, same):
     same(everything(trained), everything(plain))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["keras", "foreign"])
 @pytest.mark.parametrize("act", ACTS)
 def test_deciding_late_changes_no_bit(act, kind, data, pools, tmp_path):

@@ -121,6 +121,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["ranks", "hosts", "ssh"])
 def test_a_class_of_a_script_reaches_ranks_and_servers(how, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))

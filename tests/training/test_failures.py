@@ -57,6 +57,7 @@ def model():
     return made
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("algorithm", "how", "message"),
     [
@@ -172,6 +173,7 @@ class Loaded:
         return load, (self.path,)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_worker_that_is_killed_while_others_load_the_model(algorithm, restarts, tmp_path, data, make_model):
@@ -219,6 +221,7 @@ def test_a_worker_that_is_killed_while_its_interpreter_starts(
     assert children() <= already
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_worker_that_is_stopped_while_its_interpreter_starts(
     restarts, tmp_path, data, make_model, monkeypatch, children
@@ -321,6 +324,7 @@ def test_a_synchronous_worker_that_hangs_is_named_after_the_timeout():
     assert failed.value.peak_memory > 1 << 20
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd", "ensemble"])
 def test_a_worker_that_is_stopped_before_its_first_step_is_named_after_the_timeout(algorithm):
     """It may have been an idle worker of an earlier fit. It compiles nothing, so it does not get ``first_timeout``."""
@@ -354,6 +358,7 @@ def test_a_member_that_waits_for_callbacks_of_slower_ones_is_no_hang():
     assert len(history.history["loss"]) == 5
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
 def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
     x, y = data()
@@ -362,6 +367,7 @@ def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
         assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("algorithm", ["allreduce", "aeasgd"])
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
 def test_a_slow_callback_ends_no_run_of_a_launcher(hook, algorithm, data, make_model, tmp_path, monkeypatch):
@@ -372,6 +378,7 @@ def test_a_slow_callback_ends_no_run_of_a_launcher(hook, algorithm, data, make_m
     assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_hangs_is_told_where_callbacks_want_each_batch(rank):
     each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)

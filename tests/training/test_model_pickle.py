@@ -592,6 +592,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("make", TRAINED, ids=lambda make: make.__name__)
 def test_two_workers_train_what_one_process_does(make, pools, same, same_history):
     x, y = data(48)
@@ -618,6 +619,7 @@ def test_a_model_may_hold_the_trainer_that_trains_it(pools):
     assert copy_model(model).trainer.workers == 2
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("make", [bare, distilled, callables], ids=lambda make: make.__name__)
 def test_ranks_of_a_launcher_train_what_one_process_does(make, same):
     x, y = data(48)

@@ -222,6 +222,7 @@ def test_the_moving_average_includes_what_all_workers_learn(name, make_model, da
     assert averaged > 0.2 * plain, (averaged, plain)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ["allreduce", "localsgd", "downpour"])
 @pytest.mark.parametrize("often", [None, 3])
 def test_the_moving_average_of_one_worker_is_that_of_keras(name, often, make_model, data, pools, same):

@@ -42,6 +42,7 @@ def fit(model, algorithm, pools, data, callbacks, epochs, room):
     return trainer.fit(x, y, callbacks=callbacks, checkpoint=room, resume=True, **how)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["allreduce", "localsgd", "easgd", "diloco"])
 @pytest.mark.parametrize("make", [Halve, of_the_rate])
 def test_a_rate_that_is_made_of_the_last_one(make, name, make_model, data, pools, same, tmp_path):
