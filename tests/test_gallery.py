@@ -17,6 +17,7 @@ for number in plt.get_fignums():
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_draws_its_picture(script, tmp_path):
     pytest.importorskip("matplotlib", reason="the gallery needs matplotlib: pip install 'choros[demo]'")

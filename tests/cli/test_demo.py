@@ -102,6 +102,7 @@ def test_it_trains_for_real_and_leaves_the_report(tmp_path):
     assert {"target.png", "timeline.png", "loss.png", "report.html"} <= {path.name for path in out.iterdir()}
 
 
+@pytest.mark.long
 def test_mnist_from_a_file(tmp_path):
     """A file as Keras' mnist.npz, of scikit-learn's digits."""
     from choros.tools.demo.datasets.images import load_enlarged_digits
@@ -128,6 +129,7 @@ def test_plain_fit_has_all_threads_and_no_choros():
     assert not re.search(r"^\s*(import|from) choros", source, flags=re.MULTILINE)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(tmp_path):
     driver, terminal = pty.openpty()
     arguments = ("--algorithms", "single,aeasgd", "--epochs", 5, "--batch-size", 8, "--seeds", 1, "--out", tmp_path)
