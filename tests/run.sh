@@ -53,7 +53,8 @@ lane() {
         else
             unset XLA_FLAGS
         fi
-        KERAS_BACKEND=$backend "$python" -m pytest --durations=15 --durations-min=4 $what "$@" >"$room/$piece/said" 2>&1 && touch "$room/$piece/passed"
+        KERAS_BACKEND=$backend "$python" -m pytest --durations=15 --durations-min=4 $what "$@" \
+            >"$room/$piece/said" 2>&1 && touch "$room/$piece/passed"
         touch "$room/$piece/ended"
     done
 }

@@ -163,9 +163,10 @@ def equal(model, plain, history, other):
         np.testing.assert_allclose(figures, other.history[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.parametrize("kind", [Teacher, Averaged, Clipped, Shrunk, Logging, EveryThird, Lookahead])
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_a_step_that_goes_on_with_updated_weights_is_exact(kind, workers, pools):
     x, y = rows()
     plain, model = made(kind, x), made(kind, x)

@@ -47,13 +47,9 @@ OPTIMIZERS = {
 }
 
 
-ALWAYS = [(name, False, 0.0) for name in OPTIMIZERS] + [("adam", True, 0.0), ("clipping", False, 0.5)]
-MORE = [(name, *how) for name in OPTIMIZERS for how in ((True, 0.0), (False, 0.5)) if (name, *how) not in ALWAYS]
-
-
-@pytest.mark.parametrize(
-    ("name", "weighted", "momentum"), ALWAYS + [pytest.param(*case, marks=pytest.mark.long) for case in MORE]
-)
+@pytest.mark.every(2)
+@pytest.mark.parametrize(("weighted", "momentum"), [(False, 0.0), (True, 0.0), (False, 0.5)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_window_trains_as_its_steps_do(name, weighted, momentum):
     hidden = lambda: [layers.BatchNormalization(), layers.Dropout(0.3, seed=2)]
     single, several = (built(make(OPTIMIZERS[name](), hidden()), weighted) for _ in range(2))
