@@ -48,6 +48,24 @@ def stages(estimator):
     ]
 
 
+def test_each_param_has_the_methods_of_spark_s_stages():
+    estimator = KerasEstimator(window=8)
+    assert estimator.setEpochs(5).setBatchSize(64).setFeaturesCol("put") is estimator
+    assert (estimator.getEpochs(), estimator.getBatchSize(), estimator.getFeaturesCol()) == (5, 64, "put")
+    assert (estimator.getWindow(), estimator.getSeed()) == (8, None)
+    assert estimator.setWindow(None).getWindow() == 8  # as with setParams
+    assert estimator.copy().setEpochs(6).getEpochs() == 6
+    assert estimator.getEpochs() == 5
+    with pytest.raises(InvalidInputError, match="epochs=0: give 1 or more"):
+        estimator.setEpochs(0)
+    for stage in (KerasEstimator, KerasModel):
+        for parameter in stage(None).params:
+            name = parameter.name[0].upper() + parameter.name[1:]
+            assert parameter.doc in getattr(stage, f"set{name}").__doc__
+            assert parameter.doc in getattr(stage, f"get{name}").__doc__
+    assert not hasattr(KerasModel, "setEpochs")
+
+
 def test_a_grid_of_algorithms_holds_what_is_saved():
     estimator = KerasEstimator(algorithm=choros.AEASGD)
     assert estimator.value("algorithm")["name"] == "AEASGD"

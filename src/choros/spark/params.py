@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -38,6 +39,9 @@ class ColumnParams(Params):  # type: ignore[misc]
 
     Columns to read are a name, a list of names, or a dict from the model's names to these. A list has one name for each
     input or output. For a single input or output, the columns of a list are concatenated into one vector.
+
+    Each Param of a subclass has the two methods that stages of Spark have: ``setEpochs(5)``, which returns the stage,
+    and ``getEpochs()``, which returns None if there is no value.
     """
 
     featuresCol = param("featuresCol", "what the model reads: a column, a list of columns, or a dict")
@@ -49,6 +53,14 @@ class ColumnParams(Params):  # type: ignore[misc]
     task = param("task", "classification, regression or raw; auto asks the model's loss and last layer")
     predictBatchSize = param("predictBatchSize", "rows of a batch of prediction", TypeConverters.toInt, least=1)
     nulls = param("nulls", "error or drop: what to do with rows that have nulls", TypeConverters.toString)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in dir(cls):
+            if isinstance(parameter := getattr(cls, name, None), Param):
+                for method in _accessors(parameter):
+                    method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
+                    setattr(cls, method.__name__, method)
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,3 +96,16 @@ class ColumnParams(Params):  # type: ignore[misc]
         """
         parameter = self.getParam(name)
         return parameter.typeConverter(self.getOrDefault(parameter)) if self.isDefined(parameter) else None
+
+
+def _accessors(parameter: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def setter(self: ColumnParams, value: Any) -> Any:
+        return self.setParams(**{parameter.name: value})
+
+    def getter(self: ColumnParams) -> Any:
+        return self.value(parameter.name)
+
+    title = parameter.name[0].upper() + parameter.name[1:]
+    setter.__name__, setter.__doc__ = f"set{title}", f"Set ``{parameter.name}`` ({parameter.doc}). Return the stage."
+    getter.__name__, getter.__doc__ = f"get{title}", f"Return ``{parameter.name}``: {parameter.doc}."
+    return setter, getter
