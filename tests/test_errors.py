@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from choros.errors import CallsDifferError, ChorosError, CommTimeoutError, WorkerFailedError
+from choros.errors import CallsDifferError, CheckpointError, ChorosError, CommTimeoutError, WorkerFailedError
 
 for name in ("hvd", "launch.schedulers.commands", "comm.tcp.auth_socket", "training.executors.local"):
     importlib.import_module(f"choros.{name}")  # some define errors of their own
@@ -44,3 +44,11 @@ def test_fields_survive():
         np.testing.assert_array_equal(again.weights[0], [1, 1])
     assert pickle.loads(pickle.dumps(CommTimeoutError("late", (1, 2)))).missing == (1, 2)
     assert pickle.loads(pickle.dumps(CallsDifferError("other", [(1, 2, 3, 4)]))).posted == [(1, 2, 3, 4)]
+    full = pickle.loads(pickle.dumps(CheckpointError(28, "No space left", "state/000.choros", None, "state")))
+    assert (full.errno, full.strerror, full.filename, full.filename2) == (
+        28,
+        "No space left",
+        "state/000.choros",
+        "state",
+    )
+    assert str(full) == "[Errno 28] No space left: 'state/000.choros' -> 'state'"

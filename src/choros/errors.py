@@ -45,7 +45,9 @@ class ChorosError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make pickle restore the attributes too: by default it calls the class with the message only."""
-        return _restore, (type(self), self.args, vars(self))
+        # OSError keeps the names of files beside ``args`` and ``__dict__``.
+        files = {name: getattr(self, name, None) for name in ("filename", "filename2")}
+        return _restore, (type(self), self.args, vars(self) | {name: file for name, file in files.items() if file})
 
 
 class InvalidInputError(ChorosError, ValueError):
@@ -201,7 +203,8 @@ def suggestion(word: str, known: Iterable[str], otherwise: str = "known are") ->
 def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ChorosError:
     error = kind.__new__(kind, *arguments)
     error.args = arguments
-    vars(error).update(attributes)
+    for name, value in attributes.items():
+        setattr(error, name, value)
     return error
 
 
