@@ -4,6 +4,7 @@ import collections
 import contextlib
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -65,6 +66,64 @@ def pytest_collection_modifyitems(items):
         marked = {marker.name for marker in item.iter_markers()}
         if (folder not in QUICK and "quick" not in marked) or marked & {"long", "mpi", *FOLDERS.values()}:
             item.add_marker("slow")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="leave out slow tests, of all files alike, where this machine takes longer for them all",
+    )
+
+
+def pytest_configure(config):
+    config.schedule = None
+
+
+class Schedule:
+    """The share of the work before each test, and the share of the time that has passed.
+
+    The cost of a test is that of its file in ``seconds.json``, divided by its number of tests: processor seconds of all
+    processes, from an earlier run on the same backend. Only ratios matter.
+    """
+
+    def __init__(self, items, limit):
+        paths = [item.path.relative_to(HERE.parent).as_posix() for item in items]
+        seconds = json.loads((HERE / "seconds.json").read_text())[os.environ["KERAS_BACKEND"]]
+        counts = collections.Counter(paths)
+        costs = [seconds.get(path, 0.0) / counts[path] + 0.02 for path in paths]
+        before = [0.0, *itertools.accumulate(costs)]
+        self.cost = dict(zip(items, costs, strict=True))
+        self._due = {item: limit * done / before[-1] for item, done in zip(items, before, strict=False)}
+        self._begin, self.left_out = time.monotonic(), collections.Counter()
+
+    def is_late(self, item):
+        """Return whether more time has passed than the tests before this one should take."""
+        return time.monotonic() - self._begin > self._due[item]
+
+
+def pytest_collection_finish(session):
+    """Begin to measure the time for ``--within``, when all tests are known."""
+    if limit := session.config.getoption("--within"):
+        session.config.schedule = Schedule(session.items, limit)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item):
+    """Leave out a slow test if the run is late. A test that takes little is run in any case."""
+    schedule = item.config.schedule
+    if schedule and schedule.cost[item] > 0.2 and item.get_closest_marker("slow") and schedule.is_late(item):
+        schedule.left_out[item.path.relative_to(HERE.parent).as_posix()] += 1
+        pytest.skip("left out: this machine is too slow for all tests in the time of --within")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Name the files of tests that were left out because of ``--within``."""
+    left_out = config.schedule.left_out if config.schedule else {}
+    if left_out:
+        terminalreporter.section(f"{left_out.total()} tests left out, as this machine is slow")
+        terminalreporter.write_line(", ".join(f"{path} ({count})" for path, count in left_out.items()))
 
 
 def pytest_sessionfinish():
