@@ -25,7 +25,8 @@ pyright=$!
 wait $pyright || { cat "$room/pyright"; exit 1; }
 
 # Three lanes side by side, since most tests wait for ranks to start, to meet or to time out and leave the cores idle. Each
-# takes the next piece of work when it has done one; the long ones come first, so that all end at about the same time.
+# takes the next piece of work when it has done one; the long ones come first, so that all end at about the same time. The
+# seconds of a piece are its share of about 20 minutes: a slow machine leaves tests out (--within of tests/conftest.py).
 # Laws 5 to 8 are about processes, sockets and scripts: the same on every backend. Law 2 is about the division of data, whose
 # code no backend has a part in: PyTorch and JAX show it.
 depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_joined.py tests/training/test_devices.py
@@ -33,27 +34,27 @@ depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_j
     tests/training/test_sent_weights.py tests/training/test_shard_optimizer.py
     tests/training/test_special_inputs.py $(printf -- '--ignore=tests/laws/test_%s.py ' 5_loud 6_clean 7_safe 8_cheap)"
 apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
-work=(
-    "jax $(printf -- '--ignore=%s ' $apart)"
-    "jax tests/training/test_[a-l]*.py"
-    "tensorflow $depends --ignore=tests/laws/test_2_every_batch.py"
-    "jax tests/training/test_[m-z]*.py"
-    "jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
-    "jax tests/laws tests/hvd"
-    "torch $depends"
+work=(  # seconds, backend, tests
+    "790 jax $(printf -- '--ignore=%s ' $apart)"
+    "710 jax tests/training/test_[a-l]*.py"
+    "700 tensorflow $depends --ignore=tests/laws/test_2_every_batch.py"
+    "480 jax tests/training/test_[m-z]*.py"
+    "370 jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
+    "320 torch $depends"
+    "240 jax tests/laws tests/hvd"
 )
 
 lane() {
-    local piece backend what
+    local piece limit backend what
     for piece in "${!work[@]}"; do
         mkdir "$room/$piece" 2>/dev/null || continue
-        read -r -d '' backend what <<<"${work[$piece]}" || true
+        read -r -d '' limit backend what <<<"${work[$piece]}" || true
         if [[ $backend == tensorflow ]]; then  # what JAX_DISABLE_MOST_OPTIMIZATIONS does, and Choros' own setting
             local -x XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_multi_thread_eigen=false"
         else
             unset XLA_FLAGS
         fi
-        KERAS_BACKEND=$backend "$python" -m pytest --durations=15 --durations-min=4 $what "$@" \
+        KERAS_BACKEND=$backend "$python" -m pytest --durations=15 --durations-min=4 --within "$limit" $what "$@" \
             >"$room/$piece/said" 2>&1 && touch "$room/$piece/passed"
         touch "$room/$piece/ended"
     done
