@@ -23,9 +23,8 @@ def control_server():
 
 def come(control_server, number):
     """A process of the job, once the control server has let it in."""
-    channel = RpcConnection(
-        dial(control_server.address, SECRET, ProcessGreeting(number), 5.0), "the control server", 10.0
-    )
+    socket = dial(control_server.address, SECRET, ProcessGreeting(number), 5.0)
+    channel = RpcConnection(socket, "the control server", 10.0)
     assert control_server.received.get(timeout=10.0) == (number, Connected())
     return channel
 
@@ -38,8 +37,10 @@ def test_a_process_that_reads_nothing_keeps_no_other_waiting_and_is_dropped(cont
         notices.extend(control_server.send(0, GenerationBroken(1, "x" * (1 << 20))) for _ in range(100))
         notices.append(control_server.send(1, Ping()))
 
-    threading.Thread(target=drive, daemon=True).start()
+    driver = threading.Thread(target=drive, daemon=True)
+    driver.start()
     assert other.receive()[0] == header_of(Ping())
+    driver.join(10.0)  # the message may arrive before send has returned
     assert notices[0]
     assert not notices[99]  # nothing more is kept for it
     assert notices[100]
