@@ -57,7 +57,8 @@ class ColumnParams(Params):  # type: ignore[misc]
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in dir(cls):
-            if isinstance(parameter := getattr(cls, name, None), Param):
+            parameter: Any = getattr(cls, name, None)
+            if hasattr(parameter, "typeConverter") and parameter.name == name:  # not by class: sphinx mocks pyspark
                 for method in _accessors(parameter):
                     method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
                     setattr(cls, method.__name__, method)
