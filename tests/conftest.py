@@ -81,6 +81,11 @@ def pytest_configure(config):
     config.schedule = None
 
 
+def relative_path(item):
+    """Return the path of a test's file from the root of the repository."""
+    return item.path.relative_to(HERE.parent).as_posix()
+
+
 class Schedule:
     """The share of the work before each test, and the share of the time that has passed.
 
@@ -89,13 +94,13 @@ class Schedule:
     """
 
     def __init__(self, items, limit):
-        paths = [item.path.relative_to(HERE.parent).as_posix() for item in items]
+        paths = list(map(relative_path, items))
         seconds = json.loads((HERE / "seconds.json").read_text())[os.environ["KERAS_BACKEND"]]
         counts = collections.Counter(paths)
         costs = [seconds.get(path, 0.0) / counts[path] + 0.02 for path in paths]
-        before = [0.0, *itertools.accumulate(costs)]
+        done, total = itertools.accumulate(costs[:-1], initial=0.0), sum(costs)
         self.cost = dict(zip(items, costs, strict=True))
-        self._due = {item: limit * done / before[-1] for item, done in zip(items, before, strict=False)}
+        self._due = {item: limit * cost / total for item, cost in zip(items, done, strict=True)}
         self._begin, self.left_out = time.monotonic(), collections.Counter()
 
     def is_late(self, item):
@@ -114,7 +119,7 @@ def pytest_runtest_setup(item):
     """Leave out a slow test if the run is late. A test that takes little is run in any case."""
     schedule = item.config.schedule
     if schedule and schedule.cost[item] > 0.2 and item.get_closest_marker("slow") and schedule.is_late(item):
-        schedule.left_out[item.path.relative_to(HERE.parent).as_posix()] += 1
+        schedule.left_out[relative_path(item)] += 1
         pytest.skip("left out: this machine is too slow for all tests in the time of --within")
 
 

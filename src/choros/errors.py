@@ -47,7 +47,11 @@ class ChorosError(Exception):
         """Make pickle restore the attributes too: by default it calls the class with the message only."""
         # OSError keeps the names of files beside ``args`` and ``__dict__``.
         files = {name: getattr(self, name, None) for name in ("filename", "filename2")}
-        return _restore, (type(self), self.args, vars(self) | {name: file for name, file in files.items() if file})
+        return _restore, (
+            type(self),
+            self.args,
+            vars(self) | {name: file for name, file in files.items() if file is not None},
+        )
 
 
 class InvalidInputError(ChorosError, ValueError):
