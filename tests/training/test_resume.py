@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import keras
@@ -457,3 +458,46 @@ def test_metrics_count_no_batch_twice_if_a_worker_exchanges_while_a_checkpoint_i
     assert history.epoch == [1, 2]
     assert begun == ended
     assert history.history["rows"] == [24, 24]
+
+
+def test_batch_hooks_begin_where_rank_0_resumes_in_a_later_epoch_than_the_callbacks(pools, data, make_model, tmp_path):
+    x, y = data(24)
+    pool = pools(2)
+    late = pool.start().pids[1]
+
+    class Uneven(keras.utils.PyDataset):
+        """The second worker needs a second for each batch after the first epoch."""
+
+        reads = 0
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            self.reads += 1
+            time.sleep(1 if os.getpid() == late and self.reads > 8 else 0.05)
+            return x[index * 3 : index * 3 + 3], y[index * 3 : index * 3 + 3]
+
+    class Warned(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == (1, 7):  # then the first worker is in the next epoch
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+
+    def fit(**how):
+        model = make_model()
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        trainer = choros.Trainer(model, choros.DOWNPOUR(window=1), workers=2, pool=pool)
+        return trainer.fit(Uneven(), epochs=3, verbose=0, checkpoint=tmp_path, **how)
+
+    with pytest.raises(SystemExit):
+        fit(callbacks=[Warned()])
+    begun, ended = [], []
+    hooks = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: begun.append(batch),
+        on_train_batch_end=lambda batch, logs: ended.append(batch),
+    )
+    assert fit(resume=True, callbacks=[hooks]).epoch == [1, 2]
+    assert begun == ended

@@ -139,6 +139,8 @@ class CallbackRunner:
         self._holding: list[bool] = []  # for each callback, whether it may reach weights without LazyWeights noticing
         self._eager = False  # whether such a callback has a batch hook
         self.step = -1  # the last batch for which on_train_batch_begin was called
+        # The epoch of rank 0's first report. Infinity while an asynchronous rank 0 that resumes has reported nothing.
+        self._first_report: float = -1
         self.logs: dict[str, float] = {}
 
     # -- the calls that Keras' fit would make
@@ -165,8 +167,11 @@ class CallbackRunner:
             if epoch < self.epochs:
                 self.epoch = epoch
                 self.list.on_epoch_begin(epoch)
-                # An asynchronous rank 0 may resume within its epoch; its first report has the number of its batch.
-                if self.synchronous or not begun:
+                # An asynchronous rank 0 may resume within this epoch or a later one. Its first report has the number of
+                # its batch.
+                if begun and not self.synchronous:
+                    self._first_report = math.inf
+                else:
                     self._begin_batch(self.first)
         # Once more: the callbacks above have run again, and the saved state already includes what they change.
         restored = begun and self._restore()
@@ -195,6 +200,7 @@ class CallbackRunner:
                 self.list.on_train_batch_end(step, logs)
             return TrainerControl()
         # An asynchronous rank 0 may be in another epoch than the callbacks.
+        self._first_report = min(self._first_report, epoch)
         if not self.synchronous and epoch != self.epoch:
             if self.epoch is not None and epoch > self.epoch:
                 self._later.append((epoch, step, logs))
@@ -374,7 +380,8 @@ class CallbackRunner:
                 ended = True
                 self.step = -1  # the epoch that has ended may have had batch 0 only
                 self.list.on_epoch_begin(self.epoch)
-                self._begin_batch(0)
+                if self._first_report < self.epoch:
+                    self._begin_batch(0)
         control = self._control()
         return control if stopped else replace(control, stop=False) if self.per_batch else self._after_a_batch(control)
 
