@@ -140,7 +140,8 @@ def pytest_sessionfinish():
     memory = pathlib.Path("/dev/shm")
     for path in [*memory.glob("mpich_shm_*"), *memory.glob("sm_segment.*")]:
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime > STARTED and not any(str(path) in each for each in maps):
+            # Not a new one: ranks of another run of tests may not have mapped it yet.
+            if STARTED < path.stat().st_mtime < time.time() - 60 and not any(str(path) in each for each in maps):
                 path.unlink()
     for path in pathlib.Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
         with contextlib.suppress(OSError):
@@ -491,12 +492,13 @@ def failing(tmp_path):
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=90,
+            timeout=240,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
         assert job.returncode == code if code else job.returncode, job.stdout
         took = time.time() - float(re.search(r"raised at (\d+\.\d+)", job.stdout)[1])
-        assert took < 10, f"{took} s after rank 1 raised:\n{job.stdout}"
+        # About 5 s on a quiet machine. Far below the 120 s that the other rank of "script" would sleep.
+        assert took < 30, f"{took} s after rank 1 raised:\n{job.stdout}"
         end = "\n".join(job.stdout.rstrip().splitlines()[-lines:])
         cause = "SystemExit: 3" if how == "exit" else "ValueError: the cause"
         for message in ("Traceback (most recent call last):", "in fail", cause):

@@ -62,7 +62,7 @@ lane() {
 
 for _ in 1 2 3; do lane "$@" & done
 for piece in "${!work[@]}"; do
-    until [[ -e $room/$piece/ended ]] || ! jobs -r | grep -q .; do sleep 0.5; done
+    until [[ -e $room/$piece/ended || -z $(jobs -r) ]]; do sleep 0.5; done
     cat "$room/$piece/said"
 done
 wait

@@ -5,9 +5,11 @@ There is no systemd, no control group, no data base, and nothing in /etc: all fi
 what is in it. The nodes are said to have two GPUs, which are devices of memory.
 """
 
+import contextlib
 import os
 import pathlib
 import platform
+import random
 import re
 import shutil
 import socket
@@ -27,7 +29,7 @@ SlurmctldHost={here}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={room}/munge/socket,cred_expire=5
+AuthInfo=socket={room}/munge/socket,cred_expire=15
 CredType=cred/munge
 SlurmctldPort={port}
 SlurmdPort={port}
@@ -61,7 +63,8 @@ class Slurm:
 
     def __init__(self):
         self.room = pathlib.Path(tempfile.mkdtemp(prefix="choros-slurm-"))
-        self.environment = {"SLURM_CONF": str(self.room / "slurm.conf"), "PYTHONPATH": str(SOURCE)}
+        paths = [str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]  # tests/startup is in it
+        self.environment = {"SLURM_CONF": str(self.room / "slurm.conf"), "PYTHONPATH": os.pathsep.join(paths)}
 
     def up(self):
         room = self.room
@@ -89,10 +92,12 @@ class Slurm:
         options = [f"--{name}={room}/munge/{file}" for name, file in (pair.split("=") for pair in files)]
         self.run("munged", *options, "--force")
         self.run("slurmctld", "-c", "-f", room / "slurm.conf")
+        # A slurmd that finds no controller tries again after 1, 2, 4 ... s.
+        self.wait(lambda: "is UP" in self.run("scontrol", "ping", check=False), 120)
         for i in self.numbers:
             node = f"mount --bind {room}/hosts /etc/hosts && hostname n{i} && exec slurmd -N n{i} -f {room}/slurm.conf"
             self.run("unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c", node)
-        self.wait(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).strip() == str(NODES))
+        self.wait(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).strip() == str(NODES), 120)
 
     @property
     def numbers(self):
@@ -107,7 +112,7 @@ class Slurm:
         started = [int(file.read_text()) for file in files if file.exists()]
         for number in started:
             subprocess.run(["kill", str(number)], stderr=subprocess.DEVNULL)
-        self.wait(lambda: not any(pathlib.Path(f"/proc/{number}").exists() for number in started))
+        self.wait(lambda: not any(pathlib.Path(f"/proc/{number}").exists() for number in started), 60)
         shutil.rmtree(self.room)
 
     def run(self, *command, check=True, timeout=180, cwd=None, stdin="", **environment):
@@ -155,14 +160,13 @@ class Slurm:
 
 
 def free_ports(count):
-    """Ports that nobody listens on just now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for result in sockets:
-        result.bind(("", 0))
-    numbers = [result.getsockname()[1] for result in sockets]
-    for result in sockets:
-        result.close()
-    return numbers
+    """Return ports on which nobody listens now, below those that the kernel gives to other programs."""
+    numbers = []
+    for number in random.sample(range(10_000, 19_000), 50):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", number))
+            numbers.append(number)
+    return numbers[:count]
 
 
 @pytest.fixture(scope="session")
@@ -177,7 +181,5 @@ def slurm():
         yield cluster
     finally:
         cluster.down()
-        for remaining in (
-            set(pathlib.Path("/dev/shm").glob("mpich_shm_*")) - shared
-        ):  # MPICH's, of jobs that were aborted
-            remaining.unlink()
+        for remaining in set(pathlib.Path("/dev/shm").glob("mpich_shm_*")) - shared:  # of jobs that were aborted
+            remaining.unlink(missing_ok=True)

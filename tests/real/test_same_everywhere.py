@@ -64,13 +64,14 @@ def data(tmp_path):
     return tmp_path / "data.npz"
 
 
+@pytest.mark.timeout(900)
 def test_every_algorithm_ends_the_same_under_three_launchers(slurm, mpiexec, data, tmp_path):
     (tmp_path / "all.py").write_text(SCRIPT)
     command = [sys.executable, tmp_path / "all.py", data]
     run = [sys.executable, "-m", "choros", "run", "-n", "2", *command[1:], tmp_path / "choros"]
-    subprocess.run(run, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(run, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
     mpiexec(2, *command, tmp_path / "mpich")
-    slurm.run("srun", "--mpi=pmi2", "-N2", "-n2", *command, tmp_path / "slurm", timeout=120, OMP_NUM_THREADS="1")
+    slurm.run("srun", "--mpi=pmi2", "-N2", "-n2", *command, tmp_path / "slurm", timeout=240, OMP_NUM_THREADS="1")
     facts, weights = {}, {}
     for name in ("choros", "mpich", "slurm"):
         size, launcher, facts[name] = json.loads((tmp_path / f"{name}.json").read_text())

@@ -104,7 +104,7 @@ spark.stop()
 """
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_over_connect(spark_is_there, tmp_path):
     pytest.importorskip("grpc", reason="Spark Connect needs grpcio: pip install 'pyspark[connect]'")
     script = tmp_path / "over_connect.py"
@@ -112,7 +112,7 @@ def test_over_connect(spark_is_there, tmp_path):
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(tmp_path)}
     environment = {name: value for name, value in environment.items() if name not in ("SPARK_HOME", "SPARK_LOCAL_IP")}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=270, cwd=tmp_path, env=environment
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=560, cwd=tmp_path, env=environment
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     assert done.stdout.endswith("all of it\n")

@@ -203,9 +203,9 @@ def test_members_and_what_cannot_be(spark, rows):
 
 
 class Ones:
-    """Makes a PyDataset of batches of ones; those of one worker are slow, so the other is ahead of it."""
+    """Makes a PyDataset of batches of ones; those of one worker are slow, and slower while a file ``slow`` exists."""
 
-    def __new__(cls):
+    def __new__(cls, slow):
         import keras
 
         class Ones(keras.utils.PyDataset):
@@ -213,7 +213,7 @@ class Ones:
                 return 14
 
             def __getitem__(self, index):
-                time.sleep(0.05 * (index % 2))
+                time.sleep((1.0 if slow.exists() else 0.05) * (index % 2))
                 return np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
 
         return Ones()
@@ -231,7 +231,7 @@ def executors(spark):
     return results
 
 
-def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, capfd):
+def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, capfd, tmp_path):
     """Each step of a worker adds 1 to the one weight. The kill is in the middle of an epoch."""
     import keras
 
@@ -241,14 +241,21 @@ def test_each_batch_is_in_the_center_once_though_an_executor_was_killed(spark, c
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 2 and not self.killed:
                 self.killed = executors(spark)[0]
-                threading.Timer(0.15, os.kill, [self.killed, signal.SIGKILL]).start()
+                slow.touch()  # else the epochs may end before Spark notices the kill
+                threading.Timer(0.15, self.kill).start()
 
+        def kill(self):
+            os.kill(self.killed, signal.SIGKILL)
+            time.sleep(3)
+            slow.unlink()
+
+    slow = tmp_path / "slow"
     model, kill = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)]), Kill()
     model.compile(keras.optimizers.SGD(1.0), lambda y_true, y_pred: -y_pred)
     begin = float(model.get_weights()[0][0, 0])
     there = choros.Spark(spark, restarts=1)
     _, history = fit(
-        spark, model, choros.DOWNPOUR(window=3), Ones(), launcher=there, callbacks=[kill], epochs=5, shuffle=False
+        spark, model, choros.DOWNPOUR(window=3), Ones(slow), launcher=there, callbacks=[kill], epochs=5, shuffle=False
     )
     stderr = capfd.readouterr().err
     assert kill.killed

@@ -184,7 +184,7 @@ def test_a_stream_of_kafkas_shape_is_parsed_and_predicted(spark, frame):
     parsed = events.select("offset", F.from_json(F.col("value").cast("string"), schema).alias("row"))
     result, seen = KerasModel(model, featuresCol=names).transform(parsed.select("offset", "row.*")), []
     query = result.writeStream.foreachBatch(lambda batch, number: seen.extend(batch.collect())).start()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while len(seen) < 40 and time.monotonic() < end and query.isActive:
         time.sleep(0.1)
     query.stop()

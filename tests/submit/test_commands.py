@@ -283,7 +283,8 @@ def test_what_somebody_else_wrote_is_left_alone(folder, command, capsys):
 
 
 def test_status_log_and_cancel_of_pbs(folder, command, capsys):
-    command("qstat", 'echo "$@ R"; [ -e over ] && exit 35; /bin/cp more train.o17; : >over; exit 0')
+    over = "[ -e over ] && { echo 'qstat: 17 Job has finished' >&2; exit 35; }"
+    command("qstat", f'echo "$@ R"; {over}; /bin/cp more train.o17; : >over; exit 0')
     command("qdel", 'echo "$@" >deleted')
     (folder / "train.o17").write_text("one\n")
     (folder / "more").write_text("one\ntwo\n")
@@ -311,6 +312,22 @@ def test_a_scheduler_that_does_not_answer(command, capsys, verb):
     assert errors.startswith(f"choros {verb}: error: slurm does not answer: sc")
     assert "Go to a login node of the cluster, or try again later." in errors
     assert "printed: scon" in errors or "printed: scan" in errors
+
+
+def test_the_log_of_a_job_is_followed_though_a_query_fails(folder, command, capsys):
+    """SLURM answers the second query too late; the job has ended at the third."""
+    command(
+        "scontrol",
+        """echo >>queries
+        case $(/usr/bin/wc -l <queries) in
+            1) echo "JobId=7 JobState=RUNNING StdOut=$PWD/train-7.log" ;;
+            2) echo "slurm_load_jobs error: Socket timed out on send/recv operation" >&2; exit 1 ;;
+            *) echo two >>train-7.log; echo "JobId=7 JobState=COMPLETED StdOut=$PWD/train-7.log" ;;
+        esac""",
+    )
+    (folder / "train-7.log").write_text("one\n")
+    assert main(["log", "-f", "--on", "slurm", "7"]) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
 
 
 def test_cancel_of_a_job_that_is_over(folder, command, capsys):

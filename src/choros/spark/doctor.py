@@ -17,7 +17,7 @@ from choros.console import write_line
 from choros.launch.process.failure_report import amount
 from choros.spark.java import session
 from choros.spark.task_errors import translate
-from choros.spark.task_slots import setting, slots
+from choros.spark.task_slots import setting, wait_for_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ def examine(spark: SparkSession) -> list[dict[str, Any]]:
     Raises:
         InvalidInputError: no task could start. The message contains the reason.
     """
-    count, look = max(slots(spark)[0], 1), _looker(PACKAGES)
+    count, look = max(wait_for_slots(spark, None)[0], 1), _looker(PACKAGES)
     barrier = setting(spark, "spark.dynamicAllocation.enabled", "false").lower() != "true"
     frame = spark.range(count).repartition(count).select("id")
     try:

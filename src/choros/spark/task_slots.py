@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _YOUNG = 30.0  # seconds after the start of an application in which executors may still register
 _SETTLED = 3.0  # seconds without a change after which the number of slots is final
+_LATE = 2.0  # seconds in which Spark may still report the tasks of a job that has ended
 _AGAIN = 60.0  # seconds to wait for replacements of lost executors
 _seen: dict[str, int] = {}  # the largest number of slots of each application
 
@@ -43,7 +44,7 @@ def choose_workers(spark: SparkSession, workers: int | str | None) -> int:
         )
     refuse_dynamic(spark)
     requested = 1 if auto else int(workers or 1)
-    available, free = _waited(spark, None if auto else requested)
+    available, free = wait_for_slots(spark, None if auto else requested)
     if available < requested:
         raise InvalidInputError(
             f"workers={requested}, but this cluster has {available} task slot{'s' * (available != 1)} "
@@ -80,11 +81,28 @@ def setting(spark: SparkSession, name: str, default: str) -> str:
         return default
 
 
-def _waited(spark: SparkSession, requested: int | None) -> tuple[int, int]:
-    """Return the numbers of slots and of free slots. If the application has just started, wait for its executors."""
+def wait_for_slots(spark: SparkSession, requested: int | None) -> tuple[int, int]:
+    """Return the numbers of slots and of free slots.
+
+    If the application has just started, wait for its executors. If slots are not free, wait for the report of tasks
+    that have just ended: Spark returns the result of a job before its status lists the job as ended.
+
+    Args:
+        spark: SparkSession.
+        requested: number of slots to wait for, or None: those that there are.
+    """
     available, free = slots(spark)
-    if is_connect(spark) or _local(spark):
-        return available, free
+    if not (is_connect(spark) or _local(spark)):
+        available, free = _executors(spark, requested, available, free)
+    end = time.monotonic() + _LATE
+    while requested is None and free < available and time.monotonic() < end:
+        time.sleep(0.05)
+        available, free = slots(spark)
+    return available, free
+
+
+def _executors(spark: SparkSession, requested: int | None, available: int, free: int) -> tuple[int, int]:
+    """Wait for the executors of a young application, or for replacements of lost ones; see ``wait_for_slots``."""
     context, now = spark.sparkContext, time.monotonic()
     most = _seen.get(context.applicationId, 0)
     end = now + _YOUNG - (time.time() - context.startTime / 1000)

@@ -21,6 +21,7 @@ from choros.launch.schedulers.scheduler import Scheduler
 
 _ID = re.compile(r"[A-Za-z0-9\u0192][\w.\[\]/-]*")
 _TICK = 0.5  # seconds between two reads of a growing log
+_FAILURES = 10  # failed queries in a row after which the log of a job is not followed any longer
 
 
 class _NoAnswer(SchedulerError):
@@ -130,10 +131,17 @@ def has_ended(scheduler: Scheduler, job: str) -> bool:
     try:
         return scheduler.ended(_call(scheduler, scheduler.status(_checked(job)), f"{scheduler.name} does not answer"))
     except SchedulerError as error:
-        # Not every failure is the end: on a busy cluster a question may run into a timeout while the job runs.
-        if any(phrase in str(error).lower() for phrase in scheduler.unknown):
+        if _is_unknown(scheduler, error):
             return True
         raise SchedulerError(str(error)) from None
+
+
+def _is_unknown(scheduler: Scheduler, error: ChorosError) -> bool:
+    """Return whether ``status`` failed because the scheduler does not know the job any more.
+
+    Other failures are not the end of the job: on a busy cluster a query may time out while the job runs.
+    """
+    return any(phrase in str(error).lower() for phrase in scheduler.unknown)
 
 
 def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | None = None, folder: str = "") -> None:
@@ -155,10 +163,14 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     if scheduler.follow is not None:
         _call(scheduler, scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", stream)
         return
-    position = 0
+    position = failures = 0
     while True:
-        output, silent = _ask(scheduler, job)
-        over = scheduler.ended(output)  # query before reading, so that the last read includes all output
+        output, error = _ask(scheduler, job)  # before reading, so that the last read includes all output
+        failures = 0 if error is None else failures + 1
+        if error is None:
+            over = scheduler.ended(output)
+        else:
+            over = failures == _FAILURES or isinstance(error, InvalidInputError) or _is_unknown(scheduler, error)
         path = _log_file(scheduler, job, output, folder)
         if path:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -170,8 +182,8 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
             break
         time.sleep(_TICK)
     if not path:
-        if silent is not None:
-            raise silent
+        if isinstance(error, (_NoAnswer, InvalidInputError)):
+            raise error
         where = " or ".join(scheduler.logs(job))
         raise SchedulerError(
             f"job {job} has no log yet: {where} is not in {folder or os.getcwd()}, where a job leaves it"
@@ -193,11 +205,11 @@ def _checked(job: str) -> str:
 
 
 def _ask(scheduler: Scheduler, job: str) -> tuple[str, ChorosError | None]:
-    """Return the output of ``status``, or "" if the command failed; and the error if no scheduler was reached."""
+    """Return the output of ``status``, or "" if the command failed; and its error."""
     try:
         return _call(scheduler, scheduler.status(job), ""), None
     except (InvalidInputError, SchedulerError) as error:
-        return "", error if isinstance(error, (_NoAnswer, InvalidInputError)) else None
+        return "", error
 
 
 def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO | None = None) -> str:
