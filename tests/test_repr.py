@@ -99,6 +99,7 @@ JOB = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM
     ("made", "text"),
     [
         (choros.callbacks.BatchTiming(verbose=0), "BatchTiming(warmup=1, verbose=0)"),
+        (choros.callbacks.RunMetrics(), "RunMetrics()"),
         (choros.callbacks.SamplesPerSec(64), "SamplesPerSec(64, warmup=1, verbose=1)"),
         (choros.callbacks.Profile("p", (20, 22)), "Profile('p', profile_batches=(20, 22))"),
         (choros.callbacks.TensorBoardEmbedding("logs"), "TensorBoardEmbedding('logs', embeddings_freq=1)"),

@@ -389,6 +389,7 @@ class Trainer:
             keras=keras_settings(),
             per_batch=conductor.per_batch,
             watched=bool(conductor.user),
+            run_metrics=any(getattr(callback, "adds_run_metrics", False) for callback in conductor.user),
             averaged_metrics=not_additive(self.model, sample) if self._replicas > 1 else [],
             validate_average=averaged,
             repeats=after_update is not None,

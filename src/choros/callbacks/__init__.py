@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from choros.callbacks.embedding import TensorBoardEmbedding
 from choros.callbacks.profile import Profile
+from choros.callbacks.run_metrics import RunMetrics
 from choros.callbacks.time_limit import BeforeTimeLimit
 from choros.callbacks.timing import BatchTiming, SamplesPerSec
 
-__all__ = ["BatchTiming", "BeforeTimeLimit", "Profile", "SamplesPerSec", "TensorBoardEmbedding"]
+__all__ = ["BatchTiming", "BeforeTimeLimit", "Profile", "RunMetrics", "SamplesPerSec", "TensorBoardEmbedding"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import keras
 
 # Of a job, what only rank 0 knows.
-_RANK_0 = ("seed", "per_batch", "progress", "watched", "validate_average", "repeats", "timeline")
+_RANK_0 = ("seed", "per_batch", "progress", "watched", "run_metrics", "validate_average", "repeats", "timeline")
 _APART = (*_RANK_0, "source", "validation", "host", "built")
 _OF_A_MODEL = ("model", "variables")
 _WORDS = {"fold_seed": "seed", "metric_values": "metrics", "averaged_metrics": "metrics", "mode": "algorithm or mode"}

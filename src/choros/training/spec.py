@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from choros.algorithms import Algorithm
@@ -43,6 +43,7 @@ class FitConfig:
     keras: dict[str, Any] = field(default_factory=dict)  # floatx, image format, dtype policy
     per_batch: bool = False  # a callback has batch hooks: rank 0 reports each batch and waits for a control message
     watched: bool = False  # there are user callbacks: they may read the weights of an epoch's end
+    run_metrics: bool = False  # a callback adds ``epoch_rates`` to the logs of epochs
     progress: float = 0.0  # seconds between two progress reports of rank 0; 0: no reports
     timeout: float = 300.0
     first_timeout: float = 1800.0
@@ -85,8 +86,12 @@ class FitConfig:
 
     @property
     def epoch_values(self) -> int:
-        """Most values of one rank and epoch in the control block: its metric state, or a member's ``val_*`` figures."""
-        return self.metric_values + (_MEMBER_FIGURES if self.ensemble and self.validation is not None else 0)
+        """Most values of one rank and epoch in the control block.
+
+        These are its metric state and its ``EpochCounts``, or a member's ``val_*`` figures.
+        """
+        members = _MEMBER_FIGURES if self.ensemble and self.validation is not None else 0
+        return self.metric_values + members + len(fields(EpochCounts))
 
     def validates(self, epoch: int) -> bool:
         """Return whether Keras would validate after this epoch (counted from 0)."""
@@ -210,6 +215,67 @@ class WorkerStats:
     def json(self) -> dict[str, Any]:
         """Return the counts as plain JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class EpochCounts:
+    """The counts of one worker in one epoch, without the first step of each shape, which compiles.
+
+    Attributes:
+        rows: float. Rows that it trained.
+        seconds: float. Seconds of training.
+        exchanging: float. Seconds in exchanges.
+        waiting: float. Seconds of waiting for data.
+        exchanges: float. Number of exchanges.
+        staleness: float. Sum of the staleness of these exchanges.
+    """
+
+    rows: float
+    seconds: float
+    exchanging: float
+    waiting: float
+    exchanges: float
+    staleness: float
+
+    @classmethod
+    def between(cls, begin: WorkerStats, end: WorkerStats) -> EpochCounts:
+        """Return the difference of a worker's counts at the end and at the beginning of an epoch."""
+        return cls(
+            end.rows - end.first_rows - begin.rows + begin.first_rows,
+            end.seconds - begin.seconds,
+            end.exchanging - begin.exchanging,
+            end.waiting - begin.waiting,
+            end.exchanges - begin.exchanges,
+            end.staleness - begin.staleness,
+        )
+
+    def numbers(self) -> list[float]:
+        """Return the counts as a list, in the order of the fields."""
+        return list(astuple(self))
+
+
+def epoch_rates(sums: Iterable[float], workers: int, asynchronous: bool) -> dict[str, float]:
+    """Return the figures that ``choros.callbacks.RunMetrics`` adds to the logs of an epoch.
+
+    Args:
+        sums: the sums over the workers of ``EpochCounts.numbers()``.
+        workers: number of workers.
+        asynchronous: whether exchanges have a staleness.
+
+    Example:
+        >>> epoch_rates([3000, 4.0, 0.4, 0.2, 10, 5], 2, True)
+        {'samples_per_second': 1500.0, 'exchanging': 0.1, 'waiting': 0.05, 'staleness': 0.5}
+    """
+    counts = EpochCounts(*map(float, sums))
+    seconds = max(counts.seconds, 1e-9)
+    rates = {
+        "samples_per_second": counts.rows * workers / seconds,
+        "exchanging": min(1.0, counts.exchanging / seconds),
+        "waiting": min(1.0, counts.waiting / seconds),
+    }
+    if asynchronous:
+        rates["staleness"] = counts.staleness / counts.exchanges if counts.exchanges else 0.0
+    return rates
 
 
 Show = Callable[[], list[float]]

@@ -27,7 +27,7 @@ from choros.training.async_control.center_snapshots import CenterSnapshotStore
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part
 from choros.training.executors.shared_weights import SharedWeights
-from choros.training.spec import CallbackChannel, FitConfig, TrainerControl, WorkerStats
+from choros.training.spec import CallbackChannel, EpochCounts, FitConfig, TrainerControl, WorkerStats
 from choros.types import Array, Batch, aligned
 
 _SHOWN = 65_536  # most metric values that callbacks get
@@ -89,6 +89,7 @@ class WorkerContext:
         self.leaving = False  # set by the loop over ``batches``: this batch is the last
         self.dropped = False  # set by that loop: callbacks stopped training, so this batch was not trained
         self._shapes: set[int] = set()
+        self._epoch_begin = WorkerStats(self.rank)  # the counts at the beginning of the current epoch
         self.events = None if self.job.timeline is None else EventLog()
         if self.events is not None:
             self.group.trace = self.events.append
@@ -141,6 +142,7 @@ class WorkerContext:
         if job.ensemble:  # each member has a separate shard
             rank, size, synchronous, batch_size = 0, 1, True, -(-batch_size // size)
         self.leaving = self.dropped = False
+        self._epoch_begin = self.counted()
         job.follow_datasets(epoch, source=self.source)
         since = time.perf_counter()
         times, read, copied = FeedTimes(), tally.reading, tally.copying
@@ -217,6 +219,13 @@ class WorkerContext:
         more = 0 if self.open is None else self._made(self.open)
         rows = self.tally.rows + (self.open or 0)
         return replace(self.tally, steps=self.tally.steps + more, rows=rows, seconds=self.clock())
+
+    def epoch_counts(self) -> list[float]:
+        """Return the numbers of this rank's ``EpochCounts``, from the beginning of the epoch until now.
+
+        If the rank resumed within the epoch, they begin there.
+        """
+        return EpochCounts.between(self._epoch_begin, self.counted()).numbers()
 
     def _made(self, rows: int) -> int:
         """Return the number of steps for a batch of ``rows`` rows: an asynchronous worker makes none without rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import fields
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from choros.errors import CommTimeoutError, InvalidDataError
 from choros.param_server.center_state import encode_position
 from choros.training.async_control.center_snapshots import SLOTS, has_room
 from choros.training.async_control.recovery import resume_worker, save_position
+from choros.training.spec import EpochCounts, epoch_rates
 from choros.training.worker.context import WorkerContext
 from choros.training.worker.exchange import AsyncExchange, Schedule
 from choros.training.worker.local_steps import LocalSteps
@@ -210,7 +212,10 @@ class AsyncLoop:
                 f"rank {run.rank}: test_step logs {len(members)} figures, and members of an Ensemble may log "
                 f"{run.job.epoch_values}: log fewer."
             )
-        if run.control_block.add(index, run.rank, state, np.array(list(members.values()))):
+        train = np.zeros(run.job.epoch_values)
+        counts = run.epoch_counts()
+        train[: len(state)], train[-len(counts) :] = state, counts
+        if run.control_block.add(index, run.rank, train, np.array(list(members.values()))):
             self.report(epoch, members)
 
     def report_missed(self) -> None:
@@ -244,6 +249,9 @@ class AsyncLoop:
             if run.job.validates(epoch):
                 logs |= self.validate_at(epoch, *shown)
                 metric_values = run.shown_metric_values()
+        if run.job.run_metrics:
+            counts = run.control_block.sums(index)[0][-len(fields(EpochCounts)) :]
+            logs |= epoch_rates(counts, run.job.workers, run.job.asynchronous)
         run.reporter.epoch_end(epoch, logs, run.clock(), metric_values)
 
     def snapshot(self, epoch: int) -> tuple[Array, Array]:

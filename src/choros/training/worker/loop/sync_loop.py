@@ -12,7 +12,7 @@ from choros.comm.shared_values import gather_messages
 from choros.consistency import replica_divergence
 from choros.errors import PeerLostError, RankMismatchError
 from choros.training.checkpoint.sync_checkpointer import SyncCheckpointer
-from choros.training.spec import TrainerControl
+from choros.training.spec import TrainerControl, epoch_rates
 from choros.training.worker.allreduce_steps import AllReduceSteps
 from choros.training.worker.context import WorkerContext, mean_own_logs
 from choros.training.worker.exchange import Schedule, SyncExchange
@@ -33,6 +33,7 @@ class RankReport:
         fingerprint: list. That of its weights or center; see ``replica_divergence.mark``.
         host: str.
         lost_epoch: int. The epoch at which its numbers were first not finite; -1 if they are finite.
+        counts: list of float. The numbers of its ``EpochCounts``.
     """
 
     rows: int
@@ -40,6 +41,7 @@ class RankReport:
     fingerprint: list[Any]
     host: str
     lost_epoch: int
+    counts: list[float]
 
 
 class SyncLoop:
@@ -209,9 +211,10 @@ class SyncLoop:
         replica.set_metric_state(group.sum(state))
         logs: dict[str, float] = replica.metrics()
         metric_values = run.shown_metric_values()
-        lost = False
+        lost, counts = False, [run.epoch_counts()]
         if group.size > 1:
             reports = self.same(epoch)
+            counts = [report.counts for report in reports]
             logs |= mean_own_logs([(report.rows, report.logs) for report in reports])
             lost = any(report.lost_epoch >= 0 for report in reports)
         if run.rank == 0 and not lost:
@@ -221,6 +224,8 @@ class SyncLoop:
             with run.using_weights(average_of(replica) if run.job.validate_average else shown):
                 logs |= run.validate(group, epoch)
             metric_values = run.shown_metric_values()
+        if run.job.run_metrics:
+            logs |= epoch_rates(np.sum(counts, axis=0), group.size, asynchronous=False)
         if run.rank == 0:
             with run.using_weights(shown):
                 run.write_weights()
@@ -253,6 +258,7 @@ class SyncLoop:
             replica_divergence.mark(shared),
             run.tally.host,
             run.tally.lost_epoch,
+            run.epoch_counts(),
         )
         reports = gather_messages(run.group, local_report)
         drift = replica_divergence.compare([report.fingerprint for report in reports])
