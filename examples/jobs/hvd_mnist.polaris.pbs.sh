@@ -1,5 +1,5 @@
 #!/bin/bash
-# Written by: choros submit --site polaris --nodes 2 --time 0:30:00 --account PROJECT --queue debug -o '-l filesystems=home:eagle' --setup 'module use /soft/modulefiles' --setup 'module load conda' --setup 'conda activate base' --setup 'source venv/bin/activate' --env KERAS_BACKEND=jax --script jobs/hvd_mnist.polaris.pbs.sh hvd_mnist.py --data mnist.npz --epochs 12 --batch-size 128 --out checkpoints
+# Written by: choros submit --site polaris --nodes 2 --time 0:30:00 --account PROJECT --queue debug --filesystems home:eagle --setup 'module use /soft/modulefiles' --setup 'module load conda' --setup 'conda activate base' --setup 'source venv/bin/activate' --env KERAS_BACKEND=jax --script jobs/hvd_mnist.polaris.pbs.sh hvd_mnist.py --data mnist.npz --epochs 12 --batch-size 128 --out checkpoints
 # Polaris, as read in github.com/argonne-lcf/user-guides, docs/polaris (2026-08)
 #PBS -N hvd_mnist
 #PBS -l select=2:system=polaris
@@ -7,10 +7,10 @@
 #PBS -l walltime=00:30:00
 #PBS -A PROJECT
 #PBS -q debug
+#PBS -l filesystems=home:eagle
 #PBS -j oe
 #PBS -k doe
 #PBS -r y
-#PBS -l filesystems=home:eagle
 cd "$PBS_O_WORKDIR" || exit 1
 module use /soft/modulefiles
 module load conda

@@ -228,6 +228,8 @@ COMPLETED = {
     "choros submit --site = mi": "mine",  # as bash divides --site=mi
     "choros submit --site we": "",  # a name with a blank
     "choros submit --mpi pmi": "pmi2 pmix pmix_v2 pmix_v3 pmix_v4 pmix_v5",
+    "choros submit --filesystems fl": "flare",
+    "choros submit --filesystems home,ea": "home,eagle",
     "choros run --launcher sr": "srun",
     "choros run -n ": "",
     "choros tune --bind y": "yes",

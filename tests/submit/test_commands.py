@@ -55,7 +55,25 @@ REFUSED = {
     "--site polariss": "there is no site 'polariss': did you mean polaris?",
     "--site polaris --on slurm": "Polaris has pbs: leave --on slurm out, or --site polaris",
     "--site polaris": "Polaris refuses a job without an account: give --account PROJECT",
-    "--site polaris --account a": "Polaris refuses a job without the directive -l filesystems=...",
+    "--site polaris --account a": "Polaris refuses a job without the directive -l filesystems=...: give the file "
+    "systems that it uses, such as --filesystems home:eagle\n",
+    "--site aurora --account a": "that it uses, such as --filesystems home:flare\n",
+    "--on slurm --filesystems home": "--filesystems is for --on pbs: slurm has no use for it, leave it out",
+    "--on flux --filesystems home": "--filesystems is for --on pbs: flux has no use for it",
+    "--on lsf --filesystems home": "--filesystems is for --on pbs: lsf has no use for it",
+    "--on sge --filesystems home": "--filesystems is for --on pbs: sge has no use for it",
+    "--on k8s --image i --filesystems home": "--filesystems is for --on pbs: Kubernetes has no place for it",
+    "--on spark --filesystems home": "--filesystems is for --on pbs: Spark does not know it",
+    "--on pbs --filesystems a;b": "--filesystems must be names of letters, digits, _ and -, with colons between them, "
+    "as in --filesystems home:eagle; got 'a;b'",
+    "--on pbs --filesystems home::eagle": "got 'home::eagle'",
+    "--on pbs --filesystems home,": "got 'home,'",
+    "--on pbs --filesystems ": "as in --filesystems home:eagle; got ''",
+    "--on pbs --filesystems häuser": "got 'häuser'",
+    "--on pbs --filesystems home,eagle -o -lfilesystems=home": "--filesystems home:eagle and -o -lfilesystems=home "
+    "both name the job's file systems: give one of them",
+    "--on pbs -o -lplace=free,filesystems=home --filesystems eagle": "--filesystems eagle and "
+    "-o -lplace=free,filesystems=home both",
     "--site frontier --account a --ranks-per-node 9": "would need 63 cores, and a node of Frontier has 56",
     "--site lumi --account a --cores 1 --ranks-per-node 9": "would need 9 GPUs, and a node of LUMI has 8",
     "--on pbs --mpi cray": "--mpi cray is none of mpich, intel, mvapich, openmpi, pals, whose mpiexec is known",
@@ -97,6 +115,15 @@ def test_the_help_page_lists_the_values_of_mpi(capsys):
     assert main(["submit", "--help"]) == 0
     output = capsys.readouterr().out.partition("  --mpi NAME")[2].partition("  --python")[0]
     assert "mpich, intel, mvapich, openmpi, pals (HPE Cray)" in " ".join(output.split())
+
+
+def test_file_systems_are_refused_if_a_directive_with_several_words_has_them_too(folder, capsys):
+    arguments = ["--site", "polaris", "--account", "a", "-o", "-l filesystems=home", "--filesystems", "home:eagle"]
+    assert main(["submit", *arguments, "train.py"]) == 2
+    assert (
+        "--filesystems home:eagle and -o '-l filesystems=home' both name the job's file systems: give one of them"
+        in (capsys.readouterr().err)
+    )
 
 
 @pytest.mark.parametrize(("mpi", "warning"), [("zz", "known are "), ("pmi3", "did you mean pmi"), ("pmix_v5", "")])

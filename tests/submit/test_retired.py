@@ -140,12 +140,16 @@ COBALT = {
         ["export A=1", "export B=x:y", "#PBS -M me@there"],
     ),
     "-n 2 --attrs mcdram=cache:filesystems=home,eagle --dependencies 12:13 -o out.txt --mode script": (
-        "--on pbs --mpi pals --nodes 2 -o '-l filesystems=home:eagle' -o '-W depend=afterok:12:13' -o '-o out.txt'",
+        "--on pbs --mpi pals --nodes 2 --filesystems home:eagle -o '-W depend=afterok:12:13' -o '-o out.txt'",
         ["#PBS -l filesystems=home:eagle", "#PBS -W depend=afterok:12:13", "#PBS -o out.txt"],
     ),
     "--site polaris -n 2 -t 60 -A phys -o '-l filesystems=home' --cores 8": (
         "--site polaris --nodes 2 --time 60m --account phys -o '-l filesystems=home' --cores 8",
         ["#PBS -l select=2:system=polaris"],
+    ),
+    "--attrs filesystems=home:filesystems=eagle": (
+        "--on pbs --mpi pals --filesystems home:eagle",
+        ["#PBS -l filesystems=home:eagle"],
     ),
 }
 
@@ -174,6 +178,23 @@ def test_what_cobalt_s_options_lose_is_said(refused):
 
 
 @pytest.mark.parametrize(
+    ("options", "advice"),
+    [("", True), ("--attrs filesystems=home", False), ("-o '-l filesystems=home'", False)],
+)
+def test_file_systems_are_proposed_if_there_are_none(refused, options, advice):
+    [line] = [line for line in refused(f"submit --on cobalt {options} train.py") if line.startswith("with --site")]
+    assert line.endswith("pals, and there with --filesystems home:eagle (those that the job uses).") is advice
+
+
+def test_file_systems_that_are_typed_replace_those_of_the_script(refused, script_folder):
+    (script_folder / "qsub.sc").write_text("#COBALT --attrs filesystems=home\naprun -n 2 -N 2 python train.py\n")
+    lines = refused("submit --on cobalt --attrs filesystems=eagle qsub.sc")
+    [line] = [line for line in lines if line.startswith("choros submit --on pbs")]
+    assert line.count("--filesystems") == 1
+    assert "--filesystems eagle" in line
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ("-n 0", "--nodes must be a whole number of 1 or more, got 0"),
@@ -187,6 +208,10 @@ def test_what_cobalt_s_options_lose_is_said(refused):
         ("--mode c", "--mode c: Cobalt has script, and c16 for 16 ranks on each node"),
         ("--env A", "--env A: give a name and a value, as in --env A=1"),
         ("--attrs mcdram", "--attrs mcdram: give names and values, as in filesystems=home,eagle:mcdram=cache"),
+        (
+            "--attrs filesystems=a;b",
+            "--filesystems must be names of letters, digits, _ and -, with colons between them",
+        ),
         ("--dependencies job", "--dependencies job: give the numbers of jobs, as in 12:13"),
         ("--image train:1", "--image is for --on k8s: pbs has no use for it, leave it out"),
         ("--site nowhere", "there is no site 'nowhere': known are"),

@@ -33,9 +33,9 @@ CASES = {
     "slurm-perlmutter.sh": "--site perlmutter --nodes 2 --time 30m --account m1 --queue regular --python python",
     "pbs.sh": f"--on pbs {SIZE} --mpi mpich",
     "pbs-all.sh": f"--on pbs {ALL} {WRAP} --mpi openmpi -o '-l filesystems=home:eagle' -o '-m abe'",
-    "pbs-polaris.sh": f"--site polaris --nodes 2 --time 1h --account a --queue debug -o '-l filesystems=home' {WRAP} "
+    "pbs-polaris.sh": f"--site polaris --nodes 2 --time 1h --account a --queue debug --filesystems home:eagle {WRAP} "
     "--python python",
-    "pbs-aurora.sh": "--site aurora --nodes 2 --time 1h --account a -o '-l filesystems=flare' --python python",
+    "pbs-aurora.sh": "--site aurora --nodes 2 --time 1h --account a --filesystems home:flare --python python",
     "flux.sh": f"--on flux {ALL} {WRAP} -o --exclusive",
     "lsf.sh": f"--on lsf {ALL} {WRAP} --mpi jsrun",
     "lsf-mpich.sh": f"--on lsf {SIZE} --gpus 1 --mpi mpich",
@@ -282,6 +282,32 @@ def test_the_next_turn_is_asked_for_where_the_first_one_was(printed, tmp_path, m
         ["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=True
     )
     assert output.stdout.strip() == str(tmp_path / "there")
+
+
+@pytest.mark.parametrize("names", ["home:eagle", "home,eagle"])
+@pytest.mark.parametrize("site", ["--on pbs --mpi pals", "--site polaris --account a", "--site aurora --account a"])
+def test_file_systems_are_a_resource_of_pbs(printed, site, names):
+    """Also on a site that does not need them: its server decides."""
+    lines = printed(f"{site} --filesystems {names}").splitlines()
+    assert [line for line in lines if "filesystems=" in line] == ["#PBS -l filesystems=home:eagle"]
+
+
+def test_file_systems_replace_those_of_the_file_of_the_site(printed, tmp_path_factory):
+    file = tmp_path_factory.mktemp("site") / "mine.toml"
+    file.write_text('scheduler = "pbs"\nmpi = "pals"\ndirectives = ["-l filesystems=home", "-m abe"]\n')
+    assert "#PBS -l filesystems=home\n#PBS -m abe\n" in printed(f"--site {file}")
+    text = printed(f"--site {file} --filesystems eagle")
+    assert "#PBS -l filesystems=eagle\n" in text
+    assert "filesystems=home" not in text
+    assert "#PBS -m abe\n" in text
+
+
+@pytest.mark.parametrize(
+    "directive",
+    ["-l filesystems=home", "-lfilesystems=home", "-l walltime=1:00:00,filesystems=home", "-m abe -l filesystems=home"],
+)
+def test_a_directive_with_file_systems_is_enough_for_a_site_that_needs_them(printed, directive):
+    assert f"#PBS {directive}\n" in printed(f"--site polaris --account a -o '{directive}'")
 
 
 def test_open_mpi_is_told_which_variables_to_take_along():

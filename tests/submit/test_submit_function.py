@@ -259,7 +259,19 @@ REFUSED = {
     "Without site no preset is used": lambda: submit(print, on="", site="zzzz"),
     "the site Polaris has pbs: leave on='slurm' out, or site='polaris'": lambda: submit(print, site="polaris"),
     "refuses a job without an account: give account='PROJECT'": lambda: submit(print, on="", site="polaris", mpi=""),
-    "such as -l filesystems=home:eagle (directives)": lambda: submit(print, on="", site="polaris", account="a"),
+    "that it uses, such as filesystems='home:eagle'": lambda: submit(print, on="", site="polaris", account="a", mpi=""),
+    "filesystems is for on='pbs': slurm has no use for it": lambda: submit(print, filesystems="home"),
+    "filesystems must be names of letters, digits, _ and -, with colons between them, as in filesystems='home:eagle'; "
+    "got 'a b'": lambda: submit(print, on="pbs", mpi="pals", filesystems="a b"),
+    "with colons between them, as in filesystems='home:eagle'; got ''": lambda: submit(
+        print, on="pbs", mpi="pals", filesystems=""
+    ),
+    "filesystems=['home']: give the names of file systems, such as 'home:eagle'": lambda: submit(
+        print, filesystems=["home"]
+    ),
+    "filesystems='eagle' and directives=['-l filesystems=home'] both name the job's": lambda: submit(
+        print, on="pbs", mpi="pals", filesystems="eagle", directives=["-l filesystems=home"]
+    ),
     "mpi is for on='slurm' or 'pbs' or 'lsf' or 'sge': flux has": lambda: submit(print, on="flux", mpi="mpich"),
     "mpi='foo' is none of": lambda: submit(print, on="pbs", mpi="foo"),
     "mpi='list': give a value": lambda: submit(print, mpi="list"),
@@ -300,6 +312,15 @@ def test_a_value_that_srun_may_not_know_is_warned_of(slurm):
     (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
     with pytest.warns(UserWarning, match="mpi='foo' is no value that SLURM has: known are .*; srun refuses"):
         submit(print, mpi="foo")
+
+
+def test_file_systems_are_in_the_script_for_pbs(slurm):
+    for name in ("qsub", "qstat"):
+        (slurm / "bin" / name).write_text("#!/bin/sh\necho 17\n")
+        (slurm / "bin" / name).chmod(0o755)
+    job = submit(print, on="", site="polaris", account="a", mpi="", ranks_per_node=None, filesystems="home,eagle")
+    script = (slurm / job.folder / "job.pbs.sh").read_text()
+    assert "#PBS -l filesystems=home:eagle\n" in script
 
 
 def test_answers_of_an_earlier_run_of_the_job_are_gone_before_its_ranks_start(slurm):

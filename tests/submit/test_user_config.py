@@ -53,6 +53,46 @@ def test_defaults_that_a_scheduler_does_not_know_are_left_out(script_folder, wri
     assert "physics" not in "".join(capsys.readouterr())
 
 
+FILE_SYSTEMS = '[defaults]\nsite = "polaris"\naccount = "physics"\n'
+
+
+def directives(capsys, *options):
+    """The directives with file systems that a call prints, and what it prints of the file."""
+    assert main(["submit", *options, "--dry-run", "train.py"]) == 0
+    out, err = capsys.readouterr()
+    return [line for line in out.splitlines() if line.startswith("#PBS") and "filesystems=" in line], err
+
+
+def test_file_systems_are_a_default(script_folder, write, capsys):
+    file = write("config.toml", FILE_SYSTEMS + 'filesystems = "home:eagle"\n')
+    begin = f"choros submit: from {file}: --site polaris --account physics"
+    assert directives(capsys) == (["#PBS -l filesystems=home:eagle"], f"{begin} --filesystems home:eagle\n")
+    assert directives(capsys, "--filesystems", "home") == (["#PBS -l filesystems=home"], f"{begin}\n")
+    assert directives(capsys, "-o", "-l filesystems=home") == (["#PBS -l filesystems=home"], f"{begin}\n")
+    assert directives(capsys, "--on", "slurm", "--mpi", "pmi2")[0] == []
+
+
+def test_file_systems_that_are_given_replace_those_of_a_default_directive(script_folder, write, capsys):
+    file = write("config.toml", FILE_SYSTEMS + 'directive = ["-l filesystems=home", "-m abe"]\n')
+    begin = f"choros submit: from {file}: --site polaris --account physics"
+    assert directives(capsys) == (["#PBS -l filesystems=home"], f"{begin} -o '-l filesystems=home' -o '-m abe'\n")
+    assert directives(capsys, "--filesystems", "eagle") == (["#PBS -l filesystems=eagle"], f"{begin} -o '-m abe'\n")
+
+
+def test_file_systems_among_other_resources_of_a_site_s_directive_are_refused(script_folder, write, capsys):
+    text = 'scheduler = "pbs"\nmpi = "pals"\ndirectives = ["-l place=free,filesystems=home"]\n'
+    write("sites/mine.toml", text)
+    assert main(["submit", "--site", "mine", "--filesystems", "eagle", "--dry-run", "train.py"]) == 2
+    expected = "--filesystems eagle and the directive -l place=free,filesystems=home of the site mine both name"
+    assert expected in capsys.readouterr().err
+
+
+def test_file_systems_that_are_a_default_in_two_ways_are_refused(script_folder, write, capsys):
+    write("config.toml", FILE_SYSTEMS + 'filesystems = "eagle"\ndirective = ["-l filesystems=home"]\n')
+    assert main(["submit", "--dry-run", "train.py"]) == 2
+    assert "--filesystems eagle and -o '-l filesystems=home' both name the job's" in capsys.readouterr().err
+
+
 def test_a_site_of_the_user(script_folder, write, capsys):
     write("sites/mine.toml", 'scheduler = "pbs"\nmpi = "pals"\ncores = 4\nneeds_account = true\n')
     write("config.toml", '[defaults]\nsite = "mine"\naccount = "physics"\n')
@@ -80,6 +120,7 @@ REFUSED = {
     "defaults = 3": "config.toml: defaults must be a table, [defaults], got 3",
     '[defaults]\nacount = "a"': "config.toml: [defaults] acount is unknown: did you mean account?",
     "[defaults]\naccount = 3": "config.toml: [defaults] account must be a text in quotes, got 3",
+    "[defaults]\nfilesystems = []": "config.toml: [defaults] filesystems must be a text in quotes, got []",
     '[defaults]\nsetup = "a"': "config.toml: [defaults] setup must be a list of texts, got 'a'",
 }
 

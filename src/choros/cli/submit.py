@@ -52,7 +52,7 @@ choros.callbacks.BeforeTimeLimit saves its state before the time limit, and the 
 _EPILOG = """\
 examples:
   choros submit --on slurm --nodes 2 --ranks-per-node 4 --cores 8 --time 1:30:00 train.py --epochs 3
-  choros submit --site polaris --account MyProject -o '-l filesystems=home' --dry-run train.py
+  choros submit --site polaris --account MyProject --filesystems home:eagle --dry-run train.py
   choros submit --on k8s --image registry.example.org/train:1 --nodes 2 train.py
   choros submit --on spark --master yarn --nodes auto train.py
 
@@ -73,6 +73,7 @@ KNOWN = {
     "--site": Known(presets(), has_sites=True),
     "--mpi": Known((*MPIS, "jsrun", *SRUN_MPI)),
     "--nodes": Known(("auto",)),
+    "--filesystems": Known(("home", "eagle", "flare"), is_list=True),  # of Polaris and Aurora
     "--master": Known(("yarn",)),
 }
 
@@ -123,6 +124,12 @@ def _add_cluster(add: Callable[..., Any]) -> None:
         default="",
         metavar="NAME",
         help="queue or partition, such as debug (default: the scheduler's)",
+    )
+    add(
+        "--filesystems",
+        metavar="NAMES",
+        help="file systems that the job uses, with colons or commas between them, such as home:eagle; for PBS, "
+        "if the site needs them",
     )
     add(
         "-o",

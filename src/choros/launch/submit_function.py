@@ -50,11 +50,13 @@ _TEXTS = {  # what each argument takes, for messages
     "site": "the name of a site, such as 'polaris'",
     "account": "the name of an account",
     "queue": "the name of a queue, such as 'debug'",
+    "filesystems": "the names of file systems, such as 'home:eagle'",
     "mpi": "the name of an MPI, such as 'mpich'",
     "python": "the path of a Python program",
     "name": "a name, such as 'train'",
     "time": "a time limit, such as '1:30:00' or '90m'",
 }
+_OPTIONAL = ("time", "filesystems")  # texts that may be None
 _LEAST = {"nodes": 1, "ranks_per_node": 1, "cores": 1, "gpus": 0, "signal": 0}
 _FILES_EVERY = 0.5  # seconds between two looks for answers
 _SCHEDULER_EVERY = (1.0, 15.0)  # seconds between two questions to the scheduler: at first, and at most
@@ -277,6 +279,7 @@ def submit(
     time: str | None = None,
     account: str = "",
     queue: str = "",
+    filesystems: str | None = None,
     directives: Sequence[str] = (),
     setup: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
@@ -306,6 +309,8 @@ def submit(
         time: str. The time limit, such as "1:30:00" or "90m". Defaults to the queue's.
         account: str. The project that is charged.
         queue: str. The queue or partition.
+        filesystems: str. For PBS: the file systems that the job uses, such as "home:eagle". Defaults to None, which
+            names none.
         directives: list of str. Options passed on to the scheduler, such as ["--constraint=cpu"].
         setup: list of str. Lines of shell before the ranks start, such as ["module load python"].
         env: dict of str. Environment variables of the ranks.
@@ -341,6 +346,7 @@ def submit(
         time=time,
         account=account,
         queue=queue,
+        filesystems=filesystems,
         directive=check_texts("directives", directives),
         setup=check_texts("setup", setup),
         mpi=mpi,
@@ -361,7 +367,7 @@ def _check_values(options: JobOptions) -> None:
             check_whole(argument, number, least)
     for argument, remedy in _TEXTS.items():
         text = getattr(options, argument)
-        if text != "" and not (argument == "time" and text is None):
+        if text != "" and not (argument in _OPTIONAL and text is None):
             check_text(argument, text, remedy)
 
 

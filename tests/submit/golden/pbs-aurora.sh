@@ -1,15 +1,15 @@
 #!/bin/bash
-# Written by: choros submit --site aurora --nodes 2 --time 1h --account a -o '-l filesystems=flare' --python python train.py --epochs 3
+# Written by: choros submit --site aurora --nodes 2 --time 1h --account a --filesystems home:flare --python python train.py --epochs 3
 # Aurora, as read in github.com/argonne-lcf/user-guides, docs/aurora/data-science/frameworks (2026-08)
 #PBS -N train
 #PBS -l select=2
 #PBS -l place=scatter
 #PBS -l walltime=01:00:00
 #PBS -A a
+#PBS -l filesystems=home:flare
 #PBS -j oe
 #PBS -k doe
 #PBS -r y
-#PBS -l filesystems=flare
 cd "$PBS_O_WORKDIR" || exit 1
 export OMP_NUM_THREADS=3
 export MKL_NUM_THREADS=3

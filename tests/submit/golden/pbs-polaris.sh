@@ -1,5 +1,5 @@
 #!/bin/bash
-# Written by: choros submit --site polaris --nodes 2 --time 1h --account a --queue debug -o '-l filesystems=home' --wrap 'vtune -collect hotspots -r out.%r --' --python python train.py --epochs 3
+# Written by: choros submit --site polaris --nodes 2 --time 1h --account a --queue debug --filesystems home:eagle --wrap 'vtune -collect hotspots -r out.%r --' --python python train.py --epochs 3
 # Polaris, as read in github.com/argonne-lcf/user-guides, docs/polaris (2026-08)
 #PBS -N train
 #PBS -l select=2:system=polaris
@@ -7,10 +7,10 @@
 #PBS -l walltime=01:00:00
 #PBS -A a
 #PBS -q debug
+#PBS -l filesystems=home:eagle
 #PBS -j oe
 #PBS -k doe
 #PBS -r y
-#PBS -l filesystems=home
 cd "$PBS_O_WORKDIR" || exit 1
 export OMP_NUM_THREADS=8
 export MKL_NUM_THREADS=8

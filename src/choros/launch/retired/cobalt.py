@@ -133,10 +133,15 @@ def translate(words: Sequence[str]) -> Translation:
         (name, value) for name, value in more if name in _REPEATABLE or _ALIKE.get(name, name) not in named
     ] + options
     translated = [option for name, value in options for option in _translated(name, value, notes)]
+    while translated.count("--filesystems") > 1:  # what was typed comes last
+        first = translated.index("--filesystems")
+        del translated[first : first + 2]
     site = [] if any(name == "--site" for name, _ in options) else ["--on", "pbs", "--mpi", "pals"]
     line = shlex.join(["choros", "submit", *site, *translated, *written, *(target or ["SCRIPT.py"])])
     file_systems = (
-        "" if "filesystems=" in line else ", and there with -o '-l filesystems=home:eagle' (those that the job uses)"
+        ""
+        if "--filesystems" in translated or any("filesystems=" in word for word in translated)
+        else ", and there with --filesystems home:eagle (those that the job uses)"
     )
     text = [
         "Cobalt was the scheduler of Theta, which is retired. Polaris and Aurora have PBS; the same job for it:",
@@ -178,7 +183,7 @@ def _translated(name: str, value: str, notes: list[str]) -> list[str]:
 
 
 def _attributes(value: str, notes: list[str]) -> list[str]:
-    """Return the directive for the file systems; the other attributes chose the memory mode of Theta's processors."""
+    """Return the option for the file systems; the other attributes chose the memory mode of Theta's processors."""
     parts = value.split(":")
     if not all(re.fullmatch(r"\w+=.+", part) for part in parts):
         raise InvalidInputError(f"--attrs {value}: give names and values, as in filesystems=home,eagle:mcdram=cache")
@@ -186,7 +191,7 @@ def _attributes(value: str, notes: list[str]) -> list[str]:
     others = [part for part in parts if not part.startswith("filesystems=")]
     if others:
         notes.append(f"--attrs {':'.join(others)}: that is of Theta's nodes; PBS has -o '-l select=...'")
-    return [option for names in systems for option in ("-o", f"-l filesystems={names}")]
+    return ["--filesystems", ":".join(systems)] if systems else []
 
 
 def _read_script(target: Sequence[str], notes: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from choros.cluster.hardware import variables
 from choros.errors import InvalidInputError
-from choros.launch.schedulers.option_names import named, names_keywords
+from choros.launch.schedulers.file_systems import FILE_SYSTEMS, has_option, parse_file_systems
+from choros.launch.schedulers.option_names import named, names_keywords, with_option_names
 from choros.launch.schedulers.site import Site
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -32,6 +33,7 @@ class Job:
         gpus: int. GPUs of each rank. Defaults to 0.
         time: int. The time limit in seconds; 0 (default) is the queue's limit.
         account, queue: str. "" (default) is the site's default.
+        filesystems: str. For PBS: the file systems that the job uses, with colons between them. Defaults to "".
         setup: tuple of str. Shell lines that run before the ranks.
         env: tuple of (name, value). Environment variables of the ranks.
         directives: tuple of str. Written unchanged after ``#SBATCH``, ``#PBS`` ...
@@ -68,6 +70,7 @@ class Job:
     time: int = 0
     account: str = ""
     queue: str = ""
+    filesystems: str = ""
     setup: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     directives: tuple[str, ...] = ()
@@ -108,6 +111,7 @@ class Job:
                 variable = f"env={{{name!r}: ...}}" if names_keywords() else f"--env {name}={value}"
                 raise InvalidInputError(f"{variable}: a variable's name has letters, digits and _, as in K=V")
         self._check_lines()
+        self._check_file_systems()
         self._check_site()
 
     def _check_numbers(self) -> None:
@@ -137,6 +141,17 @@ class Job:
                     f"{named('directive', '-l filesystems=home')}"
                 )
 
+    def _check_file_systems(self) -> None:
+        """Refuse file systems that a directive of the user or of the site names too."""
+        if not self.filesystems:
+            return
+        option = named("filesystems", parse_file_systems(self.filesystems))
+        directives = {line: named("directive", line) for line in self.directives}
+        directives |= {line: f"the directive {line} of the site {self.site.name}" for line in self.site.directives}
+        for line, source in directives.items():
+            if has_option(line, FILE_SYSTEMS):
+                raise InvalidInputError(f"{option} and {source} both name the job's file systems: give one of them")
+
     def _check_site(self) -> None:
         site = self.site
         for node, (label, have) in {
@@ -152,11 +167,13 @@ class Job:
             raise InvalidInputError(
                 f"the site {site.name} refuses a job without an account: give {named('account', 'PROJECT')}"
             )
-        option = named("directive")
+        directives = (*self.directives, *([f"{FILE_SYSTEMS}{self.filesystems}"] if self.filesystems else []))
         for begin, remedy in site.needs.items():
-            if not any(line.replace(" ", "").startswith(begin.replace(" ", "")) for line in self.directives):
+            if not any(has_option(line, begin) for line in directives):
+                option = "" if "--filesystems " in remedy else f" ({named('directive')})"
                 raise InvalidInputError(
-                    f"the site {site.name} refuses a job without the directive {begin}...: {remedy} ({option})"
+                    f"the site {site.name} refuses a job without the directive {begin}...: "
+                    f"{with_option_names(remedy)}{option}"
                 )
 
     @property

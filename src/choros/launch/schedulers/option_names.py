@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,17 @@ def named(name: str, value: object = None) -> str:
         return name if value is None else f"{name}={[value] if name in _KEYWORDS.values() else value!r}"
     option = _SHORT.get(name, f"--{name.replace('_', '-')}")
     return option if value is None else f"{option} {shlex.quote(str(value))}"
+
+
+def with_option_names(advice: str) -> str:
+    """Return advice that has ``--filesystems NAMES``, with this option as the user gives it.
+
+    Example:
+        >>> with keyword_names():
+        ...     with_option_names("give the file systems: --filesystems home:eagle")
+        "give the file systems: filesystems='home:eagle'"
+    """
+    return re.sub(r"--filesystems (\S+)", lambda match: named("filesystems", match[1]), advice)
 
 
 def among(on: Iterable[str]) -> str:

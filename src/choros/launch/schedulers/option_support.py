@@ -18,6 +18,7 @@ _WHERE = {
     "archive": ("spark",),
     "max_nodes": ("spark",),
     "resource_manager": ("spark",),
+    "filesystems": ("pbs",),
     "mpi": BY_MPI,
     "account": _BATCH,
     "setup": (*_BATCH, "spark"),

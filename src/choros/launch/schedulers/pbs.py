@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from choros.launch.schedulers.file_systems import FILE_SYSTEMS
 from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.mpiexec import launch_line
 from choros.launch.schedulers.scheduler import Scheduler
@@ -27,6 +28,7 @@ def script(job: Job) -> str:
             *([f"-l walltime={clock(job.time)}"] if job.time else []),
             *([f"-A {job.account}"] if job.account else []),
             *([f"-q {job.queue}"] if job.queue else []),
+            *([f"{FILE_SYSTEMS}{job.filesystems}"] if job.filesystems else []),
             "-j oe",
             "-k doe",
             "-r y",

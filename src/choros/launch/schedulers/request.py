@@ -9,12 +9,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from choros import backend_choice
 from choros.cluster.hardware import cpu_features, find_mpi
 from choros.errors import InvalidInputError
+from choros.launch.schedulers.file_systems import FILE_SYSTEMS, has_option, parse_file_systems, without_file_systems
 from choros.launch.schedulers.job import Job, parse_time
 from choros.launch.schedulers.option_names import named, names_keywords
 from choros.launch.schedulers.option_support import BY_MPI, accepts, check_options
@@ -35,6 +36,7 @@ class JobOptions:
     site: str = ""
     account: str = ""
     queue: str = ""
+    filesystems: str | None = None
     directive: Sequence[str] = ()
     nodes: int | str | None = None
     max_nodes: int | None = None
@@ -92,7 +94,7 @@ def complete(options: JobOptions, choose: Callable[[str], Scheduler]) -> tuple[S
             f"{named('site', options.site)}"
         )
     scheduler = choose(options.on or site.scheduler)
-    words = _use_defaults(options, defaults, scheduler.name)
+    words = _use_defaults(options, _without_given_file_systems(options, defaults), scheduler.name)
     check_options(scheduler.name, vars(options))
     return scheduler, site, words
 
@@ -111,6 +113,18 @@ def _use_defaults(options: JobOptions, defaults: Mapping[str, str | list[str]], 
     return shlex.join(words)
 
 
+def _without_given_file_systems(
+    options: JobOptions, defaults: Mapping[str, str | list[str]]
+) -> Mapping[str, str | list[str]]:
+    """Return the defaults without the file systems, if the options name some by ``--filesystems`` or by ``-o``."""
+    remaining = dict(defaults)
+    if any(has_option(line, FILE_SYSTEMS) for line in options.directive):
+        remaining.pop("filesystems", None)
+    if options.filesystems and "directive" in remaining:
+        remaining["directive"] = without_file_systems(remaining["directive"])
+    return remaining
+
+
 def job_of(options: JobOptions, site: Site, on: str, command: Sequence[str], written_by: str) -> Job:
     """Return the job for the options.
 
@@ -124,6 +138,9 @@ def job_of(options: JobOptions, site: Site, on: str, command: Sequence[str], wri
     Raises:
         InvalidInputError: an option is not valid.
     """
+    filesystems = "" if options.filesystems is None else parse_file_systems(options.filesystems)
+    if filesystems:
+        site = replace(site, directives=tuple(without_file_systems(site.directives)))
     return Job(
         command=tuple(command),
         name=options.name,
@@ -135,6 +152,7 @@ def job_of(options: JobOptions, site: Site, on: str, command: Sequence[str], wri
         time=parse_time(options.time) if options.time is not None else 0,
         account=options.account,
         queue=options.queue,
+        filesystems=filesystems,
         setup=tuple(options.setup),
         env=(*_chosen_backend(options.same_environment(on)), *(_pair(text) for text in options.env)),
         directives=tuple(options.directive),

@@ -35,7 +35,8 @@ class Site:
         bind: dict. The launcher's options that bind ranks, by ranks per node; ``other`` for all other numbers.
         visible: str. The variable that limits a rank to its GPUs; "" leaves this to the scheduler.
         gpu_order: tuple of str. The GPUs in the order of local ranks.
-        needs: dict. Directives without which the site refuses a job, and the advice for the error.
+        needs: dict. Directives without which the site refuses a job, and the advice for the error, which may have
+            ``--filesystems NAMES``.
         needs_account: bool. Whether a job must name an account. Defaults to False.
         environment: dict. Variables to export.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from choros.errors import InvalidInputError, suggestion
 
-_TEXTS = ("site", "on", "account", "queue", "time", "mpi", "python")
+_TEXTS = ("site", "on", "account", "queue", "filesystems", "time", "mpi", "python")
 _LISTS = ("setup", "env", "directive")
 
 
