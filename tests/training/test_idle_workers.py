@@ -182,6 +182,8 @@ def test_an_idle_worker_that_is_stopped_is_replaced():
     fit()
     before = pids()
     os.kill(before[0], signal.SIGSTOP)
+    while not idle_workers._idle[0].processes.pool.stopped(0):
+        time.sleep(0.01)
     begun = time.monotonic()
     fit()
     assert set(before).isdisjoint(pids())

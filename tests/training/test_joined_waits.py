@@ -72,7 +72,7 @@ def test_an_asynchronous_rank_that_hangs_is_named_while_others_train_or_wait(sto
     assert done.returncode != 0
     assert f"rank {stops} on " in done.stderr
     assert "made no step within 4 s" in done.stderr
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150
 
 
 @pytest.mark.long

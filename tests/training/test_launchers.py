@@ -134,7 +134,7 @@ def test_a_worker_that_fails_is_named_and_nothing_is_lost(make_model, data, same
     begun = time.monotonic()
     with pytest.raises(WorkerFailedError, match=command) as failed:
         fit(model, "allreduce", there, Rows(), shuffle=False, epochs=3)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 150
     assert (failed.value.rank, failed.value.signal) == (1, number)
     same(model.get_weights(), before, 0)
 

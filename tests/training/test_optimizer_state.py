@@ -144,12 +144,19 @@ def test_each_rank_goes_on_with_its_slots_after_a_resume(pools, tmp_path):
 def test_each_rank_goes_on_with_its_slots_after_a_restart(pools):
     """Rank 1 is killed in its second epoch, before its next exchange, so it goes on from the end of the first."""
 
+    pool = pools(2)
+    killed = pool.start().pids[1]
+
     class Slow(keras.utils.PyDataset):
+        held, reads = False, 0
+
         def __len__(self):
             return 8
 
         def __getitem__(self, index):  # every second batch is rank 1's
-            time.sleep(0.1)
+            self.reads += 1
+            # With ``held``, the process that is killed does not end its second epoch, and so no epoch after it.
+            time.sleep(30 if self.held and os.getpid() == killed and self.reads > 8 else 0.1)
             rows = np.full((4, 1), index % 2, "float32")
             return rows, rows
 
@@ -161,12 +168,12 @@ def test_each_rank_goes_on_with_its_slots_after_a_restart(pools):
                 os.kill(pool._pool.pids[1], signal.SIGKILL)
 
     def fit(*calls, **how):
-        model = mover()
+        model, rows = mover(), Slow()
+        rows.held = bool(calls)
         trainer = choros.Trainer(model, choros.DOWNPOUR(window=0), workers=2, pool=pool, **how)
-        history = trainer.fit(Slow(), epochs=3, shuffle=False, callbacks=list(calls), seed=1, verbose=0)
+        history = trainer.fit(rows, epochs=3, shuffle=False, callbacks=list(calls), seed=1, verbose=0)
         return weight_of(model), [restart.rank for restart in history.run.restarts]
 
-    pool = pools(2)
     uninterrupted, _ = fit()
     assert fit(Kill(), restarts=1) == (uninterrupted, [1])
     assert uninterrupted != 0

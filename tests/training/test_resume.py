@@ -1,5 +1,6 @@
 """Whole runs that are killed, warned, interrupted or out of disk, and that go on: real processes, real signals."""
 
+import contextlib
 import json
 import os
 import re
@@ -180,13 +181,14 @@ def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(poo
     family = run.family()
     assert len(family) >= 3  # the caller and two workers
     for pid in family:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # workers end with the caller
+            os.kill(pid, signal.SIGKILL)
     run.process.communicate()
     assert gone(family)
     saved = states.latest().facts
     assert (saved["epoch"], saved["batch"]) >= (0, 6)
 
-    run = Run(tmp_path, "synchronous", "resume", ranks=2, more=["--restarts", "1"], slow=0.05).until("batch 3 4")
+    run = Run(tmp_path, "synchronous", "resume", ranks=2, more=["--restarts", "1"], slow=0.1).until("batch 2 1")
     os.kill(run.rank(1), signal.SIGKILL)
     result = run.ends(0)
     assert "the job ended with code 137: started again (0 restarts left)" in run.errors
@@ -199,7 +201,7 @@ def test_a_run_that_is_killed_and_then_loses_a_rank_goes_on_to_the_same_bits(poo
 
 
 def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
-    run = Run(tmp_path, "asynchronous", ranks=2, slow=0.02).until("batch 1 2")
+    run = Run(tmp_path, "asynchronous", ranks=2, slow=0.2).until("batch 1 2")
     os.kill(run.rank(1), signal.SIGUSR1)  # any rank may be told
     assert run.ends(75) == []
     saved = re.search(
@@ -207,7 +209,7 @@ def test_ranks_that_wait_for_nobody_are_warned_and_go_on(tmp_path):
     )
     assert saved, run.errors
     next_epoch = int(saved[1]) - 1
-    assert next_epoch in (1, 2)  # the signal may arrive an epoch later on a busy machine
+    assert next_epoch in (1, 2, 3)  # the signal may arrive epochs later on a busy machine
     assert "Traceback" not in run.errors
     resumed = Run(tmp_path, "asynchronous", "resume", ranks=2).ends(0)
     assert [epochs for _, _, epochs in resumed] == [list(range(next_epoch, 4))] * 2
@@ -346,7 +348,13 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
 def test_epochs_that_ended_before_the_checkpoint_are_reported_after_a_resume(pools, data, make_model, tmp_path):
     """Callbacks may be late: the workers were in a later epoch when the state was saved."""
     (x, y), ended = data(), []
-    slow = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(2.0 * (epoch == 0)))
+
+    def late(epoch, logs):
+        time.sleep(2.0 * (epoch == 0))
+        while epoch and not CheckpointStore(tmp_path).paths():  # a later state may replace one that is not written yet
+            time.sleep(0.01)
+
+    slow = keras.callbacks.LambdaCallback(on_epoch_end=late)
     seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
     how = {"batch_size": 10, "epochs": 3, "verbose": 0, "checkpoint": choros.Checkpoint(tmp_path, keep=9)}
     choros.Trainer(make_model(), choros.DOWNPOUR(window=2), workers=2, pool=pools(2)).fit(x, y, callbacks=[slow], **how)
@@ -466,7 +474,7 @@ def test_batch_hooks_begin_where_rank_0_resumes_in_a_later_epoch_than_the_callba
     late = pool.start().pids[1]
 
     class Uneven(keras.utils.PyDataset):
-        """The second worker needs a second for each batch after the first epoch."""
+        """The second worker of the first fit does not end its second epoch."""
 
         reads = 0
 
@@ -475,7 +483,7 @@ def test_batch_hooks_begin_where_rank_0_resumes_in_a_later_epoch_than_the_callba
 
         def __getitem__(self, index):
             self.reads += 1
-            time.sleep(1 if os.getpid() == late and self.reads > 8 else 0.05)
+            time.sleep(60 if os.getpid() == late and self.reads > 8 else 0.05)
             return x[index * 3 : index * 3 + 3], y[index * 3 : index * 3 + 3]
 
     class Warned(keras.callbacks.Callback):

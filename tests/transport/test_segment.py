@@ -156,7 +156,7 @@ def test_a_waiter_is_woken_long_before_its_slice_ends(spin, futex):
     with Segment.create(4096) as segment:
         waiter = Waiter(segment.words, segment.address, spin)
         if not futex:
-            waiter._call = None
+            waiter._syscall = None
         delays = []
         for turn in range(1, 6):
             stored = []

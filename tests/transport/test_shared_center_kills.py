@@ -188,7 +188,7 @@ say(at=time.time())
         assert error["error"] == "PeerLostError"
         assert "rank 1 on" in error["text"]
         assert "rank 0 ran out of memory" in error["text"]
-        assert after["at"] - given_up < 0.3
+        assert after["at"] - given_up < 5
         with pytest.raises(PeerLostError, match="aborted before an exchange"):
             holder.exchange(np.ones(5), np.zeros(5), 1, NONE)
         assert holder.read(np.empty(5), NONE) == 0

@@ -111,7 +111,7 @@ say(at=time.time())
     for lines in results:
         assert lines[0]["error"] == "PeerLostError"
         assert "rank 9 raised ValueError: no rows" in lines[0]["text"]
-    assert all(lines[1]["at"] - given_up < 0.3 for lines in results[:2])
+    assert all(lines[1]["at"] - given_up < 5 for lines in results[:2])
 
 
 def test_a_rank_is_taken_once_and_must_exist(ranks):

@@ -252,6 +252,8 @@ class RankSupervisor:
         failed = [(rank, ended) for rank, ended in failures if ended.code != 0]
         if not failed or self.failed or self._asked or self._broken:
             return
+        # If several ended at the same time, a rank that a signal ended is the cause: ranks that lose a peer exit.
+        failed.sort(key=lambda failure: not failure[1].signal)
         self.failed = [(rank, ended, self.pump.tail(rank)) for rank, ended in failed]
         rank, ended = failed[0]
         how, remedy = fate(ended)
