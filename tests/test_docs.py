@@ -186,7 +186,7 @@ def test_the_page_of_versions_has_those_that_are_required_and_tested():
     ]
     tested = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.M))
     names = {"pytorch": "torch", "spark": "pyspark"}
-    for title in ("keras", "jax", "pytorch", "tensorflow", "numpy", "mpi4py", "spark"):
+    for title in ("keras", "jax", "pytorch", "tensorflow", "numpy", "mpi4py", "ray", "spark"):
         name = names.get(title, title)
         least = next(re.findall(r">=([\d.]+)", need)[0] for need in required if re.match(rf"{name}[>\[]", need))
         assert f"{least} or later" in rows[title][2], title

@@ -16,14 +16,6 @@ TOKEN = "TOKEN_OF_RAY_TESTS"  # an environment variable of the cluster and of al
 PROGRAMS = ("choros run", "choros.launch.ssh.agent", "choros.launch.ray_cluster", "choros.training.worker.remote_main")
 
 
-def pytest_collection_modifyitems(items):
-    """Ray warns of changes to come, and leaves files of its own open."""
-    here = str(pathlib.Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.filterwarnings("default"))
-
-
 @pytest.fixture(scope="session")
 def cluster():
     """The head with two CPUs, and a node with two CPUs and, by what it is told, two GPUs."""

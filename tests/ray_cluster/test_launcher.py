@@ -128,6 +128,25 @@ def test_a_restart_resumes_from_the_checkpoint(tmp_path):
     assert list(tmp_path.glob("killed-*")) == [tmp_path / "killed-0"]
 
 
+def test_a_restart_does_without_a_node_that_was_lost(cluster):
+    """Three workers on three nodes, of which one ends; the others have room for three."""
+    import keras
+
+    node = cluster.add_node(num_cpus=2)
+
+    class Lose(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1 and node in cluster.worker_nodes:
+                cluster.remove_node(node, allow_graceful=False)
+
+    x, y = data(rows=96)
+    launcher = choros.Ray(strategy="SPREAD", timeout=60)
+    trainer = choros.Trainer(make_model(), workers=3, launcher=launcher, restarts=1, timeout=60, first_timeout=120)
+    history = trainer.fit(x, y, epochs=4, batch_size=24, verbose=0, callbacks=[Lose()])
+    assert len(history.epoch) == 4
+    assert len(history.run.restarts) == 1
+
+
 def test_an_interrupt_ends_all_workers_and_keeps_the_last_weights():
     import keras
 
