@@ -16,6 +16,19 @@ TOKEN = "TOKEN_OF_RAY_TESTS"  # an environment variable of the cluster and of al
 PROGRAMS = ("choros run", "choros.launch.ssh.agent", "choros.launch.ray_cluster", "choros.training.worker.remote_main")
 
 
+# Ray forks when it starts a node, and does not close the files of its logs.
+OF_RAY = ("ignore:os.fork:RuntimeWarning", "ignore:Exception ignored in. <_io.FileIO name='/tmp/ray-")
+
+
+def pytest_collection_modifyitems(items):
+    """Ignore the warnings that the code of Ray causes in this process."""
+    here = str(pathlib.Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            for warning in OF_RAY:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """The head with two CPUs, and a node with two CPUs and, by what it is told, two GPUs."""

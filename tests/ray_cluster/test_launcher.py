@@ -138,6 +138,7 @@ def test_a_restart_does_without_a_node_that_was_lost(cluster):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 1 and node in cluster.worker_nodes:
                 cluster.remove_node(node, allow_graceful=False)
+                time.sleep(15)  # rank 0 waits, and the loss is seen before the last epoch
 
     x, y = data(rows=96)
     launcher = choros.Ray(strategy="SPREAD", timeout=60)
@@ -171,6 +172,25 @@ def test_more_workers_than_the_nodes_have_room_for_are_refused_before_a_start():
     with pytest.raises(InvalidInputError, match="has room for 0"):
         choros.Trainer(make_model(), workers=1, launcher=choros.Ray(gpus=3))
     assert choros.Trainer(make_model(), launcher="ray").workers == 4
+
+
+CONNECTS = """
+import os, choros
+for address, given in (("ray://head:10001", ""), ("", "127.0.0.1:1")):
+    os.environ["RAY_ADDRESS"] = address
+    try:
+        choros.Ray(address=given).size()
+    except choros.InvalidInputError as error:
+        print(error)
+"""
+
+
+def test_a_cluster_that_cannot_be_reached_is_named():
+    """In another process, as this one is connected."""
+    done = subprocess.run([sys.executable, "-c", CONNECTS], stdout=subprocess.PIPE, text=True, timeout=100, check=True)
+    client, unreachable = done.stdout.splitlines()
+    assert client.startswith("Ray Client (ray://) is not supported")
+    assert unreachable.startswith("Ray at '127.0.0.1:1' cannot be reached (ConnectionRefusedError")
 
 
 def test_resources_that_others_have_are_waited_for_and_named():

@@ -6,12 +6,15 @@ import importlib.util
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterable, Mapping
 
+from choros.cluster.hardware.network_address import host_and_port
 from choros.errors import InvalidInputError, MissingPackageError, brief
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_ANSWERS = 10.0  # seconds that a cluster's address may take to answer
 _CLIENT = (
     "Ray Client (ray://) is not supported, as the workers connect to the process that calls fit: run it on a node of "
     "the cluster, for example by `ray job submit`."
@@ -60,8 +63,9 @@ def connect(address: str = "") -> None:
     refuse_client(address)
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInputError(
             f"Ray at {address!r} cannot be reached ({brief(error)}): start this process on a node of a cluster, start "
             "one (ray start --head), or give choros.Ray(address='head:6379')."
@@ -70,6 +74,13 @@ def connect(address: str = "") -> None:
     main = threading.current_thread() is threading.main_thread()
     if main and handler not in (signal.SIG_DFL, None):
         signal.signal(signal.SIGTERM, handler)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at an address of the form host:port: Ray would try for several minutes."""
+    host, port = host_and_port(address)
+    if port is not None:
+        socket.create_connection((host, port), _ANSWERS).close()
 
 
 def node_resources() -> list[dict[str, float]]:

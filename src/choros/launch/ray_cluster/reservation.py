@@ -44,7 +44,6 @@ class Reservation:
         self.counts: dict[str, int] = {}
         self._holders: list[ActorHandle] = []
         self._nodes: dict[str, NodeActor] = {}
-        self._hosts: dict[str, str] = {}
         self._group: PlacementGroup | None = None
         until = time.monotonic() + timeout
         try:
@@ -78,14 +77,14 @@ class Reservation:
                 rank=0,
             ) from error
         shown: dict[str, list[Mapping[str, str]]] = {}
-        actors: dict[str, ActorHandle] = {}
+        first: dict[str, tuple[ActorHandle, str]] = {}
         for holder, (node, host, variables) in zip(self._holders, places, strict=True):
             self.counts[node] = self.counts.get(node, 0) + 1
-            actors.setdefault(node, holder)
-            self._hosts[node] = host
+            first.setdefault(node, (holder, host))
             shown.setdefault(node, []).append(variables)
         self._nodes = {
-            node: NodeActor(actor, gpu_variables(shown[node] if gpus else ())) for node, actor in actors.items()
+            node: NodeActor(holder, host, gpu_variables(shown[node] if gpus else ()))
+            for node, (holder, host) in first.items()
         }
 
     @property
@@ -134,8 +133,10 @@ class Reservation:
         if group is None or not ray.is_initialized():
             return
         try:
-            with suppress(Exception):  # a node that was lost
-                ray.get([node.actor.remove_files.remote() for node in self._nodes.values()], timeout=_REMOVES)
+            with suppress(Exception):  # the connection with the cluster was lost
+                removals = [node.actor.remove_files.remote() for node in self._nodes.values()]
+                if removals:  # also those of nodes that were lost, which end with an error at once
+                    ray.wait(removals, num_returns=len(removals), timeout=_REMOVES)
         finally:
             for holder in self._holders:
                 with suppress(Exception):

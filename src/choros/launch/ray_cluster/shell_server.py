@@ -27,9 +27,10 @@ _ENDS = 5.0  # seconds that a thread may take to end after its program has ended
 
 @dataclass(frozen=True)
 class NodeActor:
-    """The first holder of a node, and the environment variables of commands there."""
+    """The first holder of a node, the node's host name, and the environment variables of commands there."""
 
     actor: ActorHandle
+    host: str
     variables: Mapping[str, str]
 
 
@@ -110,7 +111,7 @@ def _run(node: NodeActor, command: str, pipes: list[int], connection: socket.soc
                 if code is not None:
                     return int(code)
     except Exception as error:  # the node or the connection to Ray was lost
-        _write(pipes[2], f"choros: Ray has ended the ranks of a node: {cause(error)}\n".encode())
+        _write(pipes[2], f"choros: Ray has ended the ranks on {node.host}: {cause(error)}\n".encode())
         return 1
 
 
