@@ -102,7 +102,7 @@ def states(where):
 
 def test_a_plain_fit_is_cut_short_and_goes_on(tmp_path):
     where = tmp_path / "state"
-    with Turn(PLAIN, where, SLOW="0.05") as turn:
+    with Turn(PLAIN, where, SLOW="0.3") as turn:
         turn.until("epoch 1").until("batch 2")
         turn.process.send_signal(signal.SIGUSR2)
         turn.ends(75)
@@ -148,7 +148,7 @@ def test_a_trainer_goes_on_with_the_next_batch_to_the_same_weights(tmp_path):
     where = tmp_path / "state"
     with Turn(TRAINER, tmp_path / "other") as turn:
         expected = turn.ends(0).said[-1]
-    with Turn(TRAINER, where, SLOW="0.05") as turn:
+    with Turn(TRAINER, where, SLOW="0.3") as turn:
         turn.until("epoch 1").until("batch 2")
         turn.process.send_signal(signal.SIGUSR2)
         turn.ends(75)
@@ -168,10 +168,11 @@ def test_ranks_end_together_when_one_is_told(script, tmp_path):
     """Told is only the last rank; rank 0 writes."""
     where, mark = tmp_path / "state", f"CHOROS_TEST_MARK={os.getpid()}"
     name, _, value = mark.partition("=")
-    with Turn(script, where, 2, SLOW="0.05", CHOROS_REQUEUE=str(tmp_path / "again"), **{name: value}) as turn:
+    with Turn(script, where, 2, SLOW="0.3", CHOROS_REQUEUE=str(tmp_path / "again"), **{name: value}) as turn:
+        turn.until("epoch 0")
+        notified_rank = rank_process(mark, 1 if script is HVD else 0)  # a Trainer's callbacks are on rank 0
         turn.until("epoch 1").until("batch 2")
-        notified_rank = 1 if script is HVD else 0  # a Trainer's callbacks are on rank 0
-        os.kill(rank_process(mark, notified_rank), signal.SIGUSR2)
+        os.kill(notified_rank, signal.SIGUSR2)
         turn.ends(0)
     assert (tmp_path / "again").exists()
     assert not any("done" in line for line in turn.said)

@@ -113,6 +113,7 @@ say(total=c.allreduce(x, SUM, name="after").tolist())
 def test_what_takes_time_is_taken_down(run):
     """A trace has each call once, with its waits and reductions inside of it."""
     script = """
+c.barrier()  # the processes do not start at the same time
 taken = []
 group.trace = taken.append
 time.sleep(0.3 * (rank == 1))

@@ -183,7 +183,7 @@ def test_two_workers_decode_each_block_once_between_them(folder):
         worker.start()
     output = [queue.get(timeout=60) for _ in workers]
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
     assert sorted(output[0][0] + output[1][0]) == list(range(len(source.table.rows)))
     assert output[0][1] == output[1][1]
 
@@ -196,7 +196,7 @@ def test_a_worker_that_dies_while_it_decodes_leaves_the_block_to_another(folder)
     source = files(folder / "whole.parquet", y="label")
     worker = multiprocessing.get_context("spawn").Process(target=dies, args=(serialization.pack(source),))
     worker.start()
-    worker.join(30)
+    worker.join(120)
     assert worker.exitcode == 7
     source.spill.fill([0], source.fill)
     np.testing.assert_array_equal(source.spill.arrays[0][:300], numbers()[0][:300])

@@ -194,6 +194,7 @@ def test_parts_of_those_that_live(tmp_path):
     hvd.allreduce(np.ones(3), name="loss")
     if rank != 1:
         hvd.allreduce(np.ones(3), name="pair", process_set=pair)
+    hvd.barrier()
     if rank == 1:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -148,7 +148,9 @@ def test_a_killed_worker_is_noticed_at_once(calls):
     with Pool(2) as pool:
         pool.call(1, *calls("grow", size=150_000_000))
         assert pool.receive(30)[1] == {"event": "grown"}
-        time.sleep(0.6)  # its memory is looked at every half second
+        end = time.monotonic() + 30
+        while pool._workers.children[1].peak_memory < 150_000_000 and time.monotonic() < end:
+            time.sleep(0.02)  # its memory is looked at every half second
         began = time.monotonic()
         os.kill(pool.pids[1], signal.SIGKILL)
         rank, event, _ = pool.receive(10)

@@ -152,15 +152,18 @@ def test_ranks_that_ignore_sigterm_are_killed(gone):
     assert all(gone(pid) for pid in pids)
 
 
-def test_of_ranks_that_fail_at_the_same_time_the_killed_rank_is_the_cause():
+def test_of_ranks_that_fail_at_the_same_time_the_killed_rank_is_the_cause(tmp_path):
     """The launcher is stopped meanwhile, so it sees both ends at once. Rank 0 exits as if it had lost its peer."""
+    go = tmp_path / "go"
     code = (
-        "import os, signal, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(1)\n"
+        "import os, signal, sys, time\nprint(os.getpid(), flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
         "os.kill(os.getpid(), signal.SIGKILL) if os.environ['CHOROS_RANK'] == '1' else sys.exit(1)"
     )
     with launcher(code) as process:
         pids = ranks_of(process, 2)
         os.kill(process.pid, signal.SIGSTOP)
+        go.touch()
         end = time.monotonic() + 30
         while not all(state_of(pid) == "Z" for pid in pids) and time.monotonic() < end:
             time.sleep(0.05)

@@ -150,7 +150,11 @@ def killing(pool, pauses, rng):
             for pause in pauses:
                 if self.over.wait(pause):
                     return
-                os.kill(pool._pool.pids[int(rng.integers(2))], signal.SIGKILL)
+                rank = int(rng.integers(2))
+                while not pool._pool.responds(rank):  # it was killed before, and is not replaced yet
+                    if self.over.wait(0.01):
+                        return
+                os.kill(pool._pool.pids[rank], signal.SIGKILL)
 
         def on_train_end(self, logs=None):
             self.over.set()

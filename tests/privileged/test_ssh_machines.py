@@ -47,12 +47,13 @@ elif how != "go":
 
 @pytest.fixture
 def run(ssh, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
 
     def start(how, *more, hosts="one:2,two:2", **popen):
-        command = [sys.executable, "-m", "choros", "run", "-n", "3", "-H", hosts, "--ssh", str(ssh), *more, "script.py"]
+        command = [sys.executable, "-m", "choros", "run", "-n", "3", "-H", hosts, "--ssh", str(ssh), *more]
         return subprocess.Popen(
-            [*command, how],
+            [*command, str(script), how],
             cwd=tmp_path,
             env={**os.environ, "TOLD": "a b'c"},
             stdout=subprocess.PIPE,
@@ -63,8 +64,7 @@ def run(ssh, tmp_path):
 
     yield start
     time.sleep(0.2)
-    ours = r"choros\.launch\.(ssh|mpi|call_entry)|script\.py"
-    remaining = subprocess.run(["pgrep", "-fa", ours], capture_output=True, text=True).stdout
+    remaining = subprocess.run(["pgrep", "-fa", str(tmp_path)], capture_output=True, text=True).stdout
     assert not remaining
 
 
@@ -97,7 +97,7 @@ def test_the_first_failure_ends_all_with_its_own_code(run, how, code, message):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_when_the_head_is_told_to_end_or_dies_all_ranks_end(run, number):
+def test_when_the_head_is_told_to_end_or_dies_all_ranks_end(run, number, tmp_path):
     job = run("time.sleep(60)", "--grace", "1")
     for line in job.stdout:
         if "said" in line and "[2]" in line:
@@ -106,7 +106,7 @@ def test_when_the_head_is_told_to_end_or_dies_all_ranks_end(run, number):
     job.communicate(timeout=20)
     assert job.returncode == (143 if number == signal.SIGTERM else -9)
     limit = time.monotonic() + 10
-    while subprocess.run(["pgrep", "-f", r"script\.py"], stdout=subprocess.DEVNULL).returncode == 0:
+    while subprocess.run(["pgrep", "-f", str(tmp_path)], stdout=subprocess.DEVNULL).returncode == 0:
         assert time.monotonic() < limit
         time.sleep(0.1)
 

@@ -111,7 +111,7 @@ def test_an_exit_in_the_middle_of_training_keeps_its_code(failing, mpiexec):
     assert f"rank 1 (host {os.uname().nodename}) ended with code 3\n" in end + "\n"
 
 
-def test_a_signal_for_the_launcher_reaches_the_ranks(run):
+def test_a_signal_for_the_launcher_reaches_the_ranks(run, tmp_path):
     job = run("time.sleep(60)", "--grace", "1")
     for line in job.stdout:
         if "said" in line:
@@ -120,7 +120,7 @@ def test_a_signal_for_the_launcher_reaches_the_ranks(run):
     job.communicate(timeout=30)
     assert job.returncode not in (0, None)
     limit = time.monotonic() + 10
-    while subprocess.run(["pgrep", "-f", "choros.launch.mpi.rank_wrapper"], stdout=subprocess.DEVNULL).returncode == 0:
+    while subprocess.run(["pgrep", "-f", str(tmp_path)], stdout=subprocess.DEVNULL).returncode == 0:
         assert time.monotonic() < limit
         time.sleep(0.1)
 

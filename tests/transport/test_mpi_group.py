@@ -68,10 +68,10 @@ trying(group.barrier)
     out = run(3, text, head=HEAD.replace("MpiGroup(timeout=60)", "MpiGroup(timeout=3)"), code=None, timeout=60)
     assert "in waiting_for_all_ranks_inside_mpi" in out
     for rank in (0, 1):
-        assert f"choros: rank {rank} on {os.uname().nodename} has waited 0." in out
+        assert re.search(rf"choros: rank {rank} on {os.uname().nodename} has waited \d+\.\d s", out), out
         assert "s at the first call for rank 2 of 3. It waits for up to 3 s in all." in out
         share, limit, broken = texts_of(out, rank)
-        assert float(share.split()[1]) < 0.2, out
+        assert float(share.split()[1]) < 0.5, out  # of a core; a rank that spins uses a whole one
         kind, seconds, _ = limit.split(maxsplit=2)
         assert kind == "CommTimeoutError"
         assert 0.7 <= float(seconds) < 3

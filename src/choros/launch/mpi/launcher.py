@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(LAUNCHER)
 
 LAUNCHERS = ("srun", "mpiexec")
+_REPORT = 1.0  # seconds to wait for a report of the rank that failed, after the launcher has ended with an error
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "FLUX_URI")
 _TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
 
@@ -125,6 +126,7 @@ class _Job:
 
     def __init__(self, command: list[str], environ: dict[str, str], grace: float) -> None:
         self.first: RankExit | None = None
+        self._reported = threading.Event()  # the first failure is stored and logged
         self._asked: list[int] = []  # INT, TERM and HUP that this process received
         self._grace = grace
         environ = {**environ, PARENT: str(os.getpid())}
@@ -140,6 +142,7 @@ class _Job:
         where = f"rank {self.first.rank} (host {self.first.host})"
         if not self._asked:  # else the rank ended because of the signal
             logger.warning(f"{where} {_how(self.first.code)}")
+        self._reported.set()
         # Each signal follows a wait: launchers usually end the other ranks by themselves.
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
@@ -157,6 +160,8 @@ class _Job:
                 self._process.wait(1.0)
             except subprocess.TimeoutExpired:
                 continue
+        if code:  # the launcher may end before the thread has handled the report of the rank that failed
+            self._reported.wait(_REPORT)
         code = self.first.code if self.first else code if code >= 0 else 128 - code
         if self._asked:
             return JobResult(AGAIN if code == AGAIN else 128 + self._asked[0], self._asked[0])
