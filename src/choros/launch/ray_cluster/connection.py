@@ -90,7 +90,7 @@ def node_resources() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def room(nodes: Iterable[Mapping[str, float]], cores: int, gpus: int, strategy: str) -> int:
+def most_workers(nodes: Iterable[Mapping[str, float]], cores: int, gpus: int, strategy: str) -> int:
     """Return the number of ranks that nodes have room for.
 
     Args:
@@ -101,7 +101,7 @@ def room(nodes: Iterable[Mapping[str, float]], cores: int, gpus: int, strategy: 
 
     Example:
         >>> nodes = [{"CPU": 5.0, "GPU": 1.0}, {"CPU": 4.0}]
-        >>> [room(nodes, 2, 0, strategy) for strategy in STRATEGIES], room(nodes, 2, 1, "PACK")
+        >>> [most_workers(nodes, 2, 0, strategy) for strategy in STRATEGIES], most_workers(nodes, 2, 1, "PACK")
         ([4, 4, 2, 2], 1)
     """
     counts = [int(node.get("CPU", 0) // cores) for node in nodes]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from choros.argument_checks import check_number, check_text, check_whole
 from choros.errors import InvalidInputError, suggestion
 from choros.launch.process.child_process import python_variables
-from choros.launch.ray_cluster.connection import STRATEGIES, connect, node_resources, refuse_client, room
+from choros.launch.ray_cluster.connection import STRATEGIES, connect, most_workers, node_resources, refuse_client
 from choros.launch.ray_cluster.reservation import Reservation
 from choros.launch.ray_cluster.shell_server import ShellServer
 from choros.launch.specs import LaunchedJob, LaunchPreferences
@@ -86,7 +86,7 @@ class Ray:
             MissingPackageError: Ray is not installed.
         """
         connect(self.address)
-        return room(node_resources(), self.cores, self.gpus, self.strategy)
+        return most_workers(node_resources(), self.cores, self.gpus, self.strategy)
 
     def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
         """Reserve the resources, then start ``choros run`` with ``module`` as the command.
