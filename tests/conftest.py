@@ -133,20 +133,30 @@ def pytest_terminal_summary(terminalreporter, config):
 
 def pytest_sessionfinish():
     """Remove what MPI leaves of ranks that tests kill: memory that no process maps, and its notes on the machine."""
-    maps = []
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            maps.append((process / "maps").read_text())
     memory = pathlib.Path("/dev/shm")
-    for path in [*memory.glob("mpich_shm_*"), *memory.glob("sm_segment.*")]:
-        with contextlib.suppress(OSError):
-            # Not a new one: ranks of another run of tests may not have mapped it yet.
-            if STARTED < path.stat().st_mtime < time.time() - 60 and not any(str(path) in each for each in maps):
-                path.unlink()
+    remaining = [*memory.glob("mpich_shm_*"), *memory.glob("sm_segment.*")]
+    if remaining := unmapped_of_this_run(remaining):
+        time.sleep(1)  # ranks of another run of tests map theirs right after they have made them
+        for path in unmapped_of_this_run(remaining):
+            path.unlink(missing_ok=True)
     for path in pathlib.Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
         with contextlib.suppress(OSError):
             if STARTED < path.stat().st_mtime < time.time() - 60:  # a job reads it when it starts
                 path.unlink()
+
+
+def unmapped_of_this_run(paths):
+    """Return the files that were made since this run began, and that no process maps."""
+    maps = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            maps.append((process / "maps").read_text())
+    results = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime > STARTED and not any(str(path) in each for each in maps):
+                results.append(path)
+    return results
 
 
 OLD_COMMANDS = HERE.parent / "docs" / "from-keras-experiments.md"
