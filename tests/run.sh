@@ -35,13 +35,13 @@ depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_j
     tests/training/test_special_inputs.py $(printf -- '--ignore=tests/laws/test_%s.py ' 5_loud 6_clean 7_safe 8_cheap)"
 apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
 work=(  # seconds, backend, tests
-    "790 jax $(printf -- '--ignore=%s ' $apart)"
-    "710 jax tests/training/test_[a-l]*.py"
-    "700 tensorflow $depends --ignore=tests/laws/test_2_every_batch.py"
-    "480 jax tests/training/test_[m-z]*.py"
-    "370 jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
-    "320 torch $depends"
-    "240 jax tests/laws tests/hvd"
+    "730 jax $(printf -- '--ignore=%s ' $apart)"
+    "650 jax tests/training/test_[a-l]*.py"
+    "640 tensorflow $depends --ignore=tests/laws/test_2_every_batch.py"
+    "440 jax tests/training/test_[m-z]*.py"
+    "340 jax tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
+    "290 torch $depends"
+    "220 jax tests/laws tests/hvd"
 )
 
 lane() {

@@ -150,6 +150,7 @@ ENDLESS = {  # waits without a limit of their own, and what ends them
     ("launch/process/pool_worker.py", "receive"): "an idle worker, until its caller calls or has gone",
     ("hvd/collectives.py", "join"): "a collective, whose group has a limit",
     ("launch/ssh/agent_client.py", "wait"): "a host's agent, which ends with its ranks or with this process",
+    ("launch/ray_cluster/holder.py", "wait"): "a node's agent, which ends with its ranks or with this process",
     ("launch/mpi/rank_wrapper.py", "wait"): "a rank, whose launcher ends it",
     ("training/worker/main.py", "receive"): "orders after callbacks, which may take any time, or the caller has gone",
 }

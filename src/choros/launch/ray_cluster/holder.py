@@ -19,6 +19,7 @@ GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DE
 _OF_LAUNCHER = ("SLURM_", "PMI_", "PMIX_", "OMPI_")
 _MOST = 1 << 20  # bytes of output that wait for ``read``; the command waits when they are reached
 _POLL = 10.0  # seconds until ``read`` returns without output
+_STARTS = 60.0  # seconds that the start of a process may take
 _LAST = 5.0  # seconds to wait for the end of the output, which a process of the command may still have open
 CALLS = 6  # methods that run at the same time: read, write, and the short ones
 
@@ -35,6 +36,7 @@ class RankHolder:
         self._output = {"stdout": bytearray(), "stderr": bytearray()}
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
+        self._error: OSError | None = None  # the command could not be started
 
     def place(self) -> tuple[str, str, dict[str, str]]:
         """Return the id of the node, its host name, and the variables that show this actor its GPUs."""
@@ -61,6 +63,9 @@ class RankHolder:
         Args:
             command: the program and its arguments, as one text for a shell.
             variables: environment variables, in addition to those of this process.
+
+        Raises:
+            OSError: the command could not be started.
         """
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHER)}
         environ = {**inherited, **variables, PARENT: str(os.getpid())}
@@ -68,7 +73,10 @@ class RankHolder:
         arguments = (shlex.split(command), environ, started)
         # The kernel ends the command when the thread that started it ends, so this thread waits for the command.
         threading.Thread(target=self._run, args=arguments, name="choros-command", daemon=True).start()
-        started.wait()
+        if not started.wait(_STARTS):
+            raise TimeoutError(f"no process could be started on {os.uname().nodename} for {_STARTS:.0f} s")
+        if self._error is not None:
+            raise self._error
 
     def write(self, data: bytes) -> None:
         """Write to the command's stdin; no bytes close it."""
@@ -96,16 +104,21 @@ class RankHolder:
 
     def _run(self, command: Sequence[str], environ: Mapping[str, str], started: threading.Event) -> None:
         """Run the command and store its exit code as a shell gives it."""
-        with subprocess.Popen(
-            exec_stub.with_stub(command),
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
-            self._process = process
+        try:
+            self._process = subprocess.Popen(
+                exec_stub.with_stub(command),
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._error = error
+            return
+        finally:
             started.set()
+        with self._process as process:
             pipes = {"stdout": process.stdout, "stderr": process.stderr}
             readers = [threading.Thread(target=self._collect, args=pair, daemon=True) for pair in pipes.items()]
             for reader in readers:

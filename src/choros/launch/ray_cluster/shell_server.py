@@ -128,8 +128,9 @@ class _Input:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._end)
-        self._thread.join()
-        os.close(self._ended)
+        self._thread.join(_ENDS)
+        if not self._thread.is_alive():  # else it waits for Ray, and uses this descriptor later
+            os.close(self._ended)
 
     def _forward(self) -> None:
         import ray
