@@ -1,5 +1,6 @@
 """A real Ray cluster of two nodes, both on this machine, for the whole session."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -39,6 +40,9 @@ def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
+    # Ray writes the address of a new cluster into this folder, whatever ``temp_dir`` is, and expects it to exist.
+    shared = pathlib.Path("/tmp/ray")
+    shared.mkdir(exist_ok=True)
     room = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of Ray's sockets have to be
     nodes = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False, "temp_dir": room})
     try:
@@ -49,6 +53,9 @@ def cluster():
         ray.shutdown()
         nodes.shutdown()
         shutil.rmtree(room, ignore_errors=True)
+        (shared / "ray_current_cluster").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another cluster uses it
+            shared.rmdir()
         for name in ("RAY_ADDRESS", TOKEN):
             os.environ.pop(name, None)
 
