@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from choros.cluster.hardware import usable_cores
+from choros.cluster.hardware.gpus import DEVICE_VARIABLES
 from choros.cluster.hardware.thread_env import NAMES
-from choros.tools.doctor.facts import DEVICES
 
 DOCTOR = [sys.executable, "-m", "choros", "doctor", "--json"]
 _OURS = ("CHOROS_", "SLURM_", "PMI", "OMPI_", "MPI_", "NCCL_", "GLOO_", "UCX_", "FI_")
@@ -43,7 +43,9 @@ class Report:
 
 def clean(**more):
     """The environment without what would be a fault, or a place, of this test's own process."""
-    saved_environment = {k: v for k, v in os.environ.items() if not k.startswith(_OURS) and k not in (*NAMES, *DEVICES)}
+    saved_environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(_OURS) and k not in (*NAMES, *DEVICE_VARIABLES)
+    }
     return {**saved_environment, "KERAS_BACKEND": "jax", **more}
 
 

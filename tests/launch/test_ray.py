@@ -79,7 +79,7 @@ def test_files_are_written_where_they_do_not_exist_and_only_those_are_removed(tm
         sharing.remove()
         assert read_code(folder.files) == [b"one", b"two"]
 
-    directory = tmp_path / "home" / "work"
+    directory = tmp_path / "home" / "project"
     code = directory / ".choros-1"
     files = {str(code / str(number)): content for number, content in enumerate(contents.values())}
     other = NodeFiles()

@@ -413,6 +413,20 @@ def test_training_that_a_callback_ended_early_is_not_resumed(algorithm, make_mod
         np.testing.assert_array_equal(value, other)
 
 
+class Batches(keras.callbacks.Callback):
+    """Stores the numbers of the batches whose begin and end hooks were called."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.ended = [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun.append(batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ended.append(batch)
+
+
 @keras.saving.register_keras_serializable("tests")
 class Rows(keras.metrics.Sum):
     """The number of rows that were trained in an epoch."""
@@ -457,14 +471,10 @@ def test_metrics_count_no_batch_twice_if_a_worker_exchanges_while_a_checkpoint_i
 
     with pytest.raises(SystemExit):
         fit(callbacks=[Warned()])
-    begun, ended = [], []
-    hooks = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: begun.append(batch),
-        on_train_batch_end=lambda batch, logs: ended.append(batch),
-    )
-    history = fit(resume=True, callbacks=[hooks])
+    batches = Batches()
+    history = fit(resume=True, callbacks=[batches])
     assert history.epoch == [1, 2]
-    assert begun == ended
+    assert batches.begun == batches.ended
     assert history.history["rows"] == [24, 24]
 
 
@@ -502,10 +512,6 @@ def test_batch_hooks_begin_where_rank_0_resumes_in_a_later_epoch_than_the_callba
 
     with pytest.raises(SystemExit):
         fit(callbacks=[Warned()])
-    begun, ended = [], []
-    hooks = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: begun.append(batch),
-        on_train_batch_end=lambda batch, logs: ended.append(batch),
-    )
-    assert fit(resume=True, callbacks=[hooks]).epoch == [1, 2]
-    assert begun == ended
+    batches = Batches()
+    assert fit(resume=True, callbacks=[batches]).epoch == [1, 2]
+    assert batches.begun == batches.ended

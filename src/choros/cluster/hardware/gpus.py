@@ -26,6 +26,7 @@ GIVEN = "CHOROS_GPUS"  # the number of GPUs of a Trainer's worker
 VARIABLE = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "ROCR_VISIBLE_DEVICES", INTEL: "ZE_AFFINITY_MASK"}
 # HIP renumbers the GPUs that ROCR_VISIBLE_DEVICES shows. It accepts CUDA's name as an alias of HIP_VISIBLE_DEVICES.
 _HIP = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+DEVICE_VARIABLES = tuple(dict.fromkeys((*VARIABLE.values(), *_HIP)))
 _PROC, _KFD = Path("/proc/driver/nvidia/gpus"), Path("/sys/class/kfd/kfd/topology/nodes")
 _PATIENCE = 60.0  # seconds; without persistence mode the driver takes a second or two for each GPU
 

@@ -9,14 +9,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from choros.cluster.hardware.gpu_builds import INTEL
+from choros.cluster.hardware.gpus import DEVICE_VARIABLES, VARIABLE
 from choros.launch.process import exec_stub
 from choros.launch.process.exec_stub import PARENT
 from choros.launch.ray_cluster.node_files import NodeFiles
+from choros.launch.ssh.agent_job import OF_LAUNCHER
 
 # Variables by which Ray shows a process its GPUs (CUDA; HIP), and a variable with which HIP's numbers begin.
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-# Ray may have been started on the nodes by a scheduler's launcher, whose ranks are not those of the job.
-_OF_LAUNCHER = ("SLURM_", "PMI_", "PMIX_", "OMPI_")
+GPU_VARIABLES = tuple(name for name in DEVICE_VARIABLES if name != VARIABLE[INTEL])
 _MOST = 1 << 20  # bytes of output that wait for ``read``; the command waits when they are reached
 _POLL = 10.0  # seconds until ``read`` returns without output
 _STARTS = 60.0  # seconds that the start of a process may take
@@ -67,7 +68,8 @@ class RankHolder:
         Raises:
             OSError: the command could not be started.
         """
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHER)}
+        # Ray may have been started on the nodes by a scheduler's launcher, whose ranks are not those of the job.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHER)}
         environ = {**inherited, **variables, PARENT: str(os.getpid())}
         started = threading.Event()
         arguments = (shlex.split(command), environ, started)

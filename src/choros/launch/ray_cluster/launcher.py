@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from choros.argument_checks import check_number, check_text, check_whole
+from choros.cluster.hardware.gpus import DEVICE_VARIABLES
 from choros.errors import InvalidInputError, suggestion
 from choros.launch.process.child_process import python_variables
 from choros.launch.ray_cluster.connection import STRATEGIES, connect, most_workers, node_resources, refuse_client
@@ -17,7 +18,7 @@ from choros.object_text import call_text
 
 _TIMEOUT = 300.0
 # Variables of the caller that would replace those that Ray sets on the nodes.
-_OF_NODE = ("RAY_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_OF_NODE = ("RAY_", *DEVICE_VARIABLES)
 
 
 class Ray:

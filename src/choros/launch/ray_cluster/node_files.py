@@ -15,8 +15,8 @@ class NodeFiles:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path, files = f"{folder}/work/code/0", NodeFiles()
-        ...     files.missing(f"{folder}/work", [path])
+        ...     path, files = f"{folder}/project/code/0", NodeFiles()
+        ...     files.missing(f"{folder}/project", [path])
         ...     files.write({path: b"code"})
         ...     files.remove()
         ...     os.listdir(folder)

@@ -13,7 +13,8 @@ from choros.cluster import is_this_machine
 from choros.launch.local_job import HostShare, LaunchOptions
 
 _OF_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL")
-_OF_HOST = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", "SLURM_", "PMI_", "PMIX_", "OMPI_", "CHOROS_RUN")
+OF_LAUNCHER = ("SLURM_", "PMI_", "PMIX_", "OMPI_")  # a scheduler's launcher, which may have started this process
+_OF_HOST = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", *OF_LAUNCHER, "CHOROS_RUN")
 
 
 @dataclass(frozen=True)

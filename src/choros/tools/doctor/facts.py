@@ -10,7 +10,7 @@ from typing import Any
 from choros.backend_choice import keras_backend
 from choros.cluster import Place, why
 from choros.cluster.hardware import cpu_features, physical_cores, usable_cores, version
-from choros.cluster.hardware.gpus import count_gpus
+from choros.cluster.hardware.gpus import DEVICE_VARIABLES, count_gpus
 from choros.cluster.hardware.interfaces import interfaces
 from choros.cluster.hardware.thread_env import NAMES
 from choros.cluster.rank_threads import missing_variables
@@ -22,7 +22,6 @@ from choros.tools.doctor import limits, network_facts
 Facts = dict[str, Any]
 
 LIBRARIES = ("choros", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "mpi4py")
-DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 SUBMITTED = "CHOROS_SUBMIT_CPU"  # the CPU features of the machine that submitted the job
 _SCHEDULER_VARIABLES = ("SLURM_JOB_ID", "SLURM_NTASKS", "PBS_JOBID", "PBS_NODEFILE", "LSB_JOBID", "LSB_DJOB_NUMPROC")
 _NODES = Path("/sys/devices/system/node")
@@ -66,7 +65,7 @@ def look(place: Place) -> Facts:
         "backend": keras_backend(),
         "features": list(cpu_features()),
         "submitted": os.environ.get(SUBMITTED, "").split(),
-        "devices": {name: os.environ[name] for name in DEVICES if name in os.environ},
+        "devices": {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ},
         "gpus": max(count_gpus(), len(list(Path("/dev").glob("nvidia[0-9]*")))),  # also without a driver
         "directory": _directory(),
         "interfaces": interfaces(),

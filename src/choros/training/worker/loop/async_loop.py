@@ -23,6 +23,7 @@ from choros.training.worker.loop.rank_means import average_of
 from choros.types import Array, Batch
 
 _NONE = np.zeros(0)
+_COUNTS = len(fields(EpochCounts))  # the last values of a rank's metrics in the control block
 _LOOK = 0.02  # seconds between two polls of a worker that waits at an epoch's end
 
 
@@ -213,8 +214,7 @@ class AsyncLoop:
                 f"{run.job.epoch_values}: log fewer."
             )
         train = np.zeros(run.job.epoch_values)
-        counts = run.epoch_counts()
-        train[: len(state)], train[-len(counts) :] = state, counts
+        train[: len(state)], train[-_COUNTS:] = state, run.epoch_counts()
         if run.control_block.add(index, run.rank, train, np.array(list(members.values()))):
             self.report(epoch, members)
 
@@ -238,7 +238,8 @@ class AsyncLoop:
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
         best = None if run.best is None else run.best.rank(epoch)
-        train, valid = run.control_block.sums(index) if best is None else run.control_block.rank_metrics(index, best)
+        sums = run.control_block.sums(index)
+        train, valid = sums if best is None else run.control_block.rank_metrics(index, best)
         replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
         metric_values = run.shown_metric_values()
@@ -250,8 +251,7 @@ class AsyncLoop:
                 logs |= self.validate_at(epoch, *shown)
                 metric_values = run.shown_metric_values()
         if run.job.run_metrics:
-            counts = run.control_block.sums(index)[0][-len(fields(EpochCounts)) :]
-            logs |= epoch_rates(counts, run.job.workers, run.job.asynchronous)
+            logs |= epoch_rates(sums[0][-_COUNTS:], run.job.workers, run.job.asynchronous)
         run.reporter.epoch_end(epoch, logs, run.clock(), metric_values)
 
     def snapshot(self, epoch: int) -> tuple[Array, Array]:
