@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pickle
+import random
 import re
 import runpy
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -79,6 +81,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.schedule = None
+    config.generators = []  # of the modules of tests, each with its state after the import
 
 
 def relative_path(item):
@@ -109,14 +112,25 @@ class Schedule:
 
 
 def pytest_collection_finish(session):
-    """Begin to measure the time for ``--within``, when all tests are known."""
+    """Note the generators of all modules; begin to measure the time for ``--within``, when all tests are known."""
+    for module in list(sys.modules.values()):
+        if (getattr(module, "__file__", None) or "").startswith(f"{HERE}{os.sep}"):
+            generators = [each for each in vars(module).values() if isinstance(each, np.random.Generator)]
+            session.config.generators += [(each, each.bit_generator.state) for each in generators]
     if limit := session.config.getoption("--within"):
         session.config.schedule = Schedule(session.items, limit)
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are made
 def pytest_runtest_setup(item):
-    """Leave out a slow test if the run is late. A test that takes little is run in any case."""
+    """Leave out a slow test if the run is late, and set all seeds. A test that takes little is run in any case.
+
+    Data and weights of a test must not depend on the tests that ran before it. Keras draws seeds by ``random``.
+    """
+    random.seed(item.nodeid)
+    np.random.seed(zlib.crc32(item.nodeid.encode()))
+    for generator, state in item.config.generators:
+        generator.bit_generator.state = state
     schedule = item.config.schedule
     if schedule and schedule.cost[item] > 0.2 and item.get_closest_marker("slow") and schedule.is_late(item):
         schedule.left_out[relative_path(item)] += 1
