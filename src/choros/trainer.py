@@ -390,6 +390,8 @@ class Trainer:
             per_batch=conductor.per_batch,
             watched=bool(conductor.user),
             run_metrics=any(getattr(callback, "adds_run_metrics", False) for callback in conductor.user),
+            # The position in a stream is not saved: ranks that resume must all need the stream from the same epoch on.
+            whole_epochs=isinstance(source, StreamSource) and saver.checkpoint is not None,
             averaged_metrics=not_additive(self.model, sample) if self._replicas > 1 else [],
             validate_average=averaged,
             repeats=after_update is not None,

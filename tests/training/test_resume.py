@@ -413,6 +413,80 @@ def test_training_that_a_callback_ended_early_is_not_resumed(algorithm, make_mod
         np.testing.assert_array_equal(value, other)
 
 
+class Stream:
+    """Thirteen batches in each epoch, always the same ones."""
+
+    def __init__(self, x, y):
+        self.parts = [(x[index * 8 : index * 8 + 8], y[index * 8 : index * 8 + 8]) for index in range(13)]
+
+    def __iter__(self):
+        return iter(self.parts)
+
+
+@pytest.mark.parametrize("window", [4, 20])
+def test_asynchronous_workers_that_read_a_stream_resume_in_the_same_epoch(window, pools, data, make_model, tmp_path):
+    stream, how = Stream(*data(104)), {"checkpoint": choros.Checkpoint(tmp_path, every=5), "verbose": 0}
+
+    def fit(**more):
+        trainer = choros.Trainer(make_model(), choros.AEASGD(window=window), workers=2, pool=pools(2), timeout=60)
+        return trainer.fit(stream, **how | more)
+
+    class Warned(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == (1, 8):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    fit(epochs=1)
+    assert fit(epochs=3, resume=True).epoch == [1, 2]
+    assert fit(epochs=5, resume=True).run.rows == 2 * 104  # each batch of two epochs once
+    for path in CheckpointStore(tmp_path).paths():
+        path.unlink()
+    with pytest.raises(SystemExit):
+        fit(epochs=3, callbacks=[Warned()])
+    first = CheckpointStore(tmp_path).latest().facts["epoch"]
+    assert fit(epochs=3, resume=True).epoch == list(range(first, 3))
+
+
+NOISE = """
+training = False
+
+class Begins(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        globals()["training"] = True
+
+class Noise(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(5)
+    def call(self, inputs, training=None):
+        noise = keras.random.normal((1,), seed=self.seed)
+        if training and globals()["training"]:
+            print("done", float(noise[0]), flush=True)
+        return inputs + noise
+
+model = keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(3, "softmax")])
+model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+trainer = choros.Trainer(model, asynchronous)
+more = {"resume": True, "callbacks": [Begins()], "checkpoint": sys.argv[1]}
+trainer.fit(x, y, **how | {"epochs": int(sys.argv[2])}, **more)
+"""
+
+
+def test_random_layers_of_an_asynchronous_job_draw_other_numbers_after_a_resume(tmp_path):
+    (tmp_path / "script.py").write_text(MODEL + NOISE)
+    numbers = []
+    for epochs in ("1", "2"):
+        command = ["-m", "choros", "run", "-n", "2", tmp_path / "script.py", tmp_path / "state", epochs]
+        job = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200)
+        assert job.returncode == 0, job.stderr
+        numbers.append(re.findall(r"done (\S+)", job.stdout))
+        assert len(set(numbers[-1])) >= 4
+    assert not set(numbers[0]) & set(numbers[1])
+
+
 class Batches(keras.callbacks.Callback):
     """Stores the numbers of the batches whose begin and end hooks were called."""
 

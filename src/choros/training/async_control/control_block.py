@@ -44,7 +44,7 @@ class Header:
 _LAST = 2  # mark of the rank that ended an epoch last; the mark of the others is 1
 _NOW = 1 + len(fields(WorkerStats))  # before a rank's metric state: epoch, batch, optimizer's iterations, counts
 _RECORDS = 3  # saved states of a rank: the newest, the one before, and the one that is written next
-DONE = float(1 << 52)  # halt number of a rank that makes no more exchanges
+DONE = float(1 << 52)  # pause number of a rank that makes no more exchanges
 
 
 def rate_in(header: Sequence[float] | Array) -> float | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def save_position(run: WorkerContext, position: tuple[int, int]) -> None:
-    """Save in the control block the state that a new process would need.
+    """Save in the control block the counts and metrics of a position. The position itself is in the center's header.
 
     Called before the first step, and right before each exchange commits its position in the center. The control block
     keeps this state and the one before, so the state of the center's position is one of the two at any time.
@@ -44,7 +44,9 @@ def resume_worker(run: WorkerContext) -> bool:
     Returns:
         Whether the metrics of the current epoch were restored.
     """
-    run.begin = state_of(run.center).position_of(run.center, run.rank) or run.begin
+    position = state_of(run.center).position_of(run.center, run.rank) or run.begin
+    # With ``whole_epochs`` an earlier epoch was trained to its end, and the data begin with the epoch of the callbacks.
+    run.begin = max(position, (run.job.initial_epoch, 0)) if run.job.whole_epochs else position
     saved = run.control_block.saved_position(run.rank, run.begin)
     if saved is None:
         return False
@@ -64,10 +66,10 @@ def resume_worker(run: WorkerContext) -> bool:
 
 
 def between(run: WorkerContext, start: tuple[int, int], end: tuple[int, int]) -> int:
-    """Return the number of steps from one position to another.
+    """Return the number of steps from a saved position to the center's; 0 if it is not known.
 
-    They differ for ranks of other hosts, whose states are saved at pauses only. The result is negative if the saved
-    state is newer than the center's position.
+    The positions differ for ranks of other hosts, which send their state only when they join a pause. The result is
+    negative if the saved state is newer than the center's position.
     """
     steps = run.job.steps or run.source.steps(run.job.batch_size)
     if start[0] != end[0] and not steps:

@@ -117,7 +117,7 @@ class ShardServerProcess:
         rank: int. The rank that starts the server. Defaults to 0.
 
     Attributes:
-        place: str. Address and port of the server. They stay the same after a restart.
+        address: str. Host and port of the server. They stay the same after a restart.
 
     Raises:
         PeerLostError: the server could not start; its output has the reason.

@@ -107,7 +107,8 @@ class AsyncCheckpointer:
         state, groups = parts[0]
         parts[0] = state, {"center": vectors, "header": [header], "control_block": control_block, **groups}
         stopped = over and self.control_block.stopped
-        # The center's header has each worker's position (center_state.position_of). This is the epoch of the callbacks.
+        # "epoch" is that of the callbacks. Each worker's position, which may be in an earlier or later epoch, is in the
+        # center's header (center_state.position_of).
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.published_rate}
         self.saver.store_state(Snapshot(facts, parts), asked)
         self.saver.busy += time.thread_time() - begun

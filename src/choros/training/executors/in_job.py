@@ -244,8 +244,8 @@ class InJobCallbackChannel:
     def command(self, control: TrainerControl) -> None:
         """Publish rank 0's control message for asynchronous ranks. New weights replace the center."""
         if control.weights and self.run.center is not None:
-            # ``take`` changes this rank's model only to make the new center. Rank 0 keeps its own weights: like the
-            # other ranks, it merges with the new center at its next exchange.
+            # ``take`` changes this rank's model only to make the new center. Rank 0 keeps its weights until its next
+            # exchange. Like the other ranks, it then takes the new center without a merge.
             with self.run.aside():
                 self.run.take(self.set, control)
                 self.run.center.replace(*self.run.vectors())
@@ -437,7 +437,8 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
         return RankResult(tallies, reporter.losses, transport, _gather_lanes(base, context))
 
     devices, request = rank_devices(job, rank), replace(plan, job=job)
-    return run_rank(request, rank, connect, train_rank, devices=devices, replica=replica, state=state)
+    resumes = job.asynchronous and saver.checkpoint is not None and saver.latest is not None
+    return run_rank(request, rank, connect, train_rank, devices=devices, replica=replica, state=state, resumes=resumes)
 
 
 def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
@@ -470,7 +471,6 @@ def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> Non
     # The constructor of rank 0's checkpointer has restored the center. No rank may read it earlier.
     reporter.base.barrier()
     state_of(center).refresh(center)
-    context.resumes = saver.latest is not None
 
 
 def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Array, Array], epoch: int | None) -> None:

@@ -47,7 +47,7 @@ def run_rank(
         layout: the ``keras.distribution.ModelParallel`` with which the model was created (JAX).
         replica: a built replica, which the caller keeps; None builds one.
         state: the state from which this rank resumes. Of asynchronous ranks only the optimizer's state is used.
-        resumes: whether this rank has exchanged with the center before, in an earlier process.
+        resumes: whether this asynchronous rank has trained before, in an earlier process. It gets other random seeds.
     """
     job, algorithm = request.job, request.algorithm
     with ExitStack() as stack:
