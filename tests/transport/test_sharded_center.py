@@ -189,6 +189,25 @@ def test_a_center_that_was_set_is_taken_as_it_is(hosts):
     assert set(local) == {8.0}
 
 
+def test_a_center_that_is_set_while_a_worker_exchanges_can_be_saved(hosts):
+    zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
+    at = hosts(algorithms.DOWNPOUR(), zero, none, CUTS["two"])
+    lead, far = at(0, 0), at(1, 1)
+    ((_, _, near),), ((_, remote),) = far._local_shards, far._remote_shards
+    exchange, send, delayed = near.exchange, remote.send, []
+
+    def exchange_here_first(*arguments):
+        result = exchange(*arguments)
+        lead.replace(np.full(SIZE, 5, "float32"), none)
+        send(*delayed)
+        return result
+
+    near.exchange, remote.send = exchange_here_first, delayed.append
+    far.exchange(np.ones(SIZE, "float32"), zero.copy(), 4, none)
+    _, (center, *_) = sharded_center_state.export_state(lead)
+    assert set(center) == {5.0}
+
+
 def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_answered(hosts):
     rule = algorithms.AEASGD(alpha=0.3)
     zero, none = np.zeros(SIZE, "float32"), np.zeros(0, "float32")
@@ -202,7 +221,7 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     with pytest.raises(InvalidInputError, match="'explode'"):
         line.request({"op": "explode"})
     with pytest.raises(InvalidInputError, match="Message ReplaceCenter: field times_set must be int, and is '0'"):
-        line.request({"op": "ReplaceCenter", "times_set": "0"}, [zero, none])
+        line.request({"op": "ReplaceCenter", "times_set": "0", "clock": 0}, [zero, none])
     line.close()
     with pytest.raises(PeerLostError, match="host 0 has gone"):
         center.read(np.empty_like(zero), none)

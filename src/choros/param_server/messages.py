@@ -83,21 +83,23 @@ class CenterReply:
 
 @dataclass(frozen=True)
 class ReadTimesSet:
-    """Request the number of times that the center was set."""
+    """Request the number of times that the center was set, and its clock."""
 
 
 @dataclass(frozen=True)
 class TimesSetReply:
-    """Number of times that the center was set."""
+    """Number of times that the center was set, and its clock."""
 
     times_set: int
+    clock: int
 
 
 @dataclass(frozen=True)
 class ReplaceCenter:
-    """Set the center, if it was set ``times_set`` times until now."""
+    """Set the center and its clock, if it was set ``times_set`` times until now."""
 
     times_set: int
+    clock: int
     center: Array
     statistics: Array
 

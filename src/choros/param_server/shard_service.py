@@ -111,6 +111,7 @@ class ParameterShard(SharedMemoryParameterServer):
                 return self._reply_to_exchange(request)
             case PublishPending(window, contributions, clock, times_set, message, statistics):
                 self._set_counters(contributions, clock, times_set)
+                # ``ShardRule.propose`` returns its first argument. The second one is not read.
                 self.publish_pending(message, message, window, statistics)
                 return Done()
             case Trial():
@@ -122,9 +123,10 @@ class ParameterShard(SharedMemoryParameterServer):
                 self.read(vector, statistics)
                 return CenterReply(self._clock_seen, self._times_set, vector, statistics)
             case ReadTimesSet():
-                return TimesSetReply(int(self._header()[fields.TIMES_SET]))
-            case ReplaceCenter(times_set, center, statistics):
-                self.replace(center, statistics, after=times_set)
+                header = self._header()
+                return TimesSetReply(int(header[fields.TIMES_SET]), int(header[fields.CLOCK]))
+            case ReplaceCenter(times_set, clock, center, statistics):
+                self.replace(center, statistics, after=times_set, clock=clock)
                 return Done()
         raise AssertionError(f"no reply to {type(request).__name__}")
 

@@ -271,17 +271,22 @@ class ShardedParameterServer:
 
         Each host first returns how many times its shard was set. It sets the shard only if that number is unchanged. So
         a repeated request has no effect. If another process set the shard meanwhile, that value stays.
+
+        A worker's exchange may reach one shard before the set and another one after it. Only the first of them counts
+        it as a merge. So all shards get the same clock, as a checkpoint requires.
         """
         with self.no_reply_left(TimesSetReply):
             for _, shard in self._remote_shards:
                 shard.send(ReadTimesSet())
         times_set_before = self.receive_all(TimesSetReply)
+        clocks = [server.clock for _, _, server in self._local_shards]
+        clock = max(clocks + [reply.clock for _, _, reply in times_set_before])
         with self.no_reply_left(Done):
             for index, shard, reply in times_set_before:
                 statistics = _shard_statistics(index, others)
-                shard.send(ReplaceCenter(reply.times_set, center[shard.part], statistics))
+                shard.send(ReplaceCenter(reply.times_set, clock, center[shard.part], statistics))
             for index, part, server in self._local_shards:
-                server.replace(center[part], _shard_statistics(index, others))
+                server.replace(center[part], _shard_statistics(index, others), clock=clock)
         self.receive_all(Done)
 
     @property

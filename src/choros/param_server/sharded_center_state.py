@@ -46,7 +46,9 @@ def export_state(
         states[index] = reply.header.copy(), [vector.copy() for vector in reply.vectors]
     (first, (_, others, *_)), count = states[0], len(states[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
-        raise PeerLostError("The hosts' parts of the center have different clocks: a worker was in an exchange.")
+        raise PeerLostError(
+            "The hosts' parts of the center have had different numbers of merges: a worker was in an exchange."
+        )
     if meanwhile is not None:
         meanwhile()
     vectors_joined = [np.concatenate([states[index][1][number] for index in sorted(states)]) for number in range(count)]
@@ -69,7 +71,10 @@ def import_state(server: ShardedParameterServer, header: Array, vectors: list[Ar
 
 
 def set_positions(server: ShardedParameterServer, epoch: int, batch: int) -> None:
-    """Set the start position of all workers. Rank 0 calls, before any worker exchanges."""
+    """Set the start position of all workers. Rank 0 calls, before any worker exchanges.
+
+    Only the first shard's positions are read, and rank 0's host has this shard.
+    """
     for _, _, local in server._local_shards:
         center_state.set_positions(local, epoch, batch)
 

@@ -40,8 +40,9 @@ class SharedMemoryParameterServer:
 
     Args:
         segment_or_fd: Segment, or the int of an inherited descriptor, which this object then owns.
-        rule: MergeRule. The algorithm; None for a controller, which does not exchange.
-        rank: int. The worker's rank; None for a controller.
+        rule: MergeRule. The algorithm. A controller needs it only for ``replace``, which then sets the
+            rule's memory too.
+        rank: int. The worker's rank; None for a controller, which does not exchange.
         workers: int. Number of workers; None takes it from the segment.
         timeout: float. Seconds to wait for the lock. Defaults to 300.
         spin: float. Seconds to try the lock before sleeping. Defaults to 50 us.
@@ -230,8 +231,8 @@ class SharedMemoryParameterServer:
         """Propose, merge and adopt under the lock, in one pass over blocks where the rule is elementwise.
 
         If a controller set the center since this worker's last exchange, nothing is merged. The worker takes the center
-        as it is, and its own progress since then is lost. If the rule raises, the center is unchanged; ``local`` and
-        ``seen`` may be partly updated.
+        as it is, and its steps since its last exchange are lost. If the rule raises, the center is unchanged;
+        ``local`` and ``seen`` may be partly updated.
 
         Args:
             local: this worker's vector; becomes the result of the rule's ``adopt``.
@@ -390,8 +391,8 @@ class SharedMemoryParameterServer:
         # system calls in between, so no reader sees those writes before this store.
         self._words[fields.COMMIT] = commit + 1
 
-    def replace(self, center: Array, others: Array, after: int | None = None) -> None:
-        """Set the center and the moving statistics. This is neither a merge nor a contribution; the clock stays.
+    def replace(self, center: Array, others: Array, after: int | None = None, clock: int | None = None) -> None:
+        """Set the center and the moving statistics. This is neither a merge nor a contribution.
 
         Every worker's next exchange takes the center without a merge. So no older value mixes with it.
 
@@ -400,6 +401,7 @@ class SharedMemoryParameterServer:
             others: the new averaged moving statistics.
             after: int or None. Set the center only if it has been set this many times, so that a repeated request has
                 no effect. None, the default, sets it in any case.
+            clock: int or None. The new clock. None, the default, keeps the clock.
         """
         self._check_vectors(center, others)
         with self._lock.hold(self.timeout, "setting the center"):
@@ -414,6 +416,7 @@ class SharedMemoryParameterServer:
                 header[fields.ACTIVE + i] = 1 - active
             self._replace_memory(header, center)
             header[fields.TIMES_SET] += 1
+            header[fields.CLOCK] = header[fields.CLOCK] if clock is None else clock
             self._commit(commit, header)
 
     def _replace_memory(self, header: Array, center: Array) -> None:
