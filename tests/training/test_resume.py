@@ -413,6 +413,23 @@ def test_training_that_a_callback_ended_early_is_not_resumed(algorithm, make_mod
         np.testing.assert_array_equal(value, other)
 
 
+class Warned(keras.callbacks.Callback):
+    """Sends this process a signal after a batch, at once or after some seconds."""
+
+    def __init__(self, epoch, batch, number, seconds=0.0):
+        super().__init__()
+        self.at, self.number, self.seconds = (epoch, batch), number, seconds
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.at and self.seconds:
+            threading.Timer(self.seconds, os.kill, (os.getpid(), self.number)).start()
+        elif (self.epoch, batch) == self.at:
+            os.kill(os.getpid(), self.number)
+
+
 class Stream:
     """Thirteen batches in each epoch, always the same ones."""
 
@@ -431,21 +448,13 @@ def test_asynchronous_workers_that_read_a_stream_resume_in_the_same_epoch(window
         trainer = choros.Trainer(make_model(), choros.AEASGD(window=window), workers=2, pool=pools(2), timeout=60)
         return trainer.fit(stream, **how | more)
 
-    class Warned(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.epoch = epoch
-
-        def on_train_batch_end(self, batch, logs=None):
-            if (self.epoch, batch) == (1, 8):
-                os.kill(os.getpid(), signal.SIGTERM)
-
     fit(epochs=1)
     assert fit(epochs=3, resume=True).epoch == [1, 2]
     assert fit(epochs=5, resume=True).run.rows == 2 * 104  # each batch of two epochs once
     for path in CheckpointStore(tmp_path).paths():
         path.unlink()
     with pytest.raises(SystemExit):
-        fit(epochs=3, callbacks=[Warned()])
+        fit(epochs=3, callbacks=[Warned(1, 8, signal.SIGTERM)])
     first = CheckpointStore(tmp_path).latest().facts["epoch"]
     assert fit(epochs=3, resume=True).epoch == list(range(first, 3))
 
@@ -529,14 +538,6 @@ def test_metrics_count_no_batch_twice_if_a_worker_exchanges_while_a_checkpoint_i
             time.sleep(0.05)
             return x[index * 3 : index * 3 + 3], y[index * 3 : index * 3 + 3]
 
-    class Warned(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.epoch = epoch
-
-        def on_train_batch_end(self, batch, logs=None):
-            if (self.epoch, batch) == (1, 2):
-                os.kill(os.getpid(), signal.SIGUSR1)
-
     def fit(**how):
         model = make_model()
         model.compile("sgd", "sparse_categorical_crossentropy", metrics=[Rows(name="rows")])
@@ -544,7 +545,7 @@ def test_metrics_count_no_batch_twice_if_a_worker_exchanges_while_a_checkpoint_i
         return trainer.fit(Slowly(), epochs=3, verbose=0, checkpoint=tmp_path, **how)
 
     with pytest.raises(SystemExit):
-        fit(callbacks=[Warned()])
+        fit(callbacks=[Warned(1, 2, signal.SIGUSR1)])
     batches = Batches()
     history = fit(resume=True, callbacks=[batches])
     assert history.epoch == [1, 2]
@@ -570,14 +571,6 @@ def test_batch_hooks_begin_where_rank_0_resumes_in_a_later_epoch_than_the_callba
             time.sleep(60 if os.getpid() == late and self.reads > 8 else 0.05)
             return x[index * 3 : index * 3 + 3], y[index * 3 : index * 3 + 3]
 
-    class Warned(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.epoch = epoch
-
-        def on_train_batch_end(self, batch, logs=None):
-            if (self.epoch, batch) == (1, 7):  # then the first worker is in the next epoch
-                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-
     def fit(**how):
         model = make_model()
         model.compile("sgd", "sparse_categorical_crossentropy")
@@ -585,7 +578,8 @@ def test_batch_hooks_begin_where_rank_0_resumes_in_a_later_epoch_than_the_callba
         return trainer.fit(Uneven(), epochs=3, verbose=0, checkpoint=tmp_path, **how)
 
     with pytest.raises(SystemExit):
-        fit(callbacks=[Warned()])
+        # After 0.2 s the first worker is in the next epoch.
+        fit(callbacks=[Warned(1, 7, signal.SIGUSR1, seconds=0.2)])
     batches = Batches()
     assert fit(resume=True, callbacks=[batches]).epoch == [1, 2]
     assert batches.begun == batches.ended

@@ -46,9 +46,7 @@ def export_state(
         states[index] = reply.header.copy(), [vector.copy() for vector in reply.vectors]
     (first, (_, others, *_)), count = states[0], len(states[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
-        raise PeerLostError(
-            "The hosts' parts of the center have had different numbers of merges: a worker was in an exchange."
-        )
+        raise PeerLostError("The hosts' parts of the center have different clocks: a worker was in an exchange.")
     if meanwhile is not None:
         meanwhile()
     vectors_joined = [np.concatenate([states[index][1][number] for index in sorted(states)]) for number in range(count)]

@@ -209,7 +209,7 @@ class SharedMemoryParameterServer:
 
     @property
     def clock(self) -> int:
-        """The number of merges of the center."""
+        """The number of merges of the center, unless ``replace`` has set another number."""
         return int(self._header()[fields.CLOCK])
 
     @property
@@ -416,7 +416,8 @@ class SharedMemoryParameterServer:
                 header[fields.ACTIVE + i] = 1 - active
             self._replace_memory(header, center)
             header[fields.TIMES_SET] += 1
-            header[fields.CLOCK] = header[fields.CLOCK] if clock is None else clock
+            if clock is not None:
+                header[fields.CLOCK] = clock
             self._commit(commit, header)
 
     def _replace_memory(self, header: Array, center: Array) -> None:

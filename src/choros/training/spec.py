@@ -52,8 +52,8 @@ class FitConfig:
     spin: bool = True  # ranks may spin briefly while they wait, because each has a core
     devices: list[int] = field(default_factory=list)  # devices of each worker; empty if all workers have one
     layout: dict[str, Any] | None = None  # how each worker's devices divide the weights (JAX)
-    # Asynchronous workers exchange and wait at each epoch's end: a state saved there has each batch exactly once. So it
-    # is on Spark, and for streams with checkpoints.
+    # Asynchronous workers exchange and wait at each epoch's end: a state saved there has each batch exactly once.
+    # True on Spark with restarts, and for streams with checkpoints.
     whole_epochs: bool = False
     validate_average: bool = False  # validate at the optimizer's moving averages (SwapEMAWeights)
     # Under AllReduce, train_step uses updated weights after the update: it runs again with the summed gradients.
