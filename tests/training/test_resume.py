@@ -459,6 +459,18 @@ def test_asynchronous_workers_that_read_a_stream_resume_in_the_same_epoch(window
     assert fit(epochs=3, resume=True).epoch == list(range(first, 3))
 
 
+@pytest.mark.parametrize("algorithm", [choros.AllReduce(), choros.AEASGD(window=3)])
+def test_a_fit_with_fewer_epochs_than_its_checkpoint_trains_nothing(algorithm, pools, data, make_model, same, tmp_path):
+    def fit(epochs):
+        trainer = choros.Trainer(model := make_model(), algorithm, workers=2, pool=pools(2))
+        how = {"batch_size": 10, "checkpoint": tmp_path, "resume": True, "verbose": 0}
+        return model, trainer.fit(*data(), epochs=epochs, **how).epoch
+
+    (ended, epochs), (again, none), (_, rest) = fit(3), fit(2), fit(4)
+    same(again, ended, tolerance=0)
+    assert (epochs, none, rest) == ([0, 1, 2], [], [3])
+
+
 NOISE = """
 training = False
 

@@ -84,8 +84,11 @@ class AsyncCheckpointer:
             self.save()
 
     def save(self, asked: bool = False) -> None:
-        """Save the current state; ``asked``: because the end of training is requested."""
-        if self.saver.checkpoint is None:
+        """Save the current state; ``asked``: because the end of training is requested.
+
+        A fit that has no epoch to train saves nothing: its number of epochs may be below that of the checkpoint.
+        """
+        if self.saver.checkpoint is None or self.job.initial_epoch >= self.job.epochs:
             return
         begun = time.thread_time()
         # No worker commits an exchange while the center and the saved positions are copied, so each worker's metrics

@@ -104,7 +104,7 @@ class CheckpointManager:
                 )
             job = replace(job, seed=saved.facts["seed"])
             epoch, batch = saved.facts["epoch"] + 1, saved.facts["batch"]
-            if saved.facts["over"]:
+            if saved.facts["over"] or saved.facts["epoch"] >= job.epochs:
                 state_text = "training had ended"
             elif job.asynchronous:
                 state_text = (

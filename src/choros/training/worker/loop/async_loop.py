@@ -225,7 +225,9 @@ class AsyncLoop:
         """
         run, replica = self.run, self.replica
         state, control_block = replica.metric_state(), run.control_block
-        for epoch in range(max(run.job.initial_epoch, control_block.allowed_epoch), run.begin[0]):
+        # The position is beyond the last epoch if this fit has fewer epochs than the checkpoint.
+        end = min(run.begin[0], run.job.epochs)
+        for epoch in range(max(run.job.initial_epoch, control_block.allowed_epoch), end):
             index = epoch - run.job.initial_epoch
             # For an epoch that this rank has ended, ``add`` only returns whether it was the last one.
             if control_block.ended(index, run.rank) and control_block.add(index, run.rank, _NONE, _NONE):
