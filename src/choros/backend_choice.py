@@ -73,14 +73,14 @@ def named_backend() -> tuple[str, str]:
 
 
 def keras_backend() -> str:
-    """Return the backend that Keras will load with the setting that names it, as text.
+    """Return the backend that Keras will load with its origin, as text: the setting, or that none other is installed.
 
     Example:
         >>> keras_backend().endswith(")")
         True
     """
     name, place = named_backend()
-    return f"{name} ({place})"
+    return f"{name} ({'the only installed backend' if name == chosen else place})"
 
 
 def is_installed(name: str) -> bool:

@@ -204,6 +204,18 @@ def suggestion(word: str, known: Iterable[str], otherwise: str = "known are") ->
     return f"did you mean {near}?" if near else f"{otherwise} {', '.join(words)}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1.
+
+    Example:
+        >>> counted(1, "rank"), counted(4, "rank"), counted(0, "batch")
+        ('1 rank', '4 ranks', '0 batches')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
 def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ChorosError:
     error = kind.__new__(kind, *arguments)
     error.args = arguments

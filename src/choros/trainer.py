@@ -28,13 +28,14 @@ from choros.data import StreamSource
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
+from choros.launch.process.rank_limit import open_files_explained
 from choros.launch.specs import LaunchPreferences, launcher_of
 from choros.training.autolog_warning import warn_of_autologging
 from choros.training.callback_runner import CallbackRunner
 from choros.training.checkpoint.manager import CheckpointManager, facts_of
 from choros.training.data_advice import DataKind
-from choros.training.executors.executor import Executor
+from choros.training.executors.executor import Executor, FitResult
 from choros.training.executors.standard import InJobExecutor, LocalExecutor, make_executor
 from choros.training.executors.worker_pool import WorkerPool, check_workers, default_workers, each_devices
 from choros.training.fit_arguments import FitArguments
@@ -320,11 +321,12 @@ class Trainer:
             validation_batch_size, validation_freq, seed, initial_batch, checkpoint, resume,
         ).checked(self._synchronous)  # fmt: skip
         check_distribution()
-        request = self._request(arguments, begun)
-        warn_of_autologging(request.conductor.user)
-        if request.verbose:
-            request.conductor.notice = StartupNotice(self._starting())
-        result = self._executor.run(request)
+        with open_files_explained():
+            request = self._request(arguments, begun)
+            warn_of_autologging(request.conductor.user)
+            if request.verbose:
+                request.conductor.notice = StartupNotice(self._starting())
+            result = self._run(request)
         history: History = request.conductor.history
         # Ranks of a job read a stream themselves; else this process reads it ahead of the workers.
         data = DataKind.of(request.source, read_ahead=self._place.size == 1)
@@ -336,14 +338,23 @@ class Trainer:
             write_line(history.run.summary())
         return history
 
+    def _run(self, request: FitRequest) -> FitResult:
+        """Run the request; after Ctrl-C say what is left of the training."""
+        try:
+            return self._executor.run(request)
+        except KeyboardInterrupt:
+            if request.verbose and self._place.size == 1:
+                saved = " resume=True continues from the last checkpoint." if request.saver.checkpoint else ""
+                write_line(f"choros: interrupted: the workers have ended, the model has the latest weights.{saved}")
+            raise
+
     def _starting(self) -> str:
         """Return the workers that ``fit`` has to start, as text; "" if they run already."""
         local = self._launcher is None
         if self._place.size > 1 or (local and (self._executor is not self._local or self._local.ready)):
             return ""
-        plural = "s" if self.workers > 1 else ""
         by = "" if self._launcher is None else f" by {type(self._launcher).__name__}"
-        return f"{self.workers} worker{plural} ({backend_name()}){by}"
+        return f"{counted(self.workers, 'worker')} ({backend_name()}){by}"
 
     def _request(self, arguments: FitArguments, begun: float) -> FitRequest:
         """Return the request for the executor; the model is then built, and a checkpoint is loaded.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import choros
-from choros.errors import CommTimeoutError, WorkerFailedError
+from choros.errors import CommTimeoutError, InvalidInputError, WorkerFailedError
 from choros.training.async_control import hang_detection
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.spec import FitConfig, TrainerControl
@@ -88,6 +89,7 @@ def test_the_caller_hears_of_it(algorithm, how, message, children):
         assert "__getitem__" in error.traceback
     else:
         assert error.signal == message
+        assert "With restarts=3" in str(error)
         assert error.peak_memory > 1 << 20
     assert time.monotonic() - begun < 90
     for old, new in zip(before, trained.get_weights(), strict=True):
@@ -108,16 +110,29 @@ def test_a_stopped_worker_is_named_within_the_timeout():
     assert "3" in str(caught.value)
 
 
-def test_interrupting_stops_the_workers_and_keeps_the_model_usable(children):
+def test_interrupting_stops_the_workers_and_keeps_the_model_usable(children, capfd):
     trained, already = model(), children()
     trainer = choros.Trainer(trained, "aeasgd", workers=2, echo=False)
     timer = threading.Timer(20.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        trainer.fit(Failing(signal.SIGKILL, step=-1, batches=100_000), epochs=1, verbose=0)
+        trainer.fit(Failing(signal.SIGKILL, step=-1, batches=100_000), epochs=1, verbose=2)
     timer.join()
     assert children() <= already
+    assert "the workers have ended, the model has the latest weights." in capfd.readouterr().out
     assert np.isfinite(trained.predict(np.zeros((2, 8), "float32"), verbose=0)).all()
+
+
+def test_a_process_without_free_descriptors_is_told_its_limit():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    trainer = choros.Trainer(model(), workers=2, echo=False)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(InvalidInputError, match=r"another file or socket \(its limit is 3\).*ulimit -n"):
+            trainer.fit(Failing("raise", step=-1, batches=2), verbose=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(trainer.fit(Failing("raise", step=-1, batches=2), verbose=0).epoch) == 1
 
 
 def test_a_pool_that_lost_a_worker_starts_anew():

@@ -10,6 +10,7 @@ import keras
 
 from choros.argument_checks import check_whole
 from choros.console import write_line
+from choros.errors import counted
 from choros.object_text import call_text
 
 
@@ -111,7 +112,8 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end_text(self) -> str:
         return (
-            f"{len(self.epochs)} epochs in {self.total:.2f} s ({self.total_but_first:.2f} s without the first), "
+            f"{counted(len(self.epochs), 'epoch')} in {self.total:.2f} s ({self.total_but_first:.2f} s without the "
+            "first), "
             f"a step {1e3 * self.median:.2f} ms (median)"
         )
 
@@ -150,4 +152,4 @@ class SamplesPerSec(BatchTiming):
         return f"{self.samples_per_sec:,.0f} samples/s (median)"
 
     def _end_text(self) -> str:
-        return f"{self.samples_per_sec:,.0f} samples/s (median of {len(self.steps)} steps)"
+        return f"{self.samples_per_sec:,.0f} samples/s (median of {counted(len(self.steps), 'step')})"

@@ -11,7 +11,7 @@ from choros.argument_checks import check_number, check_text, check_whole
 from choros.cluster.host_slots import Slots
 from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.rank_info import Place, connects_by_mpi
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.object_text import call_text
 
 
@@ -74,7 +74,8 @@ class ClusterParser:
             return list(counts)
         if place.local_size * hosts != place.size:
             raise InvalidInputError(
-                f"{place.launcher} does not report how the {place.size} ranks are placed on the {hosts} hosts."
+                f"{place.launcher} does not report how the {place.size} ranks are placed on the "
+                f"{counted(hosts, 'host')}."
             )
         return [place.local_size] * hosts
 
@@ -156,7 +157,8 @@ class _FileClusterParser(ClusterParser, ABC):
         if place.local_size * len(counts) != place.size:
             raise InvalidInputError(
                 f"{place.launcher} started {place.size} ranks, {place.local_size} of them on this host, and "
-                f"{self._file_variable} lists {sum(counts)} slots on {len(counts)} hosts, so the ranks of the other "
+                f"{self._file_variable} lists {counted(sum(counts), 'slot')} on {counted(len(counts), 'host')}, so the "
+                "ranks of the other "
                 "hosts are unknown: start one rank for each slot or equal numbers on all hosts, or start them "
                 "with mpiexec and use MpiClusterParser, which asks all ranks."
             )

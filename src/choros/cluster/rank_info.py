@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.launcher_env import LauncherEnv, tables
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 
 _SIGNS = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
 
@@ -150,7 +150,9 @@ def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
     local_size = _number(table, environ, table.local_size)
     if counts:
         if sum(counts) != size:
-            raise _wrong(table, f"{table.tasks[0]}={tasks} adds up to {sum(counts)} ranks but the size is {size}")
+            raise _wrong(
+                table, f"{table.tasks[0]}={tasks} adds up to {counted(sum(counts), 'rank')} but the size is {size}"
+            )
         nodes = len(counts) if nodes is None else nodes
         if node is not None and node < len(counts):
             local_size = counts[node] if local_size is None else local_size
@@ -185,13 +187,13 @@ def _check_place(table: LauncherEnv, place: Place, one_node: bool) -> None:
         raise _wrong(table, f"the local size {place.local_size} is not the size {place.size}, yet there is one machine")
     if place.nodes is None:
         return
-    listed = f"{' or '.join(table.hosts)} lists {len(place.hosts)} hosts"
+    listed = f"{' or '.join(table.hosts)} lists {counted(len(place.hosts), 'host')}"
     if place.hosts and place.node is not None and place.node >= len(place.hosts):
         raise _wrong(table, f"{listed}, and this process is on node {place.node}, counted from 0")
     if place.node is not None:
         _check(table, "node", place.node, "nodes", place.nodes)
     if place.hosts and len(place.hosts) != place.nodes:
-        raise _wrong(table, f"{listed}, but there are {place.nodes} nodes")
+        raise _wrong(table, f"{listed}, but there are {counted(place.nodes, 'node')}")
 
 
 def _coordinator(table: LauncherEnv, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:

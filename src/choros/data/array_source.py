@@ -16,7 +16,7 @@ from choros.data.permutation import batch_order, permutation
 from choros.data.sharding import BatchSlice, pieces
 from choros.data.tree import is_nested, leaves, map_leaves
 from choros.data.validation import check_arrays, check_batch, check_floatx
-from choros.errors import InvalidDataError
+from choros.errors import InvalidDataError, counted
 from choros.object_text import call_text
 from choros.types import Array, ArrayTree, Batch
 
@@ -164,7 +164,9 @@ class ArraySource:
         """
         rows = np.sort(permutation(self.rows, seed, 0)[rank::size])
         if not len(rows):
-            raise InvalidDataError(f"{self.rows} rows cannot be divided among {size} members: give more rows.")
+            raise InvalidDataError(
+                f"{counted(self.rows, 'row')} cannot be divided among {size} members: give more rows."
+            )
         x, y, weight = self._pick(rows)
         return ArraySource(x, y, weight, self.floatx, block=0)
 

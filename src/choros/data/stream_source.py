@@ -16,7 +16,7 @@ from choros.data.prefetch import augmented
 from choros.data.sharding import share
 from choros.data.tree import leaves, map_leaves
 from choros.data.validation import check_floatx
-from choros.errors import InvalidDataError, warn
+from choros.errors import InvalidDataError, counted, warn
 from choros.object_text import call_text
 from choros.types import ArrayTree, Batch
 
@@ -157,8 +157,9 @@ class StreamSource:
                 return
             if self.once or fresh:
                 raise InvalidDataError(
-                    f"A {type(self.stream).__name__} ended after {self._number} batches, in the middle of an epoch of "
-                    f"{steps} steps: give one that lasts for all epochs, or what can be iterated again."
+                    f"A {type(self.stream).__name__} ended after {counted(self._number, 'batch')}, in the middle of an "
+                    "epoch of "
+                    f"{counted(steps, 'step')}: give one that lasts for all epochs, or what can be iterated again."
                 )
 
     def _standard(self, batch: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree, int]:

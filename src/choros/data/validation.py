@@ -10,7 +10,7 @@ import numpy as np
 
 from choros.data.conversion import as_arrays, brings_targets, is_py_dataset
 from choros.data.tree import is_nested, leaves, map_leaves, same_shape
-from choros.errors import InvalidDataError
+from choros.errors import InvalidDataError, counted
 from choros.types import ArrayTree
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ def check_arrays(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) -> int:
     for name, array in parts:
         if len(array) != rows:
             raise InvalidDataError(
-                f"{first} has {rows} rows and {name} has {len(array)}: give arrays with the same number of rows."
+                f"{first} has {counted(rows, 'row')} and {name} has {len(array)}: give arrays with the same number of "
+                "rows."
             )
     if rows == 0:
         raise InvalidDataError(f"{first} has no rows: give at least one.")
@@ -157,7 +158,8 @@ def split(
     cut = math.floor(rows * (1.0 - fraction))
     if cut in (0, rows):
         raise InvalidDataError(
-            f"validation_split={fraction} of {rows} rows leaves {'training' if cut == 0 else 'validation'} without "
+            f"validation_split={fraction} of {counted(rows, 'row')} leaves {'training' if cut == 0 else 'validation'} "
+            "without "
             "any: give more rows or another fraction."
         )
     train, valid = map_leaves(lambda a: a[:cut], data), map_leaves(lambda a: a[cut:], data)

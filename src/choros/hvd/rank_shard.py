@@ -19,7 +19,7 @@ from choros.data.permutation import permutation
 from choros.data.sharding import share
 from choros.data.tree import map_leaves
 from choros.data.validation import is_whole
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.types import Batch
 
 _KEPT = 16  # first batches of an epoch that stay readable: Keras reads some of them before it trains
@@ -137,7 +137,7 @@ class Shard(keras.utils.PyDataset):  # type: ignore[misc]
     def __repr__(self) -> str:
         use = "training" if self._training else "validation"
         part = f"rows of rank {self._rank} of {self._size} for {use}"
-        return f"<{part}: {len(self)} batches, global batches of {self._batch}>"
+        return f"<{part}: {counted(len(self), 'batch')}, global batches of {self._batch}>"
 
 
 class RowShard(Shard):
@@ -150,7 +150,9 @@ class RowShard(Shard):
     def __init__(self, source: ArraySource, place: Place, *how: Any) -> None:
         super().__init__(source, place, *how)
         if source.rows < place.size:
-            raise InvalidInputError(f"{source.rows} rows for {place.size} ranks: give every rank one row or more.")
+            raise InvalidInputError(
+                f"{counted(source.rows, 'row')} for {counted(place.size, 'rank')}: give every rank one row or more."
+            )
         self._reorder()
 
     def _reorder(self) -> None:

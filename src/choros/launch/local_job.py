@@ -11,7 +11,7 @@ from typing import Any
 
 from choros.cluster import Place, Slots, is_this_machine, parse_slots, read_hostfile
 from choros.cluster.hardware import kept_variables, plan, usable_cores, variables
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.launch.process.child_process import ExitStatus
 from choros.launch.process.rank_limit import check_ranks
 from choros.launch.process.rank_output import Output
@@ -120,9 +120,7 @@ def size_of(requested: int | None, hosts: str | None, hostfile: str | None, *, h
         )
     slots = sum(count for _, count in listed_slots)
     if requested is not None and requested > slots:
-        raise InvalidInputError(
-            f"{requested} ranks were asked for, but the hosts have {slots} slot{'s' if slots > 1 else ''}"
-        )
+        raise InvalidInputError(f"{requested} ranks were asked for, but the hosts have {counted(slots, 'slot')}")
     return requested or slots
 
 

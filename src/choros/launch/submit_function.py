@@ -16,7 +16,7 @@ from typing import Any
 
 from choros import backend_choice
 from choros.argument_checks import check_number, check_path, check_text, check_texts, check_variables, check_whole
-from choros.errors import CommTimeoutError, InvalidInputError, SchedulerError, warn
+from choros.errors import CommTimeoutError, InvalidInputError, SchedulerError, counted, warn
 from choros.launch.call_io import Returned, check_call, read_answer, read_value, write_call
 from choros.launch.job_entry import CALL, answer_file
 from choros.launch.local_job import check_outside
@@ -401,7 +401,9 @@ def _submit_call(
     submitted = SubmittedJob(_submit(scheduler, job.script, folder), scheduler.name, job.size, folder, os.getcwd())
     with open(create_private(Path(folder, _RECORD)), "w", encoding="utf-8") as file:
         json.dump({name: value for name, value in asdict(submitted).items() if name != "folder"}, file)
-    logger.info(f"submitted job {submitted.id} to {scheduler.name}: {job.size} ranks, {os.path.relpath(folder)}")
+    logger.info(
+        f"submitted job {submitted.id} to {scheduler.name}: {counted(job.size, 'rank')}, {os.path.relpath(folder)}"
+    )
     return submitted
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from choros.algorithms import Algorithm, ExchangeInfo
 from choros.comm.group import Trace
+from choros.errors import counted
 from choros.param_server.rule_blocks import BlockRule
 from choros.types import Array
 
@@ -52,7 +53,9 @@ class InMemoryParameterServer:
             ValueError: there is no such worker.
         """
         if not 0 <= rank < self.workers:
-            raise ValueError(f"rank {rank} of a center for {self.workers} workers: give 0 to {self.workers - 1}.")
+            raise ValueError(
+                f"rank {rank} of a center for {counted(self.workers, 'worker')}: give 0 to {self.workers - 1}."
+            )
         return InMemoryClient(self, rank)
 
     def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:

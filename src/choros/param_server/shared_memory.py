@@ -23,7 +23,7 @@ from choros.comm.shm.futex import SPIN, fence
 from choros.comm.shm.group_header import PARAM_SERVER, abort, open_stamped, stamp
 from choros.comm.shm.robust_lock import RobustLock
 from choros.comm.shm.segment import Segment
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.param_server import layout as fields
 from choros.param_server.fused_update import trace_rule
 from choros.param_server.layout import Layout
@@ -112,10 +112,10 @@ class SharedMemoryParameterServer:
     def _check_arguments(self, rule: MergeRule | None, rank: int | None, workers: int | None) -> None:
         if workers is not None and workers != self.workers:
             raise InvalidInputError(
-                f"{self._name} expects {workers} workers; this center was created for {self.workers}."
+                f"{self._name} expects {counted(workers, 'worker')}; this center was created for {self.workers}."
             )
         if rank is not None and not 0 <= rank < self.workers:
-            raise InvalidInputError(f"Rank {rank} was given for a center of {self.workers} workers.")
+            raise InvalidInputError(f"Rank {rank} was given for a center of {counted(self.workers, 'worker')}.")
         if rule is None and rank is not None:
             raise InvalidInputError(
                 f"{self._name} gave no rule: a worker needs the algorithm, a controller has no rank."

@@ -22,7 +22,7 @@ from choros.cluster.hardware.network_address import addresses, own_address
 from choros.comm.bootstrap.rendezvous import Rendezvous, RendezvousGreeting, join_rendezvous, ports
 from choros.comm.messages import decode, header_of
 from choros.comm.tcp.auth_socket import AuthListener
-from choros.errors import InvalidDataError, InvalidInputError, PeerLostError
+from choros.errors import InvalidDataError, InvalidInputError, PeerLostError, counted
 from choros.spark.feature_columns import Columns
 from choros.spark.row_store import Data, Form, RowStore, agree, local_folder
 from choros.spark.task_errors import report, translate
@@ -178,7 +178,8 @@ def _work(plan: _Plan, context: Any, rank: int, batches: Iterable[Any]) -> bytes
     hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
     if len(hosts) != plan.size:
         raise InvalidInputError(
-            f"The frame has {len(hosts)} partitions, but there are {plan.size} workers: they must agree."
+            f"The frame has {counted(len(hosts), 'partition')}, but there are {counted(plan.size, 'worker')}: they "
+            "must agree."
         )
     address = _address(hosts, rank)
     spill = RowStore(plan.columns, local_folder(rank))

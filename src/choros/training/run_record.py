@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
+from choros.errors import counted
 from choros.training import record_view
 from choros.training.data_advice import DataKind, copy_remedy, read_remedy
 from choros.training.spec import WorkerStats
@@ -15,10 +16,6 @@ from choros.training.spec import WorkerStats
 _SLOW, _SHORT, _FEW = 1.5, 1.0, 10
 _NAMED = 0.05  # least share of the training time of a bottleneck
 _DATA, _EXCHANGE = 0.3, 0.5  # shares above which the line after training advises
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' if count > 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -217,7 +214,7 @@ class RunRecord:
 
     def __repr__(self) -> str:
         return (
-            f"<RunRecord of {_workers(len(self.workers))}, training {self.seconds:.1f} s, "
+            f"<RunRecord of {counted(len(self.workers), 'worker')}, training {self.seconds:.1f} s, "
             f"{self.samples_per_second:,.0f} samples/s: see print(), .summary(), .plot(), .bottlenecks(), .to_dict()>"
         )
 
@@ -320,7 +317,7 @@ class RunRecord:
     def summary(self) -> str:
         """Return the summary of the run in one line. Its percentages are means over the workers."""
         text = (
-            f"choros: {_workers(len(self.workers))}, start-up and compilation {self.startup:.1f} s, training "
+            f"choros: {counted(len(self.workers), 'worker')}, start-up and compilation {self.startup:.1f} s, training "
             f"{self.seconds:.1f} s "
             f"({self.samples_per_second:,.0f} samples/s), of which {self.exchanging:.0%} exchanging and "
             f"{self.waiting:.0%} waiting for data"
@@ -328,7 +325,7 @@ class RunRecord:
         if len(self.workers) > 1:
             text += f", exchange by {self.group}"
         if self.restarts:
-            text += f", {len(self.restarts)} restart{'s' if len(self.restarts) > 1 else ''}"
+            text += f", {counted(len(self.restarts), 'restart')}"
         lost = [worker for worker in self.workers if worker.not_finite is not None]
         if lost:
             worker = min(lost, key=lambda each: each.not_finite or ())

@@ -17,7 +17,7 @@ from choros.comm.bootstrap.discover_rank import find_place
 from choros.consistency.versions import versions
 from choros.data import StreamSource
 from choros.data.validation import is_whole
-from choros.errors import ChorosError, InvalidInputError, warn
+from choros.errors import ChorosError, InvalidInputError, counted, warn
 from choros.training.checkpoint.policy import checkpoint_of
 from choros.training.executors.executor import ExecutorLauncher
 from choros.training.executors.worker_pool import WorkerPool, each_devices
@@ -522,7 +522,8 @@ def check_rest(initial_batch: int, steps: int | None) -> None:
     """Refuse an ``initial_batch`` past the end of the epoch."""
     if steps is not None and initial_batch >= steps:
         raise InvalidInputError(
-            f"initial_batch={initial_batch}, but an epoch has {steps} batches: give fewer, or the next initial_epoch."
+            f"initial_batch={initial_batch}, but an epoch has {counted(steps, 'batch')}: give fewer, or the next "
+            "initial_epoch."
         )
 
 

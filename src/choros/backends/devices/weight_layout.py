@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 
 if TYPE_CHECKING:
     import keras
@@ -139,7 +139,7 @@ def _check_shape(layout: dict[str, Any], path: str, shape: tuple[int, ...], axes
 def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: keras.Model) -> str:
     """Return a line of text about the devices of the workers and the division of weights and rows among them."""
     device_text = f"{devices[0]} devices each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
-    line = f"{workers} worker{'s' if workers > 1 else ''}, {device_text}"
+    line = f"{counted(workers, 'worker')}, {device_text}"
     if layout is None:
         return f"{line}: every device has all weights, and its share of the worker's rows"
     mesh = ", ".join(f"{axis} {size}" for axis, size in zip(layout["axes"], layout["shape"], strict=True))

@@ -9,7 +9,7 @@ from choros.comm.group import Group
 from choros.comm.host_identity import machine
 from choros.comm.shared_values import gather_values
 from choros.device_choice import OWN, SHARE, gpu_variable, own_gpu
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 
 
 def check_gpus_apart(group: Group) -> None:
@@ -35,7 +35,7 @@ def check_gpus_apart(group: Group) -> None:
             gpus = len(set(gpu_names))
             raise InvalidInputError(
                 f"Ranks {', '.join(map(str, ranks))} on {host} compute on the same GPU ({gpu_name}): {len(gpu_names)} "
-                f"ranks run there on {gpus} GPU{'s' if gpus > 1 else ''}, and would wait for each other. Start one "
+                f"ranks run there on {counted(gpus, 'GPU')}, and would wait for each other. Start one "
                 "rank for each GPU, or show each rank its own GPU (srun --gpus-per-task=1; with several GPUs each, "
                 f"{OWN}=1). To share GPUs: choros run --share-gpus, or {SHARE}=1. To train on the CPU: set "
                 f"{gpu_variable()} to nothing."

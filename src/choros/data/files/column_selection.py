@@ -9,7 +9,7 @@ import numpy as np
 
 from choros.data.files.reader import ColumnChoice, Columns, stack
 from choros.data.tree import leaves
-from choros.errors import InvalidDataError
+from choros.errors import InvalidDataError, counted
 from choros.types import Array
 
 
@@ -65,7 +65,7 @@ class ColumnSpec:
         """Return the columns as arrays; several columns have two axes each."""
         parts = [stack(get(columns, name), f"The column {name!r}") for name in self.names]
         if wrong := [len(part) for part in parts if len(part) != rows]:
-            raise InvalidDataError(f"decode gave {wrong[0]} rows for {rows}: it must give one for each.")
+            raise InvalidDataError(f"decode gave {counted(wrong[0], 'row')} for {rows}: it must give one for each.")
         if self.single:
             return parts
         wide = [part[:, None] if part.ndim == 1 else part for part in parts]

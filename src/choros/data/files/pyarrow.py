@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from choros.data.files.reader import Columns, FileReader
-from choros.errors import InvalidDataError
+from choros.errors import InvalidDataError, counted
 from choros.types import Array, ArrayTree
 
 try:
@@ -208,7 +208,8 @@ class CsvTable(FileReader):
             ) from error
         if table.num_rows != rows:
             raise InvalidDataError(
-                f"{path} has {table.num_rows} rows in {rows} lines: a quoted field may not hold the end of a line."
+                f"{path} has {counted(table.num_rows, 'row')} in {counted(rows, 'line')}: a quoted field may not hold "
+                "the end of a line."
             )
         return table
 

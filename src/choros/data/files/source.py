@@ -21,7 +21,7 @@ from choros.data.permutation import permutation
 from choros.data.sharding import pieces
 from choros.data.tree import leaves, map_leaves
 from choros.data.validation import check_batch
-from choros.errors import InvalidDataError
+from choros.errors import InvalidDataError, counted
 from choros.types import ArrayTree, Batch
 
 Decode = Callable[[dict[str, Any]], Columns]
@@ -191,7 +191,8 @@ class FileSource:
         """
         if len(self._blocks) < size:
             raise InvalidDataError(
-                f"{self.table.name} has {len(self._blocks)} blocks (row groups, files), too few for {size} members of "
+                f"{self.table.name} has {counted(len(self._blocks), 'block')} (row groups, files), too few for {size} "
+                "members of "
                 "an ensemble: write more of them, or read the rows into arrays."
             )
         part_source = self._copy()
@@ -255,7 +256,9 @@ class FileSource:
                     raise InvalidDataError(f"{self.table.where(block)}: {error}") from None
             at += rows
         if at != end:
-            raise InvalidDataError(f"{self.table.where(block)} has {end - at} rows fewer than when it was opened.")
+            raise InvalidDataError(
+                f"{self.table.where(block)} has {counted(end - at, 'row')} fewer than when it was opened."
+            )
 
 
 def _count(columns: Columns) -> int:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from choros.cluster import Slots, is_this_machine
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.launch.elastic.host_discovery import script_of
 
 
@@ -100,7 +100,7 @@ def terms_of(
         slots = (("localhost", most or first),)
     if slots and sum(count for _, count in slots) < first:
         raise InvalidInputError(
-            f"{first} ranks were asked for, but the hosts have {sum(count for _, count in slots)} slots"
+            f"{first} ranks were asked for, but the hosts have {counted(sum(count for _, count in slots), 'slot')}"
         )
     command = tuple(script_of(script)) if script is not None else ()
     terms = ElasticSettings(
@@ -118,9 +118,13 @@ def _refuse_options(options: dict[str, object]) -> None:
 
 def _check_numbers(first: int, least: int, most: int | None, cooldown: tuple[float, float] | None) -> None:
     if least > first:
-        raise InvalidInputError(f"--min-np {least} is more than the {first} ranks of -n: give --min-np {first} or less")
+        raise InvalidInputError(
+            f"--min-np {least} is more than the {counted(first, 'rank')} of -n: give --min-np {first} or less"
+        )
     if most is not None and most < first:
-        raise InvalidInputError(f"--max-np {most} is less than the {first} ranks of -n: give --max-np {first} or more")
+        raise InvalidInputError(
+            f"--max-np {most} is less than the {counted(first, 'rank')} of -n: give --max-np {first} or more"
+        )
     if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
         raise InvalidInputError(f"--blacklist-cooldown-range {cooldown[0]:g} {cooldown[1]:g}: give 0 < MIN <= MAX")
 

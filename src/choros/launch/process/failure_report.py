@@ -41,6 +41,7 @@ _REMEDIES = {
 }
 _DEFAULT = "The traceback names the line; the same code with {alone} is easier to debug."
 _DEFAULT_DIED = "The last lines that it printed may say why; the same code with {alone} is easier to debug."
+_AGAIN = "With restarts=3 (KerasEstimator: maxRestarts=3) a worker that dies starts again; checkpoint= saves the state."
 _ALONE = {"worker": "workers=1", "rank": "num_proc=1"}
 
 
@@ -213,6 +214,8 @@ def failure(
     if report.output.strip():
         message += f"\n\nThe last lines that it printed:\n{report.output.rstrip()}"
     message += f"\n\n{remedy.format(alone=alone or _ALONE[what])}"
+    if report.died and what == "worker":
+        message += f"\n{_AGAIN}"
     return WorkerFailedError(
         message,
         rank=rank,

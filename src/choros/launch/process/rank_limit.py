@@ -1,14 +1,17 @@
-"""The number of ranks that one host takes: a limit, and a warning long before it."""
+"""Limits of one host: the number of ranks, with a warning long before it, and the open files of a process."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import platform
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from choros.cluster.hardware import usable_cores
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 
 _PER_CORE = 64  # the most ranks for each core
 _LEAST = 256  # the most ranks of a host with few cores
@@ -60,11 +63,30 @@ def crowding(count: int, kind: str, fewer: str) -> str:
     cores = len(usable_cores())
     if count <= _CROWDED * cores:
         return ""
-    on = "1 core" if cores == 1 else f"{cores} cores"
+    on = counted(cores, "core")
     return (
         f"{count} {kind} share {on} of {platform.node()}: more than {_CROWDED} for each core take turns, so a step is "
         f"slower than with {fewer}{cores}. Give {fewer}{cores}, or use more hosts"
     )
+
+
+@contextlib.contextmanager
+def open_files_explained() -> Iterator[None]:
+    """Raise an error with the limit and the remedy if this process cannot open another file or socket.
+
+    Raises:
+        InvalidInputError: no descriptor is free.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise InvalidInputError(
+            f"This process on {platform.node()} cannot open another file or socket (its limit is "
+            f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}): close files and connections, or raise the limit "
+            "(ulimit -n)."
+        ) from error
 
 
 def _limits() -> dict[str, int]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from choros.errors import AGAIN, InvalidInputError
+from choros.errors import AGAIN, InvalidInputError, counted
 from choros.launch.process import exec_stub
 from choros.launch.process.child_process import Child, ExitStatus
 from choros.launch.process.failure_report import signalled
@@ -100,7 +100,7 @@ def run(
         raise InvalidInputError(f"a run has 1 rank or more, got {size}")
     for kind, values in (("environments", environment), ("bindings to cores", cores), ("lists of fds", own_fds)):
         if values is not None and len(values) != size:
-            raise InvalidInputError(f"{len(values)} {kind} were given for {size} ranks")
+            raise InvalidInputError(f"{len(values)} {kind} were given for {counted(size, 'rank')}")
     token = secrets.token_hex(8)
     total = size if total is None else total
     ranks = RankSupervisor(grace, output or Output(size), announce, on_end, on_failure, (first, total))

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from choros.comm.messages import Messages, header_of
-from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
+from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError, counted
 from choros.launch.process.child_process import Child, ExitStatus, module_path, python_variables
 from choros.launch.process.failure_report import RankFailure, failure
 from choros.launch.process.frame import Message
@@ -89,7 +89,7 @@ class Pool:
             raise InvalidInputError(f"a pool has 1 worker or more, got {size}")
         for what, given in (("environments", environment), ("bindings to cores", cores)):
             if given is not None and len(given) != size:
-                raise InvalidInputError(f"{len(given)} {what} were given for {size} workers")
+                raise InvalidInputError(f"{len(given)} {what} were given for {counted(size, 'worker')}")
         if not sys.executable:
             raise InvalidInputError(
                 "this interpreter does not know its own executable (sys.executable), so it starts no worker"

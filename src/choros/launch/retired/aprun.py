@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 
 GONE = (
     "aprun started the ranks under Cray's ALPS (Theta), and that machine is retired. Polaris and Aurora start them by "
@@ -203,7 +203,8 @@ def _notes(line: AprunLine) -> list[str]:
     ranks, per_node = _number(line.ranks), _number(line.ranks_per_node)
     if ranks and per_node and ranks % per_node:
         notes.append(
-            f"-n {ranks} -N {per_node}: choros submit fills all nodes, with {-(-ranks // per_node) * per_node} ranks"
+            f"-n {ranks} -N {per_node}: choros submit fills all nodes, with "
+            f"{counted(-(-ranks // per_node) * per_node, 'rank')}"
         )
     return notes
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from choros.cluster import Slots, is_this_machine
 from choros.comm.messages import decode, header_of
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.launch.call_io import create
 from choros.launch.local_job import HostShare, LaunchOptions
 from choros.launch.process.rank_limit import check_ranks
@@ -66,7 +66,7 @@ def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
             chosen.append((host, min(count, remaining)))
             remaining -= min(count, remaining)
     if remaining:
-        raise InvalidInputError(f"{size} ranks were asked for, but the hosts have {size - remaining} slots")
+        raise InvalidInputError(f"{size} ranks were asked for, but the hosts have {counted(size - remaining, 'slot')}")
     return chosen
 
 

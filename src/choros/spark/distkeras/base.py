@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from choros import algorithms
-from choros.errors import InvalidInputError, warn, warn_without_effect
+from choros.errors import InvalidInputError, counted, warn, warn_without_effect
 from choros.spark.distkeras.utils import history_executor, history_executors_average
 from choros.spark.feature_columns import check_frame, normalise
 from choros.spark.frame_trainer import train
@@ -136,7 +136,8 @@ class Trainer:
         available, requested = slots(session)[0], int(self.num_workers)
         if requested > available >= 1:
             warn(
-                f"num_workers={requested}, but this cluster has {available} task slots: {available} workers train.",
+                f"num_workers={requested}, but this cluster has {counted(available, 'task slot')}: num_workers is "
+                f"{available}.",
                 RuntimeWarning,
             )
             return available

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+from choros.errors import counted
 from choros.tools.tune.settings import SEEN, TUNE, TuneSettings
 
 _POLL = 0.1  # seconds between two looks for the result of a trial
@@ -229,7 +230,7 @@ def run_trial(trial: Trial, target: Sequence[str], settings: TuneSettings, timeo
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-_LAST:]
         no_fit = False
         if time.monotonic() >= limit:
-            lines.append(f"no {settings.steps} steps in {timeout:g} s")
+            lines.append(f"no {counted(settings.steps, 'step')} in {timeout:g} s")
         elif job.returncode == 0:
             seen_file = Path(f"{result}{SEEN}")
             seen = json.loads(seen_file.read_text()) if seen_file.exists() else {"fits": 1, "steps": 0}
@@ -248,7 +249,8 @@ def _too_short(settings: TuneSettings, fits: int, steps: int) -> str:
         )
     needed = settings.warmup + settings.steps
     return (
-        f"the script ended after {steps} steps of fit, and {needed} are needed (--warmup {settings.warmup} + --steps "
+        f"the script ended after {counted(steps, 'step')} of fit, and {needed} are needed (--warmup {settings.warmup} "
+        "+ --steps "
         f"{settings.steps}): train longer, or give smaller numbers"
     )
 

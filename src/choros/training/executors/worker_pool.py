@@ -17,7 +17,7 @@ from choros.cluster.hardware.gpu_builds import AMD, INTEL, JAX_PLATFORM_NAMES, g
 from choros.cluster.hardware.gpus import GIVEN, Gpu, showing, usable_gpus
 from choros.console import write_line
 from choros.data.validation import is_whole
-from choros.errors import InvalidInputError, warn
+from choros.errors import InvalidInputError, counted, warn
 from choros.launch.process.rank_limit import check_ranks, crowding
 from choros.launch.process.worker_pool import Pool
 
@@ -217,7 +217,7 @@ class WorkerPool:
                 "devices='cpu'."
             )
         return (
-            f"{self.size} workers{device_text}, but {usable} GPU{'s' if usable != 1 else ''}: several workers on one "
+            f"{counted(self.size, 'worker')}{device_text}, but {counted(usable, 'GPU')}: several workers on one "
             f"GPU wait for each other. Give workers={max(usable // max(self.per_worker), 1)}, devices='shared' to "
             "share GPUs all the same, or devices='cpu' to train on the CPU."
         )

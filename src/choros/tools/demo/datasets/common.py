@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from choros.data.permutation import permutation
-from choros.errors import InvalidDataError
+from choros.errors import InvalidDataError, counted
 from choros.types import Array
 
 
@@ -88,7 +88,7 @@ def divide(name: str, x: Array, y: Array, classes: int, features: tuple[str, ...
     train, test = stratified(y, 0.7, seed)
     if not len(test) or not len(train):
         raise InvalidDataError(
-            f"{name} has {len(y)} rows, too few to train on 70 % and to leave 30 % untouched: give more."
+            f"{name} has {counted(len(y), 'row')}, too few to train on 70 % and to leave 30 % untouched: give more."
         )
     x_train, x_test = x[train].astype(np.float32, copy=False), x[test].astype(np.float32, copy=False)
     standardise(x_train, x_test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from choros.cluster.hardware.thread_env import COUNTS
+from choros.errors import counted
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
 
@@ -39,7 +40,7 @@ def crowded(seen: Observations) -> Iterator[Finding]:
                 continue
             named |= {facts["rank"] for facts in inside}
             all_cores = some[0]["cores"]["machine"]
-            share = f"{{at}}: {len(inside)} ranks run on {_cores(len(cores))} ({_few(cores)})"
+            share = f"{{at}}: {len(inside)} ranks run on {counted(len(cores), 'core')} ({_few(cores)})"
             if len(some) > all_cores:
                 yield made(
                     ERROR,
@@ -91,7 +92,7 @@ def threads(seen: Observations) -> Iterator[Finding]:
                 ERROR,
                 "threads",
                 ranks,
-                f"{{at}}: {name}={value}, but each rank has {_cores(count)}.",
+                f"{{at}}: {name}={value}, but each rank has {counted(count, 'core')}.",
                 f"Set {name}={count}, or unset it and start the ranks with choros run, which sets it.",
             )
     busy = {rank for finding in crowded(seen) for rank in finding.ranks}
@@ -103,7 +104,7 @@ def threads(seen: Observations) -> Iterator[Finding]:
                 ERROR if torch else WARNING,
                 "threads",
                 some,
-                f"{{at}} share {_cores(cores)} and run {run} threads in all"
+                f"{{at}} share {counted(cores, 'core')} and run {run} threads in all"
                 + (", which on PyTorch wait for each other by spinning." if torch else "."),
                 f"Export {_OMP}={max(cores // len(some), 1)} (and NPROC, TF_NUM_INTRAOP_THREADS), or bind each rank to "
                 "cores of its own; choros run does both. A script that imports choros before Keras sets them too.",
@@ -119,7 +120,8 @@ def openmp(seen: Observations) -> Iterator[Finding]:
                 ERROR,
                 "kmp-affinity",
                 pinned,
-                f"{{at}} share {_cores(len(union(some)))}, and {_AFFINITY}={pinned[0]['threads'][_AFFINITY]} pins "
+                f"{{at}} share {counted(len(union(some)), 'core')}, and {_AFFINITY}={pinned[0]['threads'][_AFFINITY]} "
+                "pins "
                 "the threads of each rank to the same first cores.",
                 f"Unset {_AFFINITY}, which choros sets for ranks with cores of their own, or bind the ranks, as "
                 "choros run does.",
@@ -130,7 +132,8 @@ def openmp(seen: Observations) -> Iterator[Finding]:
                 WARNING,
                 "kmp-blocktime",
                 spinning,
-                f"{{at}} share {_cores(len(union(some)))}, and with {_BLOCKTIME}={spinning[0]['threads'][_BLOCKTIME]} "
+                f"{{at}} share {counted(len(union(some)), 'core')}, and with "
+                f"{_BLOCKTIME}={spinning[0]['threads'][_BLOCKTIME]} "
                 "a thread spins for so many milliseconds after each parallel region, on a core of other ranks.",
                 f"Export {_BLOCKTIME}=0, or unset it: choros sets 0.",
             )
@@ -151,7 +154,7 @@ def idle(seen: Observations) -> Iterator[Finding]:
                 WARNING,
                 "idle-cores",
                 few,
-                f"{{at}}: {_OMP}={few[0]['threads'][_OMP]}{torchrun}, but each rank has {_cores(share)}.",
+                f"{{at}}: {_OMP}={few[0]['threads'][_OMP]}{torchrun}, but each rank has {counted(share, 'core')}.",
                 f"Export {_OMP}={share} before the launcher.",
             )
     for some in seen.machines() if len(seen.ranks) == seen.size else []:
@@ -161,7 +164,7 @@ def idle(seen: Observations) -> Iterator[Finding]:
                 WARNING,
                 "idle-cores",
                 some,
-                f"{{at}}: bound to {_cores(bound)} in all, of the {allotted} that their launcher has.",
+                f"{{at}}: bound to {counted(bound, 'core')} in all, of the {allotted} that their launcher has.",
                 "Bind wider: Open MPI binds a rank to one core unless told --bind-to none or --map-by slot:PE="
                 f"{max(allotted // len(some), 1)}; MPICH: -bind-to none; or take taskset away.",
             )
@@ -200,10 +203,6 @@ def quota(seen: Observations) -> Iterator[Finding]:
                 f"Ask for more (resources.limits.cpu, docker --cpus, CPUQuota), or export {_OMP}="
                 f"{max(int(allowed // len(some)), 1)}" + (", or start fewer ranks." if len(some) > allowed else "."),
             )
-
-
-def _cores(count: int) -> str:
-    return f"{count} core" + ("s" if count > 1 else "")
 
 
 def _few(cores: tuple[int, ...]) -> str:
