@@ -360,6 +360,26 @@ def test_in_a_job_a_callback_of_each_batch_sees_and_sets_weights(job):
     assert text.count("near True") == 4, text
 
 
+def test_in_a_job_weights_set_before_the_first_exchange_are_the_center(job):
+    text = job(
+        """
+        class Change(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                if batch == 2:
+                    self.model.set_weights([0.5 * weight for weight in self.start])
+                if batch == 4:
+                    self.model.get_weights()  # reads the center, which the worker has not adopted yet
+
+        change = Change()
+        change.start = make("sgd").get_weights()
+        optimizer = keras.optimizers.SGD(0.0)  # only the callback changes weights
+        model, _ = fit("aeasgd", [change], optimizer, batch_size=2, epochs=1)
+        print("same", all(map(np.array_equal, model.get_weights(), [0.5 * w for w in change.start])), flush=True)
+        """
+    )
+    assert text.count("same True") == 2, text
+
+
 def test_in_a_job_callbacks_see_what_was_validated(job):
     text = job(
         """

@@ -215,21 +215,21 @@ def test_a_center_that_was_set_is_taken_as_it_is():
         assert first.exchange(actual, known, 1, NONE) == 0
         late = SharedMemoryParameterServer(segment, rule, 1, 2)
         late.replace(np.full(5, 9.0), NONE)
-        late.read(actual, NONE)
+        late.read(actual, NONE, adopt=True)
         assert late.exchange(actual, known, 1, NONE) == 0
         assert late.contributions == [1, 2]
 
 
-def test_staleness_counts_from_the_first_read_and_then_from_the_last_exchange():
+def test_staleness_counts_from_the_adopted_read_and_then_from_the_last_exchange():
     rule = Rule()
     with a_center(workers=3) as segment:
         first, two, late = (SharedMemoryParameterServer(segment, rule, rank, 3) for rank in range(3))
         local, seen, out = np.zeros(5), np.zeros(5), np.empty(5)
         assert [first.exchange(local, seen, 1, NONE) for _ in range(4)] == [0, 0, 0, 0]
         assert two.exchange(local, seen, 1, NONE) == 4
-        late.read(out, NONE)
+        late.read(out, NONE, adopt=True)
         assert late.exchange(local, seen, 1, NONE) == 0
-        first.read(out, NONE)  # a snapshot in the midst of a window is not what the worker goes on from
+        first.read(out, NONE)  # for a callback; the worker trains on from its own weights
         assert first.exchange(local, seen, 1, NONE) == 2
         assert first.contributions == [5, 1, 1]
 

@@ -164,8 +164,15 @@ class ParameterServer(Protocol):
         """
         ...
 
-    def read(self, out: Array, others: Array) -> int:
-        """Copy the center into ``out`` and the averaged moving statistics into ``others``; return the clock."""
+    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
+        """Copy the center into ``out`` and the averaged moving statistics into ``others``; return the clock.
+
+        Args:
+            out: receives the center.
+            others: receives the statistics.
+            adopt: whether the worker trains on from this copy: its next exchange counts staleness from here, and does
+                not take a center that was set before. Defaults to False.
+        """
         ...
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ class InMemoryParameterServer:
     Attributes:
         center, others: the arrays, changed in place under the lock.
         clock: int. Merges so far.
+        clocks_seen: list of int. For each worker, the clock of its last exchange, or of the center that it adopted.
 
     Example:
         >>> from choros.algorithms import DynSGD
@@ -42,7 +43,7 @@ class InMemoryParameterServer:
         self.others: Array = np.zeros(0, center.dtype) if others is None else others.copy()
         self.memory = tuple(algorithm.start(self.center, workers))
         self.clock = 0
-        self._last_exchange = [0] * workers
+        self.clocks_seen = [0] * workers
         self._lock = threading.Lock()
         self._rule = BlockRule(algorithm)
 
@@ -61,7 +62,7 @@ class InMemoryParameterServer:
     def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:
         """Exchange with worker ``rank``. Change ``local``, ``others`` and (if it is used) ``seen`` in place."""
         with self._lock:
-            staleness = self.clock - self._last_exchange[rank]
+            staleness = self.clock - self.clocks_seen[rank]
             info = ExchangeInfo(1, staleness, rank)
             messages = self._rule.messages(local, seen, window)
             self._rule.merge(messages, info, self.center, self.memory, self.center, self.memory, (local, seen))
@@ -69,7 +70,7 @@ class InMemoryParameterServer:
                 self.others += (others - self.others) / self.workers
                 others[...] = self.others
             self.clock += 1
-            self._last_exchange[rank] = self.clock
+            self.clocks_seen[rank] = self.clock
         return staleness
 
     def read(self, out: Array, others: Array) -> int:
@@ -91,9 +92,12 @@ class InMemoryClient:
         """Propose, merge and adopt under one lock; return the staleness."""
         return self._server.exchange(self._rank, local, seen, window, others)
 
-    def read(self, out: Array, others: Array) -> int:
+    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
         """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
-        return self._server.read(out, others)
+        clock = self._server.read(out, others)
+        if adopt:
+            self._server.clocks_seen[self._rank] = clock
+        return clock
 
     def close(self) -> None:
         """Do nothing: this handle holds no resources."""

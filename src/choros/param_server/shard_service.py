@@ -120,7 +120,7 @@ class ParameterShard(SharedMemoryParameterServer):
                 return TrialReply(vector, statistics)
             case ReadCenter():
                 vector, statistics = self.blank()
-                self.read(vector, statistics)
+                self.read(vector, statistics, adopt=True)  # the worker decides what it does with the counters
                 return CenterReply(self._clock_seen, self._times_set, vector, statistics)
             case ReadTimesSet():
                 header = self._header()
@@ -163,7 +163,3 @@ class ParameterShard(SharedMemoryParameterServer):
             # memory. The vector is there already, as the exchange wrote it to ``_reply_vector``.
             self._reply_statistics[:] = self._request_statistics
         super()._commit(commit, header)
-
-    def _note_seen(self, clock: int, times_set: int) -> int:
-        self._clock_seen, self._times_set = clock, times_set
-        return clock

@@ -70,8 +70,7 @@ class _RemoteShard:
     def __init__(self, part: slice, connection: ShardConnection) -> None:
         self.part, self.connection = part, connection
         self.contributions = self.clock = self.times_set = 0
-        self.message, self.before_first_exchange = _NONE, True
-        self.awaits_reply = False
+        self.message, self.awaits_reply = _NONE, False
 
     def send(self, request: object) -> None:
         """Send a request; ``receive`` returns its reply."""
@@ -86,9 +85,6 @@ class _RemoteShard:
         if isinstance(reply, ExchangeReply):
             self.clock, self.times_set = reply.clock, reply.times_set
             self.contributions += not reply.taken
-            self.before_first_exchange = False
-        elif isinstance(reply, CenterReply) and self.before_first_exchange:
-            self.clock, self.times_set = reply.clock, reply.times_set
         return reply
 
     def counters(self) -> tuple[int, int, int]:
@@ -251,18 +247,23 @@ class ShardedParameterServer:
         else:
             self._rule.adopt(local, seen, shown)
 
-    def read(self, out: Array, others: Array) -> int:
-        """Copy the center out, each shard consistent in itself; return the first shard's clock."""
+    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
+        """Copy the center out, each shard consistent in itself; return the first shard's clock.
+
+        See ``SharedMemoryParameterServer.read``.
+        """
         clock = 0
         with self.no_reply_left(CenterReply):
             for _, shard in self._remote_shards:
                 shard.send(ReadCenter())
             for index, part, server in self._local_shards:
-                shard_clock = server.read(out[part], _shard_statistics(index, others))
+                shard_clock = server.read(out[part], _shard_statistics(index, others), adopt=adopt)
                 clock = shard_clock if index == 0 else clock
         for index, shard, reply in self.receive_all(CenterReply):
             out[shard.part] = reply.center
             _shard_statistics(index, others)[:] = reply.statistics
+            if adopt:
+                shard.clock, shard.times_set = reply.clock, reply.times_set
             clock = reply.clock if index == 0 else clock
         return clock
 

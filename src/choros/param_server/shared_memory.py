@@ -102,7 +102,7 @@ class SharedMemoryParameterServer:
         self._clock_seen = 0
         # The own count of contributions: if the header's count is another, a second process exchanges under this rank.
         self._contributions = self._header()[self._contributions_index] if rank is not None else 0
-        self._has_exchanged, self.position_word = False, 0
+        self.position_word = 0
         self._times_set = int(self._header()[fields.TIMES_SET])
         self._scratch: list[Array] = []
         if rank is not None:
@@ -285,11 +285,7 @@ class SharedMemoryParameterServer:
             self._commit(commit, header)
         # After the lock: if the release raises (KeyboardInterrupt), the committed header is ahead of these counters,
         # and the next exchange refuses instead of merging twice.
-        self._clock_seen, self._contributions, self._has_exchanged = (
-            int(header[fields.CLOCK]),
-            self._contributions + 1,
-            True,
-        )
+        self._clock_seen, self._contributions = int(header[fields.CLOCK]), self._contributions + 1
         return staleness
 
     def publish_pending(self, local: Array, seen: Array, window: int, others: Array) -> None:
@@ -471,15 +467,16 @@ class SharedMemoryParameterServer:
         others[:] = new
         header[fields.ACTIVE + 1] = 1 - active
 
-    def read(self, out: Array, others: Array) -> int:
+    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
         """Copy the center out. This works even if every worker was killed.
 
-        A copy is valid if no merge was committed during the copy. After three invalid copies the read takes the lock. A
-        worker's read before its first exchange counts as the center that it saw last, for its staleness.
+        A copy is valid if no merge was committed during the copy. After three invalid copies the read takes the lock.
 
         Args:
             out: receives the center.
             others: receives the averaged moving statistics.
+            adopt: whether this rank trains on from this copy. Defaults to False: callbacks and validation read the
+                center too, while the rank's own weights are older.
 
         Returns:
             int. The clock of what was copied.
@@ -493,9 +490,13 @@ class SharedMemoryParameterServer:
             copied = self._copy_committed(commit, out, others)
             fence()
             if self._words[fields.COMMIT] == commit:
-                return self._note_seen(*copied)
-        with self._lock.hold(self.timeout, "a read of the center"):
-            return self._note_seen(*self._copy_committed(self._words[fields.COMMIT], out, others))
+                break
+        else:
+            with self._lock.hold(self.timeout, "a read of the center"):
+                copied = self._copy_committed(self._words[fields.COMMIT], out, others)
+        if adopt:
+            self._clock_seen, self._times_set = copied
+        return copied[0]
 
     def _copy_committed(self, commit: int, out: Array, others: Array) -> tuple[int, int]:
         """Copy both vectors; return their clock, and the number of times that the center was set."""
@@ -506,12 +507,6 @@ class SharedMemoryParameterServer:
         out[:] = self._buffers[0][first & 1]
         others[:] = self._buffers[1][second & 1]
         return int(clock), int(times_set)
-
-    def _note_seen(self, clock: int, times_set: int) -> int:
-        # Later the clock of the last exchange counts: a worker may read the center for a validation without using it.
-        if not self._has_exchanged:
-            self._clock_seen, self._times_set = clock, times_set
-        return clock
 
     def _check_vectors(self, vector: Array, others: Array) -> None:
         for name, array, pair in (("vector", vector, self._buffers[0]), ("others", others, self._buffers[1])):

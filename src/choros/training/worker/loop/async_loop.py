@@ -49,7 +49,7 @@ class AsyncLoop:
         self.apply_rate()
         if self.exchange is not None:
             # After ``begin``, whose callbacks may have replaced the center.
-            run.center.read(self.local, self.others)
+            run.center.read(self.local, self.others, adopt=True)
             self.exchange.seen[...] = self.local
             self.adopt_weights()
         restarted = run.resumes and resume_worker(run)
