@@ -42,6 +42,7 @@ def draw(name: str, figure: Callable[[dict[str, Any]], Any], numbers: dict[str, 
             "svg.hashsalt": "choros",
             "svg.fonttype": "path",
             "font.size": 9,
+            "axes.facecolor": theme["paper"],
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.prop_cycle": matplotlib.cycler(color=theme["colors"]),
@@ -50,6 +51,7 @@ def draw(name: str, figure: Callable[[dict[str, Any]], Any], numbers: dict[str, 
         with matplotlib.rc_context(parameters):
             path = Path(__file__).parent / f"{name}-{theme_name}.svg"
             about = {"Date": None, "Creator": None} | ({"Description": json.dumps(numbers)} if numbers else {})
-            figure(theme).savefig(path, transparent=True, metadata=about)
+            # Not transparent: a page of a code host shows the light form in its dark theme too.
+            figure(theme).savefig(path, facecolor=theme["paper"], metadata=about)
             path.write_text(re.sub(r" +$", "", path.read_text(), flags=re.MULTILINE))
             yield path

@@ -98,7 +98,10 @@ class Trainer:
         mode: "sync" (all workers exchange at once) or "async" (each with the parameter server). Defaults to the
             mode of the algorithm.
         pool: WorkerPool to use. Defaults to None: the Trainer starts workers itself.
-        threads, bind, devices, echo: as in ``WorkerPool``.
+        threads: int. Threads of each worker. Defaults to its number of cores.
+        bind: bool. Whether each worker is bound to separate cores. Defaults to True.
+        devices: "auto", "gpu", "cpu" or "shared", as in ``WorkerPool``. Defaults to "auto".
+        echo: bool. Whether the workers' output is shown, marked with their rank. Defaults to True.
         devices_per_worker: int, or one for each worker. A worker divides each of its batches exactly among its
             devices, with every algorithm. Defaults to 1, or to the setting of ``pool``.
         layout: how a worker's devices divide the model's weights (JAX): a ``keras.distribution.LayoutMap``, a

@@ -25,6 +25,18 @@ from choros.hvd.elastic_client import membership
 from choros.hvd.unused_arguments import warn_of_unused
 from choros.object_text import call_text, value_text
 
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "ObjectState",
+    "TensorFlowKerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
 
 class HorovodInternalError(RuntimeError):
     """Failure of a collective: ``run`` restores the last commit, initializes again and calls the function again."""

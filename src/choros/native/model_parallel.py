@@ -115,9 +115,7 @@ class ModelParallel:
     def __exit__(self, *error: object) -> None:
         self._context.close()
 
-    def fit(  # noqa: D417 - Keras' arguments share one entry
-        self, model: keras.Model, x: ArrayTree, y: ArrayTree = None, **arguments: Any
-    ) -> keras.callbacks.History:
+    def fit(self, model: keras.Model, x: ArrayTree, y: ArrayTree = None, **arguments: Any) -> keras.callbacks.History:
         """Train by ``model.fit``, after a check that all ranks pass the same model, rows and arguments.
 
         Callbacks run on every rank. Each sees the same logs. One that reads weights must do so in ``whole_weights``,
@@ -125,8 +123,9 @@ class ModelParallel:
 
         Args:
             model: keras.Model, built and compiled inside this context.
-            x, y: arrays or nested arrays.
-            arguments: those of ``keras.Model.fit``; ``validation_data`` and ``sample_weight`` are arrays, too.
+            x: array or nested arrays of rows.
+            y: array or nested arrays: the labels of the rows.
+            **arguments: those of ``keras.Model.fit``; ``validation_data`` and ``sample_weight`` are arrays, too.
 
         Raises:
             InvalidInputError: on every rank, if a rank passes something else than rank 0. Or: the model is not built,

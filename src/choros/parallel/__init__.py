@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
+def make_parallel(
     serial_model: keras.Model,
     gdev_list: Devices | None = None,
     ps_device: str = "/cpu:0",
@@ -54,7 +54,11 @@ def make_parallel(  # noqa: D417 - arguments of ModelMGPU share one entry
         gdev_list: the devices, or their number. A device is a name (``"gpu:0"``, ``"/gpu:0"``, or a full one of this
             process: ``"/job:worker/task:1/device:GPU:0"``), a ``tf.DeviceSpec`` or an object with ``to_string()`` or
             ``device_type`` and ``device_index``, a ``jax.Device``, or a ``torch.device``. Defaults to all devices.
-        ps_device, usenccl, initsync, syncopt, enqueue: as in ``ModelMGPU``.
+        ps_device: str, as in ``ModelMGPU``.
+        usenccl: bool, as in ``ModelMGPU``.
+        initsync: bool, as in ``ModelMGPU``.
+        syncopt: bool, as in ``ModelMGPU``.
+        enqueue: bool, as in ``ModelMGPU``.
         model_class: the class to make, called with these keyword arguments. Defaults to ``ModelMGPU``.
         devices: another name of ``gdev_list``.
 

@@ -105,15 +105,17 @@ class ModelMGPU:
         self._forget()
         self.serial.compile(*args, **kwargs)
 
-    def fit(  # noqa: D417 - arguments of the Trainer share one entry
+    def fit(
         self, x: object = None, y: object = None, batch_size: int | None = None, *args: Any, **kwargs: Any
     ) -> History:
         """Train, as ``keras.Model.fit``.
 
         Args:
-            x, y: the data, of any type that ``choros.Trainer.fit`` takes.
+            x: the data, of any type that ``choros.Trainer.fit`` takes.
+            y: the labels, if ``x`` does not have them.
             batch_size: int. Rows of a whole batch, which is divided among the devices. Defaults to 32.
-            args, kwargs: as in ``choros.Trainer.fit``.
+            *args: as in ``choros.Trainer.fit``.
+            **kwargs: as in ``choros.Trainer.fit``.
 
         Returns:
             ``keras.callbacks.History``, with ``run`` (``choros.RunRecord``).
@@ -221,11 +223,13 @@ class ModelMGPU:
         """Predict one batch."""
         return self.predict(x, len(_first(x)))
 
-    def placement(self, x: object, y: object = None, sample_weight: object = None) -> Placement:  # noqa: D417 - one entry
+    def placement(self, x: object, y: object = None, sample_weight: object = None) -> Placement:
         """Return the devices of each variable and of each share of a batch's rows, as they are. Nothing is trained.
 
         Args:
-            x, y, sample_weight: one batch, as for ``train_on_batch``.
+            x: one batch, as for ``train_on_batch``.
+            y: its labels.
+            sample_weight: the weights of its rows.
 
         Returns:
             ``Placement``, which prints as a line for each variable and for each device's rows.

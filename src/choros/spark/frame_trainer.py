@@ -116,7 +116,7 @@ class FrameExecutor:
         """Do nothing: the user closes the session."""
 
 
-def train(  # noqa: D417 - those of Trainer are named together
+def train(
     frame: DataFrame,
     *,
     model: keras.Model,
@@ -139,9 +139,16 @@ def train(  # noqa: D417 - those of Trainer are named together
         frame: DataFrame, a result of ``choros.spark.feature_columns.normalise``. Marked rows are for validation.
         model: a compiled ``keras.Model``, whose weights are changed.
         columns: the meaning of the frame's columns.
-        algorithm, mode, timeout, first_timeout, strict, network: as in ``choros.Trainer``.
+        algorithm: as in ``choros.Trainer``.
         workers: int, or "auto" for all free task slots. Defaults to "auto".
-        max_restarts, profile, partitioned: as in ``FrameExecutor``.
+        mode: as in ``choros.Trainer``.
+        max_restarts: int, as in ``FrameExecutor``. Defaults to 0.
+        profile: as in ``FrameExecutor``.
+        partitioned: bool, as in ``FrameExecutor``.
+        network: as in ``choros.Trainer``.
+        timeout: float, as in ``choros.Trainer``. Seconds.
+        first_timeout: float, as in ``choros.Trainer``. Seconds.
+        strict: bool, as in ``choros.Trainer``.
         **fit: arguments of ``choros.Trainer.fit``: batch_size, epochs, callbacks, verbose, seed, shuffle,
             steps_per_epoch, validation_steps, validation_batch_size, validation_freq, initial_epoch.
 
