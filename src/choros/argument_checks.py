@@ -26,6 +26,21 @@ def check_path(name: str, value: object) -> str:
     return path or _refuse(name, value, "a path, such as 'results' or pathlib.Path('results')")
 
 
+def check_model_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that is not a file, for commands that read a model from a Python file.
+
+    Example:
+        >>> check_model_file("absent.py")
+        Traceback (most recent call last):
+            ...
+        choros.errors.InvalidInputError: There is no file absent.py: give a Python file that defines `model` or \
+`build()`.
+    """
+    if not os.path.isfile(path):
+        problem = f"{path} is a folder" if os.path.isdir(path) else f"There is no file {path}"
+        raise InvalidInputError(f"{problem}: give a Python file that defines `model` or `build()`.")
+
+
 def check_text(name: str, value: object, remedy: str) -> str:
     """Return a str that is not empty. The message ends with ``remedy``, a noun phrase with an example."""
     return value if isinstance(value, str) and value.strip() else _refuse(name, value, remedy)

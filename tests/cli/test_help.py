@@ -126,6 +126,28 @@ def test_wrong_values_are_errors_in_one_style(typed, rest, message, capsys, tmp_
     assert wrong_usage(capsys.readouterr().err, f"choros {typed}").startswith(message)
 
 
+@pytest.mark.parametrize("file", ["absent.py", "/etc"])
+def test_check_refuses_a_missing_file_before_a_framework_is_imported(file):
+    script = (
+        "import sys; from choros.cli import main; assert main(['check', sys.argv[1]]) == 2;"
+        "sys.exit(any(name in sys.modules for name in ('keras', 'jax', 'torch', 'tensorflow')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, file], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("given", "level"), [(None, "2"), ("0", "0")])
+def test_check_hides_the_log_of_tensorflow_unless_the_user_set_a_level(given, level, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", given)
+    file = tmp_path / "model.py"
+    file.write_text("import os\nmodel = None\nraise ValueError('level ' + os.environ['TF_CPP_MIN_LOG_LEVEL'])")
+    assert main(["check", str(file)]) == 1
+    assert capsys.readouterr().err.endswith(f"ValueError: level {level}\n")
+
+
 @pytest.mark.parametrize("line", ["-n 2 -n 4", "-n 2 -np 2"])
 def test_an_option_that_is_repeated_holds_as_it_was_given_last(line):
     assert make_parser("run").parse_args(["run", *line.split(), "a.py"]).workers == int(line[-1])

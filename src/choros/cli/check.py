@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import traceback
 from typing import TYPE_CHECKING
 
 from choros.algorithms import ALL, by_name
+from choros.argument_checks import check_model_file
 from choros.cli.arguments import Known, count, list_of
 from choros.cli.parser import plain, print_error
 from choros.cli.terminal import write_report
@@ -86,6 +88,8 @@ def main(args: argparse.Namespace) -> int:
         raise InvalidInputError(
             f"--epochs {args.epochs}: the run that resumes needs 2 or more; --no-resume leaves it out"
         )
+    check_model_file(args.file)  # before the import of Keras
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from choros.tools.check import check, load_model
 
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from choros.argument_checks import check_model_file
 from choros.errors import InvalidInputError
 from choros.types import Array
 
@@ -32,9 +33,7 @@ def load_model(path: str | Path) -> tuple[Any, tuple[Any, ...]]:
         InvalidInputError: there is no such file, or no model in it.
         Exception: an exception that the file raises.
     """
-    if not Path(path).is_file():
-        problem = f"{path} is a folder" if Path(path).is_dir() else f"There is no file {path}"
-        raise InvalidInputError(f"{problem}: give a Python file that defines `model` or `build()`.")
+    check_model_file(path)
     no_model = InvalidInputError(
         f"{path} defines no `model` and no `build()` or `make_model()`: give it one of them, outside of any "
         "`if __name__ == '__main__'` block, which is not run here."
