@@ -37,9 +37,13 @@ def command(folder):
 
 
 REFUSED = {
-    "--nodes 0": "--nodes must be a whole number of 1 or more, got 0",
-    "--cores -1": "--cores must be a whole number of 1 or more, got -1",
-    "--gpus -1": "--gpus must be a whole number of 0 or more, got -1",
+    "--nodes 0": "argument --nodes: must be a whole number of 1 or more, or auto, got 0",
+    "--nodes two": "argument --nodes: must be a whole number of 1 or more, or auto, got two",
+    "--ranks-per-node 0": "argument --ranks-per-node: must be a whole number of 1 or more, got 0",
+    "--cores -1": "argument --cores: must be a whole number of 1 or more, got -1",
+    "--gpus -1": "argument --gpus: must be a whole number of 0 or more, got -1",
+    "--threads-per-core -1": "argument --threads-per-core: must be a whole number of 0 or more, got -1",
+    "--signal -1": "argument --signal: must be a whole number of 0 or more, got -1",
     "--time 30": "--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got '30'",
     "--time 1:99:00": "--time must be as",
     "--time 60s": "the limit of 60 s ends before the ranks could receive a signal 90 s ahead of it",
@@ -109,6 +113,15 @@ def test_what_cannot_work_is_refused_before_anything_is_written(folder, capsys, 
     assert errors.startswith("choros submit: error: ")
     assert REFUSED[options] in errors
     assert sorted(path.name for path in folder.iterdir()) == ["bin", "train.py"]
+
+
+def test_a_wrong_number_is_refused_before_a_scheduler_is_chosen(command, capsys):
+    command("sbatch", "true")
+    assert main(["submit", "--nodes", "0", "train.py"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "choros submit: error: argument --nodes: must be a whole number of 1 or more, or auto, got 0",
+        "See 'choros submit --help'",
+    ]
 
 
 def test_the_help_page_lists_the_values_of_mpi(capsys):

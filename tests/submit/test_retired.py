@@ -197,14 +197,14 @@ def test_file_systems_that_are_typed_replace_those_of_the_script(refused, script
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("-n 0", "--nodes must be a whole number of 1 or more, got 0"),
-        ("-n abc", "argument --nodes: must be a whole number, or auto, got abc"),
-        ("-n2.5", "argument --nodes: must be a whole number, or auto, got 2.5"),
+        ("-n 0", "argument --nodes: must be a whole number of 1 or more, or auto, got 0"),
+        ("-n abc", "argument --nodes: must be a whole number of 1 or more, or auto, got abc"),
+        ("-n2.5", "argument --nodes: must be a whole number of 1 or more, or auto, got 2.5"),
         ("-t 1x", "--time must be as 1:30:00 (hours), 2-00:00:00 (days) or 1h30m, got '1x'"),
         ("-t 1", "the limit of 60 s ends before the ranks could receive a signal"),
         ("--bogus 3", "unrecognized arguments: --bogus (did you mean --gpus?)"),
         ("-z 1", "unrecognized arguments: -z"),
-        ("--mode c0", "--ranks-per-node must be a whole number of 1 or more, got 0"),
+        ("--mode c0", "argument --ranks-per-node: must be a whole number of 1 or more, got 0"),
         ("--mode c", "--mode c: Cobalt has script, and c16 for 16 ranks on each node"),
         ("--env A", "--env A: give a name and a value, as in --env A=1"),
         ("--attrs mcdram", "--attrs mcdram: give names and values, as in filesystems=home,eagle:mcdram=cache"),

@@ -298,7 +298,7 @@ def test_nothing_says_where_it_is(script_folder, settings, submit, monkeypatch):
         ("--on spark --master yarn --max-nodes 7", "--max-nodes is for --nodes auto: give that too"),
         ("--on spark --master yarn --nodes 2 --resource-manager h:1", "--resource-manager is for --nodes auto"),
         ("--on pbs --max-nodes 7", "--max-nodes is for --on spark"),
-        ("--on spark --nodes some", "argument --nodes: must be a whole number, or auto, got some"),
+        ("--on spark --nodes some", "argument --nodes: must be a whole number of 1 or more, or auto, got some"),
         ("--on spark --master yarn --nodes auto --max-nodes 0", "must be a whole number of 1 or more, got 0"),
     ],
 )

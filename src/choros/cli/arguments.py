@@ -35,8 +35,12 @@ class SubParsers(Protocol):
         ...
 
 
-def count(text: str) -> int:
+def count(text: str, more: str = "") -> int:
     """Return text as an integer of 1 or more.
+
+    Args:
+        text: the text.
+        more: the other values that the option takes, for the message.
 
     Raises:
         ArgumentTypeError: the text is something else.
@@ -45,7 +49,7 @@ def count(text: str) -> int:
         >>> count("4")
         4
     """
-    return _whole_number(text, 1, None, " of 1 or more")
+    return _whole_number(text, 1, None, f" of 1 or more{more}")
 
 
 def whole(text: str) -> int:
@@ -59,23 +63,6 @@ def whole(text: str) -> int:
         0
     """
     return _whole_number(text, 0, None, " of 0 or more")
-
-
-def integer(text: str, more: str = "") -> int:
-    """Return text as an integer; the range is checked elsewhere.
-
-    Args:
-        text: the text.
-        more: the other values that the option takes, for the message.
-
-    Raises:
-        ArgumentTypeError: the text is something else.
-
-    Example:
-        >>> integer("-4")
-        -4
-    """
-    return _whole_number(text, None, None, more)
 
 
 def level(text: str) -> int:
@@ -104,10 +91,10 @@ def seed(text: str) -> int:
     return _whole_number(text, 0, 2**31 - 1, f" from 0 to {2**31 - 1}")
 
 
-def _whole_number(text: str, least: int | None, most: int | None, words: str) -> int:
+def _whole_number(text: str, least: int, most: int | None, words: str) -> int:
     """Return text as an integer within limits; ``words`` describes them in the message of ArgumentTypeError."""
-    value = int(text) if text.isascii() and text.removeprefix("-").isdecimal() else None
-    if value is None or (least is not None and (value < least or "-" in text)) or (most is not None and value > most):
+    value = int(text) if text.isascii() and text.isdecimal() else None
+    if value is None or value < least or (most is not None and value > most):
         raise argparse.ArgumentTypeError(f"must be a whole number{words}, got {text}")
     return value
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from choros.cli.arguments import Known, choose_scheduler, count, integer
+from choros.cli.arguments import Known, choose_scheduler, count, whole
 from choros.cli.command_target import command_of
 from choros.cli.parser import Parser
 from choros.errors import InvalidInputError, MissingPackageError
@@ -148,20 +148,20 @@ def _add_resources(add: Callable[..., Any]) -> None:
         metavar="N",
         help="number of nodes (default: 1); auto takes YARN's active nodes (--on spark --master yarn)",
     )
-    add("--ranks-per-node", type=integer, metavar="N", help="number of ranks on each node (default: 1, or the site's)")
-    add("--cores", type=integer, metavar="N", help="number of cores of each rank (default: 1, or the site's)")
+    add("--ranks-per-node", type=count, metavar="N", help="number of ranks on each node (default: 1, or the site's)")
+    add("--cores", type=count, metavar="N", help="number of cores of each rank (default: 1, or the site's)")
     add(
         "--threads-per-core",
-        type=integer,
+        type=whole,
         default=0,
         metavar="N",
         help="number of hardware threads used of each core, such as 2 (default: the scheduler's)",
     )
-    add("--gpus", type=integer, metavar="N", help="number of GPUs of each rank (default: 0, or the site's)")
+    add("--gpus", type=whole, metavar="N", help="number of GPUs of each rank (default: 0, or the site's)")
     add("--time", metavar="H:MM:SS", help="time limit, such as 1:30:00, 90m or 1h30m (default: the queue's)")
     add(
         "--signal",
-        type=integer,
+        type=whole,
         metavar="S",
         help="seconds before the time limit at which the ranks receive a signal (default: 90; 0: never)",
     )
@@ -341,7 +341,7 @@ def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
 
 def _nodes(text: str) -> int | str:
     """Return a number of nodes, or ``"auto"``."""
-    return text if text == "auto" else integer(text, ", or auto")
+    return text if text == "auto" else count(text, ", or auto")
 
 
 def _ask_for_nodes(options: JobOptions) -> None:
