@@ -396,6 +396,23 @@ def test_status_and_log_of_kubernetes(command, capsys):
 
 
 @pytest.mark.parametrize("verb", ["status", "log", "cancel"])
+def test_a_job_of_spark_has_neither_status_nor_log_nor_cancel(folder, capsys, verb):
+    """It ends with ``choros submit``, and its output is there."""
+    assert main([verb, "--on", "spark", "7"]) == 2
+    known = ", ".join(sorted(name for name in SCHEDULERS if name != "spark"))
+    message = f"choros {verb}: error: argument --on: invalid choice: 'spark' (choose from {known})\n"
+    assert capsys.readouterr().err.startswith(message)
+    assert main([verb, "--help"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"{{{known.replace(', ', ',')}}}" in page
+    assert "A job of Spark runs in choros submit, which prints its output; Ctrl-C ends it." in page
+    assert main([verb, "7"]) == 2
+    assert "name it by --on slurm|pbs|flux|lsf|sge|k8s\n" in capsys.readouterr().err
+    assert main(["submit", "train.py"]) == 2
+    assert "name it by --on slurm|pbs|flux|lsf|sge|k8s|spark\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "log", "cancel"])
 def test_what_is_no_id_is_refused(capsys, verb):
     assert main([verb, "--on", "slurm", "a b; c"]) == 2
     assert "'a b; c' is no job's id" in capsys.readouterr().err

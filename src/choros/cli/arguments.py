@@ -178,7 +178,8 @@ def job_parser(subparsers: SubParsers, name: str, description: str, options: str
     parser = subparsers.add_parser(
         name,
         help=description,
-        description=f"{description[0].upper()}{description[1:]}.",
+        description=f"{description[0].upper()}{description[1:]}. A job of Spark runs in choros submit, which prints "
+        "its output; Ctrl-C ends it.",
         epilog=f"examples:\n  choros {name} {options}1234567\n  choros {name} {options}--on k8s job.batch/train\n\n"
         "Exit codes: 0 success; 1 the scheduler does not know the job, does not answer, or its command failed;\n"
         "2 wrong usage, or the scheduler's command is not on PATH.",
@@ -186,26 +187,28 @@ def job_parser(subparsers: SubParsers, name: str, description: str, options: str
     parser.add_argument(
         "--on",
         default="",
-        choices=sorted(SCHEDULERS),
+        choices=sorted(name for name, scheduler in SCHEDULERS.items() if not scheduler.attached),
         help="scheduler (default: the one whose command is on PATH; k8s must be named)",
     )
     parser.add_argument("job", help="id of the job, as choros submit printed it")
     return parser
 
 
-def choose_scheduler(prog: str, name: str | None) -> Scheduler:
+def choose_scheduler(prog: str, name: str | None, attached: bool = False) -> Scheduler:
     """Return the scheduler of the given name, else the one of this machine; then a line on stderr says which and why.
 
     Args:
         prog: the command as the user typed it, such as "choros logs", for the line.
         name: the name; None or "" if none was given.
+        attached: whether the message of the error lists also the schedulers whose jobs have no status. Defaults to
+            False.
 
     Raises:
         InvalidInputError: no scheduler has this name, or no command of a scheduler is on PATH.
     """
     from choros.launch.schedulers import find_scheduler
 
-    scheduler = find_scheduler(name or "")
+    scheduler = find_scheduler(name or "", attached)
     if not name:
         reason = " and ".join(filter(None, (scheduler.program, scheduler.beside)))
         verb = "are" if scheduler.beside else "is"

@@ -321,7 +321,7 @@ def main(args: argparse.Namespace) -> int:
 def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
     """Return the scheduler and the job for the options, after a check of both."""
     options = JobOptions(**{field.name: getattr(args, field.name) for field in fields(JobOptions)})
-    scheduler, site, defaults = complete(options, partial(choose_scheduler, "choros submit"))
+    scheduler, site, defaults = complete(options, partial(choose_scheduler, "choros submit", attached=True))
     on, written_by = scheduler.name, args.written_by
     if defaults:
         print(f"choros submit: from {config_file()}: {defaults}", file=sys.stderr)

@@ -28,8 +28,13 @@ class _NoAnswer(SchedulerError):
     """Failure to reach the scheduler, although its command exists."""
 
 
-def find_scheduler(name: str = "") -> Scheduler:
+def find_scheduler(name: str = "", attached: bool = True) -> Scheduler:
     """Return the scheduler of the given name, or the first one whose commands are on PATH; Kubernetes must be named.
+
+    Args:
+        name: the name. Defaults to "".
+        attached: whether the message of the error lists also the schedulers whose jobs have no status. Defaults to
+            True.
 
     Raises:
         InvalidInputError: no scheduler has this name, or no command is on PATH.
@@ -47,7 +52,8 @@ def find_scheduler(name: str = "") -> Scheduler:
         if shutil.which(scheduler.program) and (not scheduler.beside or shutil.which(scheduler.beside)):
             return scheduler
     programs = ", ".join(dict.fromkeys(scheduler.program for scheduler in schedulers))
-    known = among(SCHEDULERS) if names_keywords() else f"--on {'|'.join(SCHEDULERS)}"
+    listed = [scheduler.name for scheduler in SCHEDULERS.values() if attached or not scheduler.attached]
+    known = among(listed) if names_keywords() else f"--on {'|'.join(listed)}"
     asks_for_name = shutil.which("kubectl") and not names_keywords()
     raise InvalidInputError(
         f"no scheduler is here (looked on PATH for {programs}): name it by {known}"
