@@ -508,7 +508,7 @@ class Trainer:
 
 def _check_place_of_ranks(executor: object, launcher: object, pool: object, network: object) -> None:
     """Refuse values of another type, and two arguments that both decide where the ranks run."""
-    if network not in (None, ""):  # "" is no choice, as in CHOROS_NETWORK
+    if network not in (None, ""):  # "" is not a choice, as in CHOROS_NETWORK
         check_text("network", network, "an interface such as 'ib0', or a domain such as '.hsn.example.org'")
     if pool is not None and not isinstance(pool, WorkerPool):
         raise InvalidInputError(f"pool={pool!r:.80}: give a choros.WorkerPool.")

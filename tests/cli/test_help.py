@@ -98,8 +98,8 @@ def test_an_unknown_option_is_an_error_in_one_style(typed, capsys):
         ("submit", "--on slurm absent.py", "the script absent.py does not exist"),
         ("demo", "--algorithms zzz", "no algorithm is called 'zzz': there are Single, AllReduce"),
         ("demo", "--batch-size 1", "--batch-size 1 for 2 workers: give one row a worker or more"),
-        ("status", "--on slurm !", "'!' is no job's id: give"),
-        ("logs", "--on slurm !", "'!' is no job's id: give"),
+        ("status", "--on slurm !", "'!' is not a job's id: give"),
+        ("logs", "--on slurm !", "'!' is not a job's id: give"),
         ("cancel", "", "the following arguments are required: job"),
         ("doctor", "--backends jx", "argument --backends: jx is none of jax, torch, tensorflow"),
         ("check", "absent.py", "there is no file absent.py: give"),
@@ -112,7 +112,7 @@ def test_an_unknown_option_is_an_error_in_one_style(typed, capsys):
         ("tune", "--threads 99 {script}", "no trial of --threads 99 fits on "),
         ("env", "here", "unrecognized arguments: here"),
         ("site", "", "the following arguments are required: ACTION"),
-        ("site init", "../x", "'../x' is no name of a site"),
+        ("site init", "../x", "'../x' is not a valid name of a site"),
         ("spark", "lst", "argument ACTION: invalid choice: 'lst' (choose from doctor, pack)"),
         ("spark pack", "a.rar", "a.rar: Spark unpacks .tar.gz, .tgz and .zip"),
         ("spark pack", "--level 10", "argument --level: must be a whole number from 0 to 9, got 10"),
@@ -179,6 +179,15 @@ def test_messages_of_the_package_begin_with_a_lower_case_letter_or_a_name():
     text = set(first_words())
     assert len(text) > 20
     assert {word for word in text if parser.plain(f"{word} x")[0].isupper()} <= NAMES
+
+
+def test_no_text_of_the_package_says_that_something_is_no_thing():
+    found = set()
+    for path in pathlib.Path(parser.__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= set(re.findall(r"(?<![Tt]here )\b(?:is|are) no (?!longer)\S+", " ".join(node.value.split())))
+    assert found == set()
 
 
 @pytest.mark.parametrize(

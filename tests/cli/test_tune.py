@@ -181,8 +181,8 @@ def test_plain_fit_takes_the_arguments_that_keras_knows():
 
 def test_what_is_no_script_is_refused(tmp_path):
     assert "does not exist" in tune(tmp_path / "none.py", []).stderr
-    assert "is no Python script" in tune("true", []).stderr
-    assert "is no Python script" in tune("true", ["script.py"]).stderr
+    assert "is not a Python script" in tune("true", []).stderr
+    assert "is not a Python script" in tune("true", ["script.py"]).stderr
 
 
 def test_the_search_takes_the_best_ranks_for_binding_and_spin_time():

@@ -150,7 +150,7 @@ def test_a_peer_that_goes_in_mid_message(raw):
         (frame.PREFIX.pack(frame.MAGIC, 1 << 31, 0, 0), "more than a message may have"),
         (frame.PREFIX.pack(frame.MAGIC, 2, 1, 0), "more than a message may have"),
         (frame.PREFIX.pack(frame.MAGIC, 10, 1, 0) + struct.pack("<Q", 1 << 60) + b"{}", "more bytes"),
-        (frame.PREFIX.pack(frame.MAGIC, 2, 0, 0) + b"[]", "no JSON object"),
+        (frame.PREFIX.pack(frame.MAGIC, 2, 0, 0) + b"[]", "not a JSON object"),
         (frame.PREFIX.pack(frame.MAGIC, 2, 0, 0) + b"{x", "Expecting"),
         (frame.PREFIX.pack(frame.MAGIC, 2, 0, 3) + b"{}", "3 descriptors and 0 arrived"),
     ],

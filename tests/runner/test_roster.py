@@ -160,5 +160,5 @@ def test_another_group_is_refused(monkeypatch):
 @pytest.mark.parametrize("value", ["soon", "1", "nan", "-3"])
 def test_what_is_no_pulse(value, monkeypatch):
     monkeypatch.setenv("CHOROS_PULSE", value)
-    with pytest.raises(InvalidInputError, match="CHOROS_PULSE='.*' is no number of seconds of 2 or more"):
+    with pytest.raises(InvalidInputError, match="CHOROS_PULSE='.*' is not a number of seconds of 2 or more"):
         terms_of(2, 1, None, ())

@@ -54,8 +54,8 @@ REFUSED = {
     "--name 1": "the job's name '1' must begin with a letter",
     "--env A": "--env A: give a name and a value, as in --env A=1",
     "--env a-b=1": "--env a-b=1: a variable's name has letters, digits and _",
-    "-o exclusive": "-o 'exclusive' is no directive, which begins with a dash",
-    "--wrap 'a": '--wrap "\'a" is no command (No closing quotation): close its quotes',
+    "-o exclusive": "-o 'exclusive' is not a directive, which begins with a dash",
+    "--wrap 'a": '--wrap "\'a" is not a valid command (No closing quotation): close its quotes',
     "--site polariss": "there is no site 'polariss': did you mean polaris?",
     "--site polaris --on slurm": "Polaris has pbs: leave --on slurm out, or --site polaris",
     "--site polaris": "Polaris refuses a job without an account: give --account PROJECT",
@@ -98,7 +98,7 @@ REFUSED = {
     "--on spark --threads-per-core 2": "--threads-per-core is for --on",
     "--on spark --master sc://head --nodes 2": "--nodes is for the cluster's own server",
     "--on lsf --signal 60": "--signal counts back from the time limit, and the script for lsf has none: give --time",
-    "--on spark --archive absent.tar.gz": "--archive absent.tar.gz is no file (the directory is ",
+    "--on spark --archive absent.tar.gz": "--archive absent.tar.gz is not a file (the directory is ",
     "--on slurm --mpi list": "--mpi list: give a value",
     "--threads-per-core 9": "no processor has more than 8 hardware threads in a core",
 }
@@ -144,7 +144,7 @@ def test_a_value_that_srun_may_not_know_has_a_warning(folder, capsys, mpi, warni
     assert main(["submit", "--on", "slurm", "--dry-run", "--mpi", mpi, "train.py"]) == 0
     out, err = capsys.readouterr()
     assert f"--mpi={mpi} " in out
-    assert (f"choros submit: warning: --mpi {mpi} is no value that SLURM has" in err) is bool(warning)
+    assert (f"choros submit: warning: --mpi {mpi} is not a value that SLURM has" in err) is bool(warning)
     assert warning in err
 
 
@@ -415,7 +415,7 @@ def test_a_job_of_spark_has_neither_status_nor_log_nor_cancel(folder, capsys, ve
 @pytest.mark.parametrize("verb", ["status", "log", "cancel"])
 def test_what_is_no_id_is_refused(capsys, verb):
     assert main([verb, "--on", "slurm", "a b; c"]) == 2
-    assert "'a b; c' is no job's id" in capsys.readouterr().err
+    assert "'a b; c' is not a job's id" in capsys.readouterr().err
 
 
 def test_the_mpi_that_the_ranks_would_load_is_asked_for():

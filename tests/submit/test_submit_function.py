@@ -286,7 +286,7 @@ REFUSED = {
     "for batch schedulers, and spark is none: Trainer": lambda: submit(print, on="spark", mpi=""),
     "time must be as 1:30:00": lambda: submit(print, time="30"),
     "env={'a-b': ...}: a variable's name has": lambda: submit(print, env={"a-b": 1}),
-    "no directive, which begins with a dash": lambda: submit(print, directives=["exclusive"]),
+    "not a directive, which begins with a dash": lambda: submit(print, directives=["exclusive"]),
     "must begin with a letter": lambda: submit(print, name="1"),
     "there is no qsub on PATH": lambda: submit(print, on="pbs", mpi="mpich"),
     "nodes='two': give a whole number": lambda: submit(print, nodes="two"),
@@ -314,7 +314,7 @@ def test_what_is_refused_leaves_nothing(slurm, message):
 
 def test_a_value_that_srun_may_not_know_is_warned_of(slurm):
     (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
-    with pytest.warns(UserWarning, match="mpi='foo' is no value that SLURM has: known are .*; srun refuses"):
+    with pytest.warns(UserWarning, match="mpi='foo' is not a value that SLURM has: known are .*; srun refuses"):
         submit(print, mpi="foo")
 
 

@@ -235,7 +235,7 @@ def _parts(item: object) -> Iterator[tuple[str, Any]]:
 
 
 def _of_the_user(item: object) -> bool:
-    """Return whether an object has a user-defined class and is no layer, optimizer, metric, callback or module."""
+    """Return whether an object has a user-defined class and is not a layer, optimizer, metric, callback or module."""
     skipped = (keras.Layer, keras.Optimizer, keras.Metric, keras.callbacks.Callback, types.ModuleType, type)
     return not isinstance(item, skipped) and hasattr(item, "__dict__") and not _of_a_library(type(item))
 

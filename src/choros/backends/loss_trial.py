@@ -387,7 +387,7 @@ def thinned(sent: Sent, indices: list[Array]) -> Array:
 def divides(whole: Array, first: Array, second: Array) -> bool:
     """Return whether a gradient is a mean of two halves' gradients with unequal weights, as for a masked mean.
 
-    A loss of batch statistics, such as a product of two means, has no such weights. Either the gradient is no
+    A loss of batch statistics, such as a product of two means, has no such weights. Either the gradient is not a
     combination of the halves' gradients, or the weights do not add up to 1.
     """
     size = float(np.linalg.norm(whole))

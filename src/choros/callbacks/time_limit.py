@@ -49,8 +49,8 @@ class BeforeTimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
             ``CHOROS_STOP_SIGNALS``, or SIGUSR2.
 
     Raises:
-        InvalidInputError: ``directory`` is no path, or ``signals`` has an unknown name; or, when training begins, the
-            model has no weights yet.
+        InvalidInputError: ``directory`` is not a path, or ``signals`` has an unknown name; or, when training begins,
+            the model has no weights yet.
         SystemExit: on request, after the state is saved: with code 0 if the job's script requeues the job, else 75;
             with code 1 if too many turns have ended in the same epoch.
 

@@ -38,7 +38,7 @@ def command_of(
         return [python, "-m", *target]
     first = target[0]
     if first.startswith("-"):
-        raise InvalidInputError(f"{first} is no option of 'choros {name}'; see choros {name} --help")
+        raise InvalidInputError(f"{first} is not an option of 'choros {name}'; see choros {name} --help")
     if first.endswith(_SCRIPTS) or (here and os.path.isdir(first)):
         if here:
             _check_script(first)

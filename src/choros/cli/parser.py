@@ -42,7 +42,7 @@ def print_error(prog: str, message: str, code: int) -> int:
 
     Args:
         prog: the command as the user typed it, such as "choros site init".
-        message: the error. Its first letter becomes lower case if it is no name, and a final full stop is left out.
+        message: the error. Its first letter becomes lower case if it is not a name, and a final full stop is left out.
         code: the exit code.
 
     Returns:

@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
         write_rows({name: load_site(name).scheduler or "any scheduler" for name in site_names()})
         return 0
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", args.name):
-        raise InvalidInputError(f"{args.name!r} is no name of a site: use letters, digits, - and _")
+        raise InvalidInputError(f"{args.name!r} is not a valid name of a site: use letters, digits, - and _")
     file = config_folder() / "sites" / f"{args.name}.toml"
     text = _FILE.format(
         name=args.name, host=platform.node(), scheduler=_scheduler(), mpi=find_mpi(), cores=len(physical_cores())

@@ -204,7 +204,7 @@ def _add_ranks(add: Callable[..., Any]) -> None:
 
 
 def _add_kubernetes_and_spark(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the schedulers that are no batch schedulers."""
+    """Add the options of the schedulers that are not batch schedulers."""
     add = parser.add_argument_group("Kubernetes").add_argument
     add("--image", default="", help="image of the container, with Choros and the script in it")
     add("--kind", choices=("job", "jobset", "trainjob"), help="kind of the manifest (default: job)")
@@ -333,7 +333,7 @@ def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
         raise InvalidInputError(f"the script {command[1]} does not exist (the directory is {os.getcwd()})")
     if options.archive and "://" not in options.archive and not os.path.isfile(options.archive):
         raise InvalidInputError(
-            f"--archive {options.archive} is no file (the directory is {os.getcwd()}): choros spark pack makes one"
+            f"--archive {options.archive} is not a file (the directory is {os.getcwd()}): choros spark pack makes one"
         )
     options.name = options.name or name_of(target[0])
     return scheduler, job_of(options, site, on, command, written_by)

@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
 
     program, *words = command_of(args.target, args.module, name="tune")
     if program != sys.executable:
-        raise InvalidInputError(f"{program} is no Python script: give one that ends in .py, or -m and a module.")
+        raise InvalidInputError(f"{program} is not a Python script: give one that ends in .py, or -m and a module.")
     cores = len(physical_cores())
     ranks = args.ranks or [2**power for power in range(cores.bit_length()) if 2**power <= cores]
     trials = grid(ranks, args.threads, cores)

@@ -81,7 +81,7 @@ def expand_tasks(text: str) -> tuple[int, ...]:
         (2, 2, 2, 1)
     """
     if not isinstance(text, str):
-        raise InvalidInputError(f"the tasks per node {text!r} are no text: give one such as '2(x3),1'")
+        raise InvalidInputError(f"the tasks per node {text!r} are not text: give one such as '2(x3),1'")
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.match(part.strip())

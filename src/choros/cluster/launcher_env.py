@@ -228,7 +228,7 @@ def tables() -> Iterator[LauncherEnv]:
     """Yield all launcher entries in the order in which they are tried. Packages are searched only after the first.
 
     Raises:
-        InvalidInputError: a package's entry point cannot be loaded, or is no ``LauncherEnv``.
+        InvalidInputError: a package's entry point cannot be loaded, or is not a ``LauncherEnv``.
     """
     first, *rest = TABLES
     yield first

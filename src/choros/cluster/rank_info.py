@@ -56,7 +56,7 @@ class Place:
             The place; rank 0 of 1 if no launcher is detected.
 
         Raises:
-            InvalidInputError: some of the launcher's variables are missing, are no numbers, or contradict each other.
+            InvalidInputError: some of the launcher's variables are missing, are not numbers, or contradict each other.
         """
         environ = os.environ if environ is None else environ
         table, environ = _table(environ)

@@ -50,7 +50,7 @@ def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "fl
 
 
 def check_class_weight(class_weight: object, y: ArrayTree) -> None:
-    """Refuse class weights that are no mapping from class indices to finite numbers, and several outputs.
+    """Refuse class weights that are not a mapping from class indices to finite numbers, and several outputs.
 
     Raises:
         InvalidDataError: The message contains a remedy.

@@ -71,8 +71,8 @@ def as_array(value: Any, name: str = "x") -> Array:
         A numeric or encoded array with at least one axis.
 
     Raises:
-        InvalidDataError: The value is no array. Or it holds objects or dates; has no axis; or is masked. Or it is text
-            or ragged, and no input, or the backend is not TensorFlow.
+        InvalidDataError: The value is not an array. Or it holds objects or dates; has no axis; or is masked. Or it is
+            text or ragged, and no input, or the backend is not TensorFlow.
 
     Example:
         >>> as_array(np.arange(3)).shape

@@ -142,7 +142,7 @@ def split(
         ``(x, y, sample_weight)`` for training and for validation: views, not copies.
 
     Raises:
-        InvalidDataError: The fraction is outside [0, 1), or a part would have no rows; or the data are no arrays.
+        InvalidDataError: The fraction is outside [0, 1), or a part would have no rows; or the data are not arrays.
 
     Example:
         >>> import numpy as np

@@ -19,7 +19,7 @@ LONGEST = 1800.0  # default limit of a wait for other ranks, in seconds
 def stalls() -> tuple[float, float]:
     """Return two limits of a wait for other ranks in seconds: until a warning, and until an error.
 
-    They come from ``HOROVOD_STALL_CHECK_TIME_SECONDS`` (default 60; 0 is no warning) and
+    They come from ``HOROVOD_STALL_CHECK_TIME_SECONDS`` (default 60; 0 for no warning) and
     ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` (default 0, which means 1,800: every wait has a limit).
     ``HOROVOD_STALL_CHECK_DISABLE`` sets both to 0.
 

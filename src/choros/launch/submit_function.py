@@ -163,7 +163,7 @@ class SubmittedJob:
             WorkerFailedError: a rank raised; with its rank, host and traceback.
             SchedulerError: the job ended without the results of all ranks: it was cancelled, or reached its limit.
             CommTimeoutError: the job has not ended in time. It continues; call ``results`` again.
-            InvalidInputError: ``timeout`` is no number, the folder was deleted, or other users have access to a
+            InvalidInputError: ``timeout`` is not a number, the folder was deleted, or other users have access to a
                 result.
             NotSerializableError: a result cannot be unpickled in this process.
         """

@@ -215,7 +215,7 @@ def weighed(dataset: DataFrame, label: Any, weight: Any, weights: Any) -> tuple[
         weights: dict from class index to weight; missing classes have the weight 1.
 
     Raises:
-        InvalidInputError: there are several label columns or lists of weights, or labels are no numbers.
+        InvalidInputError: there are several label columns or lists of weights, or labels are not numbers.
     """
     numbers = isinstance(label, str) and label in dataset.columns
     if not numbers or not isinstance(dataset.schema[label].dataType, T.NumericType) or isinstance(weight, (list, dict)):

@@ -58,7 +58,7 @@ def warn_of_unused_arguments(
 
 @cache
 def _log_local(transport: str) -> None:
-    """Log once that local workers do not use the transport. It is no warning: a site may set the variable for jobs."""
+    """Log once that local workers do not use the transport. Not a warning: a site may set the variable for jobs."""
     logger.warning(
         f"CHOROS_COMM={transport} has no effect on the workers of a Trainer on this machine, which exchange by shared "
         "memory: it is for the ranks of a job. Unset it, or start this script with choros run, mpiexec or torchrun"

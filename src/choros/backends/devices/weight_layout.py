@@ -32,8 +32,8 @@ def describe(
         ``{"shape", "axes", "batch", "rules", "whole"}``. ``whole`` is true if patterns match whole paths.
 
     Raises:
-        InvalidInputError: the layout is none of these, its mesh has another number of devices, a pattern is no regular
-            expression, or a rule's axes are not distinct axes of the mesh.
+        InvalidInputError: the layout is none of these, its mesh has another number of devices, a pattern is not a
+            regular expression, or a rule's axes are not distinct axes of the mesh.
 
     Example:
         >>> describe({"dense/kernel": (None, "model")}, 2)["shape"]

@@ -33,7 +33,8 @@ def join_store(rank: int, size: int, timeout: float) -> tuple[bytes, Callable[[b
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
         raise InvalidInputError(
-            f"torchrun's MASTER_ADDR={host!r} and MASTER_PORT={port!r} are no address of a store: start with torchrun."
+            f"torchrun's MASTER_ADDR={host!r} and MASTER_PORT={port!r} are not the address of a store: start with "
+            "torchrun."
         )
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     run_id, restart_count = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -408,10 +408,10 @@ def _split_rows(x: Array, splits: ArrayLike | None, size: int) -> tuple[str, lis
         return "", [len(x) // size] * size
     values = np.asarray(splits).reshape(-1)
     if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.trunc(values))).all():
-        return f"splits={values.tolist()} are no whole numbers", []
+        return f"splits={values.tolist()} are not whole numbers", []
     parts = [int(n) for n in values]
     if len(parts) != size or min(parts, default=0) < 0 or sum(parts) != len(x):
-        return f"splits={parts} are no {size} parts of {len(x)} rows", []
+        return f"splits={parts} are not {size} parts of {len(x)} rows", []
     return "", parts
 
 

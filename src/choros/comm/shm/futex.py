@@ -107,7 +107,7 @@ class Waiter:
             index: int. Index of the word.
             target: int. The value that the word must reach.
             limit: float. The time limit of ``check`` in seconds. No sleep lasts beyond it, so that ``check`` can raise
-                in time. A ``check`` that does not raise then is called every millisecond. ``math.inf`` is no limit.
+                in time. A ``check`` that does not raise then is called every millisecond. ``math.inf`` sets no limit.
             check: called with the seconds waited so far, before every sleep; raises to end the wait.
         """
         shared = self.words

@@ -242,7 +242,7 @@ class AuthListener(Generic[_Greeting]):
         now = time.monotonic()
         with self._lock:
             del self._handshakes[sock]
-            # ``close`` itself cuts handshakes off; those are no strangers.
+            # ``close`` itself cuts handshakes off; those are not strangers.
             self._rejected += not self._closed
             self._last_rejected_host = host
             if now - self._last_report > _REPORT_SECONDS:

@@ -45,7 +45,7 @@ class ColumnSpec:
             like: some of the first rows.
 
         Raises:
-            InvalidDataError: the rows have another shape, or are no integers although the first rows are.
+            InvalidDataError: the rows have another shape, or are not integers although the first rows are.
         """
         parts = self._parts(columns, rows)
         # Two passes over contiguous memory take a quarter of the time of copying each column into rows.

@@ -138,7 +138,7 @@ class Driver(RankSupervisor):
             return
         how, remedy = fate(ended)
         self._failed(member, how, remedy)
-        # A process that fails before it joins does not affect the running ranks, so it is no failure of the job.
+        # A process that fails before it joins does not affect the running ranks, so it is not a failure of the job.
         if member.rank >= 0 or not self.generation:
             self.failures.append(ended)
         if member.rank >= 0:

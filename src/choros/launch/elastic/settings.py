@@ -136,5 +136,5 @@ def _pulse() -> float:
     except ValueError:
         seconds = 0.0
     if not 2 <= seconds < 1e6:
-        raise InvalidInputError(f"CHOROS_PULSE={text!r} is no number of seconds of 2 or more: see docs/failures.md")
+        raise InvalidInputError(f"CHOROS_PULSE={text!r} is not a number of seconds of 2 or more: see docs/failures.md")
     return seconds

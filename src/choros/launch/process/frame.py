@@ -114,5 +114,5 @@ def lengths_and_message(head: memoryview, blobs: int) -> tuple[list[int], Messag
         raise ValueError("it announces more bytes than a message may have")
     message = json.loads(bytes(head[split:]))
     if not isinstance(message, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return lengths, message

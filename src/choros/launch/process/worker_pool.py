@@ -250,7 +250,7 @@ class Pool:
         with contextlib.suppress(ChorosError):
             while report.is_echo:
                 other, event, _ = self.receive(limit - time.monotonic())
-                # A second rank that only lost its peer is no cause either.
+                # A second rank that only lost its peer is not a cause either.
                 if isinstance(event, RankFailure) and not event.is_echo:
                     return other, event
         return rank, report

@@ -72,7 +72,7 @@ class AprunLine:
         notes: tuple of str. What is not translated, and why.
 
     Raises:
-        InvalidInputError: a number is no number, or a variable has no value.
+        InvalidInputError: a number is not valid, or a variable has no value.
 
     Example:
         >>> AprunLine("8", "4").nodes
@@ -135,7 +135,7 @@ def split_words(
         words: the arguments.
         flags: names of options without a value. All others have one.
         is_glued: whether the value of an option with one dash follows its letter without a space, as in ``-N64``.
-        ends: words with a dash that are no options, and end them. Defaults to none.
+        ends: words with a dash that are not options, and end them. Defaults to none.
 
     Returns:
         The options with their values, "" for a flag; and the words that are left.

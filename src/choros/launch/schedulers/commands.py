@@ -206,7 +206,7 @@ def _log_file(scheduler: Scheduler, job: str, output: str, folder: str) -> str:
 
 def _checked(job: str) -> str:
     if not _ID.fullmatch(job):
-        raise InvalidInputError(f"{job!r} is no job's id: give what choros submit printed")
+        raise InvalidInputError(f"{job!r} is not a job's id: give what choros submit printed")
     return job
 
 

@@ -137,7 +137,7 @@ class Job:
         for line in self.directives:
             if not line.startswith("-"):
                 raise InvalidInputError(
-                    f"{option}{line!r} is no directive, which begins with a dash, as in "
+                    f"{option}{line!r} is not a directive, which begins with a dash, as in "
                     f"{named('directive', '-l filesystems=home')}"
                 )
 

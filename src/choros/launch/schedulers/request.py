@@ -200,7 +200,7 @@ def _words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise InvalidInputError(f"--wrap {text!r} is no command ({error}): close its quotes") from None
+        raise InvalidInputError(f"--wrap {text!r} is not a valid command ({error}): close its quotes") from None
 
 
 def name_of(target: str) -> str:

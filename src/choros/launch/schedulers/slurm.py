@@ -102,7 +102,7 @@ def srun_mpi_warning(mpi: str) -> str:
         return ""
     hint = suggestion(mpi, (*PMI, *SRUN_MPI))
     return (
-        f"{named('mpi', mpi)} is no value that SLURM has: {hint}{'' if hint.endswith('?') else ';'} srun refuses a "
+        f"{named('mpi', mpi)} is not a value that SLURM has: {hint}{'' if hint.endswith('?') else ';'} srun refuses a "
         "value that `srun --mpi=list` does not print on the cluster"
     )
 

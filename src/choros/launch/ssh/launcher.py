@@ -42,7 +42,7 @@ it, or give --ssh COMMAND
     try:
         program = (shlex.split(ssh) or [""])[0]
     except ValueError as error:
-        raise InvalidInputError(f"--ssh {ssh!r} is no command ({error}): close its quotes") from None
+        raise InvalidInputError(f"--ssh {ssh!r} is not a valid command ({error}): close its quotes") from None
     if shutil.which(program) is None:
         raise InvalidInputError(
             f"there is no {program or 'program'} on PATH, which starts ranks on other hosts: install it, or give "

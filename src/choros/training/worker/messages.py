@@ -184,7 +184,7 @@ class WorkerTask:
         job: FitConfig.
         weights: dict. The layout of ``SharedWeights``.
         data: the layout of the data.
-        depth: int. The number of slots of the ring of a stream; 0 (default) if the data are no stream.
+        depth: int. The number of slots of the ring of a stream; 0 (default) if the data are not a stream.
         ahead: int. The number of batches of a stream to prepare. Defaults to 0.
         resumes: bool. Whether this rank has exchanged before. Defaults to False.
         snapshots: bool. Whether there are snapshots of the center. Defaults to False.

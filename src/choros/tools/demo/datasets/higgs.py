@@ -48,8 +48,8 @@ def load_higgs(path: str | os.PathLike[str], seed: int = 0) -> Dataset:
         The data, with 30 features and 2 classes; class 1 is signal.
 
     Raises:
-        InvalidDataError: The file is missing, truncated, empty or no CSV; a column is missing; a value is no number; or
-            a label is neither s nor b. The message contains the row and column of an invalid value.
+        InvalidDataError: The file is missing, truncated, empty or not a CSV file; a column is missing; a value is not
+            a number; or a label is neither s nor b. The message contains the row and column of an invalid value.
     """
     header, taken = _header(path)
     columns = [header.index(name) for name in (*FEATURES, "Label")]
