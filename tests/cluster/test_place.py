@@ -322,5 +322,5 @@ def test_a_list_may_name_a_host_for_each_rank_and_have_spaces():
         hosts=("ZRUN_HOSTS",),
     )
     assert rank_info._read(zrun, {**ranks, "ZRUN_HOSTS": "n1, n1, n2, n2"}).hosts == ("n1", "n2")
-    with pytest.raises(InvalidInputError, match="ZRUN_HOSTS lists 1 hosts, and this process is on node 1"):
+    with pytest.raises(InvalidInputError, match="ZRUN_HOSTS lists 1 host, and this process is on node 1"):
         rank_info._read(zrun, {**ranks, "ZRUN_HOSTS": "n1"})

@@ -158,7 +158,7 @@ def test_members_of_an_ensemble_have_row_groups_of_their_own(folder):
     x, y = (np.concatenate([part[i] for part in parts]) for i in range(2))
     for got, wanted in zip(in_order(x, y), in_order(*numbers()), strict=True):
         np.testing.assert_array_equal(got, wanted)
-    with pytest.raises(InvalidDataError, match=r"blocks \(row groups, files\), too few for 2 members"):
+    with pytest.raises(InvalidDataError, match=r" 1 block \(row groups, files\), too few for 2 members"):
         files(folder / "whole.csv.gz", y="label").part(0, 2, seed=0)
 
 

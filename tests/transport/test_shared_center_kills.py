@@ -126,11 +126,11 @@ def test_a_stopped_holder_is_named_and_the_center_can_still_be_read(ranks):
         assert 0.6 <= time.perf_counter() - begin < 5
         assert caught.value.missing == (1,)
         out = np.empty(5)
-        assert client.read(out, NONE) == 3
+        assert client.read(out, NONE, adopt=True) == 3
         assert out.tolist() == [3.0] * 5
         ranks.kill(0, signal.SIGCONT)
         assert ranks.finish() == [[{"ended": 4}]]
-        assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 1  # its first read saw clock 3
+        assert client.exchange(np.ones(5), np.zeros(5), 1, NONE) == 1  # it adopted clock 3
 
 
 def test_a_holder_without_a_rank_and_one_that_has_just_gone_are_no_rank_of_the_job(ranks, monkeypatch):
