@@ -37,7 +37,9 @@ def test_where_choros_loses_it_is_said():
 
 
 def test_chance_is_said_to_be_chance():
-    output = " ".join(findings(Report(SETTING, (PLAIN, timed("EASGD", 3.0, 4.5, 5.0)))))
+    output = " ".join(findings(Report(SETTING, (PLAIN, timed("EASGD", 3.0, 4.5, 5.0, startup=3.5)))))
+    assert "is reached after 7.7 s by EASGD and after 6.1 s by plain fit." in output
+    assert "better choice" not in output  # the intervals of the times with start-up overlap
     assert "No difference from plain fit beyond chance (the intervals contain 1): EASGD" in output
     assert "No single fastest is named" in output
 

@@ -171,7 +171,9 @@ def test_the_summary_says_of_what_its_percentages_are():
 
 def test_repr_is_short_and_names_the_views():
     text = repr(record())
-    assert text.startswith("<RunRecord of 2 workers, training 10.0 s, 200 samples/s: see print(), .summary(), .plot()")
+    assert text.startswith(
+        "<RunRecord of 2 workers, training 10.0 s, 200 samples/s: see print(run), .summary(), .plot()"
+    )
     assert len(text) <= 120
     assert all(hasattr(RunRecord, name) for name in re.findall(r"\.([a-z_]+)\(", text))
 

@@ -77,3 +77,13 @@ def test_async_a_rate_that_was_set_before(pools, tmp_path):
     steps = 64 // 16 * 2  # of both workers in an epoch
     assert resumed.get_weights()[0].tolist() == [[-steps / 64 - 2 * steps / 128]] * 4
     assert float(resumed.optimizer.learning_rate) == 1 / 128
+
+
+def test_another_number_of_workers_is_named_and_not_a_setting_that_follows_from_it(data, make_model, tmp_path):
+    def fit(workers):
+        how = {"batch_size": 12, "epochs": 1, "checkpoint": tmp_path, "resume": True, "verbose": 0}
+        choros.Trainer(make_model(), "aeasgd", workers=workers).fit(*data(), **how)
+
+    fit(1)
+    with pytest.raises(choros.InvalidInputError, match="a training with workers=1; this one has 2"):  # not alpha
+        fit(2)

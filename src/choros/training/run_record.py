@@ -215,7 +215,7 @@ class RunRecord:
     def __repr__(self) -> str:
         return (
             f"<RunRecord of {counted(len(self.workers), 'worker')}, training {self.seconds:.1f} s, "
-            f"{self.samples_per_second:,.0f} samples/s: see print(), .summary(), .plot(), .bottlenecks(), .to_dict()>"
+            f"{self.samples_per_second:,.0f} samples/s: see print(run), .summary(), .plot(), .bottlenecks()>"
         )
 
     def __str__(self) -> str:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Fields of a job that must be the same when training resumes.
-_SAME = ("algorithm", "mode", "workers", "batch_size", "steps", "shuffle", "metric_values")
+# In this order they are compared: the number of workers and the mode change settings of the algorithm.
+_SAME = ("workers", "mode", "algorithm", "batch_size", "steps", "shuffle", "metric_values")
 _WORDS = {"metric_values": "numbers that its metrics keep"}
 _WRITTEN = 600.0  # seconds to wait until a state is on disk
 

@@ -79,11 +79,12 @@ def _startup(report: Report, plain: Result, compared: list[Result]) -> list[str]
         return []
     best = min(reached, key=report.result_seconds)
     mine, other = report.result_seconds(best), report.result_seconds(plain)
+    (slow, _), (_, fast) = report.result_interval(best), report.result_interval(plain)
     text = (
         f"With start-up (processes, imports, compiling) the target is reached after {decimal(mine, 1)} s by "
         f"{best.algorithm} and after {decimal(other, 1)} s by plain fit"
     )
-    if mine > other:
+    if slow > fast:
         return [f"{text}: for a training as short as this one, plain fit is the better choice."]
     return [f"{text}."]
 
