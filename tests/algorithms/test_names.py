@@ -25,7 +25,7 @@ from choros.algorithms import (
     from_config,
     to_config,
 )
-from choros.errors import UnknownAlgorithmError
+from choros.errors import InvalidInputError, UnknownAlgorithmError
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
@@ -123,7 +123,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("kind", "wrong", "why"), REFUSED, ids=lambda value: str(value))
 def test_hyper_parameters_are_refused_with_the_remedy(kind, wrong, why):
-    with pytest.raises(ValueError, match=why) as caught:
+    with pytest.raises(InvalidInputError, match=why) as caught:
         kind(**wrong)
     message = str(caught.value)
     assert message.startswith(kind.__name__)

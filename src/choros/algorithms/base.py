@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from choros.errors import UnstableAlgorithmError
+from choros.errors import InvalidInputError, UnstableAlgorithmError
 
 Vector = Any
 Memory = tuple[Vector, ...]
@@ -95,8 +95,8 @@ class Algorithm:
         return float(value) if number else self.refuse(name, "give a finite number, 0 or more")
 
     def refuse(self, name: str, remedy: str) -> Any:
-        """Raise ``ValueError`` with the name of the wrong hyper-parameter and the remedy."""
-        raise ValueError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {remedy}.")
+        """Raise ``InvalidInputError`` with the name of the wrong hyper-parameter and the remedy."""
+        raise InvalidInputError(f"{type(self).__name__}({name}={getattr(self, name)!r}): {remedy}.")
 
     def unstable(self, workers: int, learning_rate: float, remedy: str, strict: bool) -> None:
         """Raise ``UnstableAlgorithmError`` if ``strict``, else warn (``RuntimeWarning``)."""
