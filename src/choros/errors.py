@@ -208,12 +208,12 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1.
 
     Example:
-        >>> counted(1, "rank"), counted(4, "rank"), counted(0, "batch")
-        ('1 rank', '4 ranks', '0 batches')
+        >>> counted(1, "rank"), counted(4, "epoch"), counted(0, "batch")
+        ('1 rank', '4 epochs', '0 batches')
     """
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{number} {noun}{'es' if noun.endswith('tch') else 's'}"
 
 
 def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ChorosError:
