@@ -112,9 +112,8 @@ class BatchTiming(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end_text(self) -> str:
         return (
-            f"{counted(len(self.epochs), 'epoch')} in {self.total:.2f} s ({self.total_but_first:.2f} s without the "
-            "first), "
-            f"a step {1e3 * self.median:.2f} ms (median)"
+            f"{counted(len(self.epochs), 'epoch')} in {self.total:.2f} s "
+            f"({self.total_but_first:.2f} s without the first), a step {1e3 * self.median:.2f} ms (median)"
         )
 
     def _write(self, text: str) -> None:

@@ -158,9 +158,8 @@ class _FileClusterParser(ClusterParser, ABC):
             raise InvalidInputError(
                 f"{place.launcher} started {place.size} ranks, {place.local_size} of them on this host, and "
                 f"{self._file_variable} lists {counted(sum(counts), 'slot')} on {counted(len(counts), 'host')}, so the "
-                "ranks of the other "
-                "hosts are unknown: start one rank for each slot or equal numbers on all hosts, or start them "
-                "with mpiexec and use MpiClusterParser, which asks all ranks."
+                "ranks of the other hosts are unknown: start one rank for each slot or equal numbers on all hosts, or "
+                "start them with mpiexec and use MpiClusterParser, which asks all ranks."
             )
         return [place.local_size] * len(counts)
 

@@ -159,8 +159,7 @@ def split(
     if cut in (0, rows):
         raise InvalidDataError(
             f"validation_split={fraction} of {counted(rows, 'row')} leaves {'training' if cut == 0 else 'validation'} "
-            "without "
-            "any: give more rows or another fraction."
+            "without any: give more rows or another fraction."
         )
     train, valid = map_leaves(lambda a: a[:cut], data), map_leaves(lambda a: a[cut:], data)
     return (train[0], train[1], train[2]), (valid[0], valid[1], valid[2])

@@ -192,8 +192,7 @@ class FileSource:
         if len(self._blocks) < size:
             raise InvalidDataError(
                 f"{self.table.name} has {counted(len(self._blocks), 'block')} (row groups, files), too few for {size} "
-                "members of "
-                "an ensemble: write more of them, or read the rows into arrays."
+                "members of an ensemble: write more of them, or read the rows into arrays."
             )
         part_source = self._copy()
         part_source._blocks = np.sort(self._blocks[permutation(len(self._blocks), seed, 0)[rank::size]])

@@ -250,8 +250,7 @@ def _too_short(settings: TuneSettings, fits: int, steps: int) -> str:
     needed = settings.warmup + settings.steps
     return (
         f"the script ended after {counted(steps, 'step')} of fit, and {needed} are needed (--warmup {settings.warmup} "
-        "+ --steps "
-        f"{settings.steps}): train longer, or give smaller numbers"
+        f"+ --steps {settings.steps}): train longer, or give smaller numbers"
     )
 
 

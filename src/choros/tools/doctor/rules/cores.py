@@ -121,8 +121,7 @@ def openmp(seen: Observations) -> Iterator[Finding]:
                 "kmp-affinity",
                 pinned,
                 f"{{at}} share {counted(len(union(some)), 'core')}, and {_AFFINITY}={pinned[0]['threads'][_AFFINITY]} "
-                "pins "
-                "the threads of each rank to the same first cores.",
+                "pins the threads of each rank to the same first cores.",
                 f"Unset {_AFFINITY}, which choros sets for ranks with cores of their own, or bind the ranks, as "
                 "choros run does.",
             )
