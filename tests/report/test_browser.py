@@ -186,8 +186,9 @@ def test_nothing_is_cut_off_or_overlaps(names, width, scheme, make_report, brows
             from choros import algorithms
 
             more = {"names": {"plain fit": None, **{kind.__name__: kind().mode for kind in algorithms.ALL}}}
+        page = render(make_report(seeds=3, failed=("DOWNPOUR",), **more))
         written[names] = folder / f"{names}.html"
-        written[names].write_text(render(make_report(seeds=3, failed=("DOWNPOUR",), **more)))
+        written[names].write_text(page)
     browser.show(written[names], width, scheme)
     shown = tmp_path / f"{names}-{width}-{scheme}.png"
     browser.screenshot(shown)
