@@ -51,7 +51,8 @@ _OF_TRACKABLE = frozenset(
         "_self_update_uid",
     }
 )
-_PER_CALL = ("_eval_epoch_iterator", "history")
+_PER_CALL = ("_eval_epoch_iterator", "_jax_state", "history", "stop_evaluating", "stop_predicting")
+_COMPILED_CALL = "_compiled_call_impl"  # of a Module of PyTorch, which does not pickle it
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
 _VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's wrappers
@@ -192,9 +193,10 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.queue: deque[Any] = deque()
         self.arrays: list[Array] = []
         self.owners: list[int] = []
-        self.parameter: type[torch.nn.Parameter] | tuple[()] = getattr(
-            getattr(sys.modules.get("torch"), "nn", None), "Parameter", ()
-        )
+        module_of_torch = getattr(sys.modules.get("torch"), "nn", None)
+        self.parameter: type[torch.nn.Parameter] | tuple[()] = getattr(module_of_torch, "Parameter", ())
+        kinds = (object, getattr(module_of_torch, "Module", object))  # on PyTorch a layer is a Module
+        self.standard_getstates = [getattr(kind, "__getstate__", None) for kind in kinds]
 
     def dump_all(self, thing: object) -> None:
         """Write an object, then the attributes of all Keras objects that can be reached from it."""
@@ -265,11 +267,10 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def state_of(self, part: Any) -> Any:
         """Return the attributes of a Keras object, without those that calls make again and without addresses."""
-        getstate = getattr(type(part), "__getstate__", None)
-        if getstate is not getattr(object, "__getstate__", None):
+        if getattr(type(part), "__getstate__", None) not in self.standard_getstates:
             return part.__getstate__()
         is_model = isinstance(part, self.model)
-        left_out = {*_ADDRESSES, *_OF_TRACKABLE, *(_PER_CALL if is_model else ())}
+        left_out = {_COMPILED_CALL, *_ADDRESSES, *_OF_TRACKABLE, *(_PER_CALL if is_model else ())}
         state = {name: value for name, value in vars(part).items() if name not in left_out}
         if is_model:
             state |= {name: None for name in _REMADE if name in state}

@@ -431,6 +431,18 @@ def test_an_object_that_is_in_the_model_and_in_its_loss_is_one_object():
     assert kernel is copy.layers[0].kernel
 
 
+def test_predictions_of_the_caller_do_not_change_what_workers_receive():
+    """Workers compile a model again if its bytes differ from those of the last fit."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    model.optimizer.build(model.trainable_variables)
+    before = pack_model(model).code
+    model.predict(np.zeros((8, 4), "float32"), verbose=0)
+    after = pack_model(model).code
+    assert len(after) == len(before)
+    assert b"one_step" not in after  # of the compiled function
+
+
 def test_pickling_and_reading_leave_no_trace():
     model = built(python_state)
     keras.backend.clear_session()
