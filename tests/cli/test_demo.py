@@ -72,7 +72,7 @@ def test_it_trains_for_real_and_leaves_the_report(tmp_path):
         assert demo.process.returncode == 0, stderr
         assert demo.left() == []
     lines = stdout.splitlines()
-    assert lines[0].startswith("scikit-learn's digits, enlarged: 1,258 rows to train on, 539 held back, 784 features")
+    assert lines[0].startswith("scikit-learn's digits, enlarged: 1,280 rows to train on, 517 held back, 784 features")
     assert lines[3].startswith("[1/3] plain fit  accuracy 0.")
     assert lines[4].startswith("[2/3] AEASGD     accuracy 0.")
     assert lines[5].startswith("[3/3] Single     accuracy 0.")
@@ -92,7 +92,7 @@ def test_it_trains_for_real_and_leaves_the_report(tmp_path):
             assert len(run.accuracies) == 3
             assert run.accuracies[-1] == pytest.approx(run.accuracy, abs=1e-6)
     run, later = aeasgd.runs
-    assert sum(worker["rows"] for worker in run.workers) == 3 * 1258
+    assert sum(worker["rows"] for worker in run.workers) == 3 * 1280
     assert run.exchanges == sum(run.stale) >= 14
     assert sum(s * count for s, count in enumerate(run.stale)) / run.exchanges == pytest.approx(run.staleness, abs=0.3)
     assert 0 < run.sent[0] < run.sent[2]

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 
-from choros.tools.demo.network import build
+from choros.tools.demo.network import build, restart
 
 
 def test_it_is_dist_keras_network():
@@ -30,3 +30,19 @@ def test_kernels_are_glorots_and_biases_nothing():
     limit = np.sqrt(6 / 608)
     assert 0.99 * limit < np.abs(first).max() <= limit
     assert not bias.any()
+
+
+def test_a_restarted_network_trains_as_a_new_one():
+    rows, classes = np.random.default_rng(0).normal(size=(8, 8)).astype("float32"), np.arange(8) % 3
+    trained, new = build(8, 3, 5), build(8, 3, 6)
+    for layer in (trained.layers[1], new.layers[1]):
+        layer.rate = 0.0
+    for _ in range(2):
+        trained.train_on_batch(rows, classes)
+    restart(trained, 6)
+    for _ in range(2):
+        trained.train_on_batch(rows, classes)
+        new.train_on_batch(rows, classes)
+    variables = [model.weights + model.optimizer.variables for model in (trained, new)]
+    for variable, expected in zip(*variables, strict=True):
+        assert np.array_equal(variable.numpy(), expected.numpy()), variable.path

@@ -33,13 +33,12 @@ def test_where_choros_loses_it_is_said():
     output = " ".join(findings(Report(SETTING, (PLAIN, timed("AllReduce", 8.0, 8.2, 8.4, startup=9.0)))))
     assert output.startswith("No algorithm was measurably faster to 90 % accuracy than plain model.fit (4.1 s).")
     assert "Slower than plain fit: AllReduce (0.50 x" in output
-    assert "plain fit is the better choice" in output
+    assert "measured once) the target is reached after 17.2 s by AllReduce and after 6.1 s by plain fit." in output
 
 
 def test_chance_is_said_to_be_chance():
     output = " ".join(findings(Report(SETTING, (PLAIN, timed("EASGD", 3.0, 4.5, 5.0, startup=3.5)))))
     assert "is reached after 7.7 s by EASGD and after 6.1 s by plain fit." in output
-    assert "better choice" not in output  # the intervals of the times with start-up overlap
     assert "No difference from plain fit beyond chance (the intervals contain 1): EASGD" in output
     assert "No single fastest is named" in output
 

@@ -17,7 +17,7 @@ from choros.cluster.hardware import usable_cores, version
 from choros.tools.demo.baseline import PlainFit
 from choros.tools.demo.datasets.common import Dataset
 from choros.tools.demo.measurement import read_timeline, steady
-from choros.tools.demo.network import CNN, NETWORK, OPTIMIZER, build_for
+from choros.tools.demo.network import CNN, NETWORK, OPTIMIZER, build_for, restart
 from choros.tools.demo.plan import Plan
 from choros.tools.demo.report import Report, Result, Run, Setting
 from choros.tools.demo.report.results import PLAIN
@@ -82,9 +82,10 @@ def compare(
                 display.begin(name, number)
                 if algorithm is not None:
                     run, used = train(algorithm, seed, display.epoch)
-                    runs.append(run)
                 elif plain is not None:
-                    runs.append(plain(seed, display.epoch))
+                    run = plain(seed, display.epoch)
+                # Only the first run compiles: the start-up of the others would be too short.
+                runs.append(replace(run, startup=runs[0].startup) if runs else run)
         except KeyboardInterrupt:
             interrupted = True
             display.stop()
@@ -146,6 +147,7 @@ def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
         pool: ``choros.WorkerPool`` for all runs.
     """
     processes: list[float] = []
+    models: dict[str, Any] = {}  # that of the last algorithm
 
     def train(algorithm: Algorithm, seed: int, progress: Progress) -> tuple[Run, Algorithm]:
         import keras
@@ -158,10 +160,15 @@ def trainer(plan: Plan, data: Dataset, pool: Any) -> Train:
 
         if not processes:
             processes.append(_start(pool))
-        model = build_for(data.x_train.shape[1:], data.classes, seed)
+        name = type(algorithm).__name__
+        if name in models:
+            restart(models[name], seed)
+        else:
+            models.clear()
+            models[name] = build_for(data.x_train.shape[1:], data.classes, seed)
         with tempfile.TemporaryDirectory(prefix="choros-demo-") as folder:
             path = Path(folder) / "timeline.json"
-            teacher = Trainer(model, algorithm, pool=pool, timeline=path)
+            teacher = Trainer(models[name], algorithm, pool=pool, timeline=path)
             history = teacher.fit(
                 data.x_train,
                 data.y_train,
@@ -275,8 +282,9 @@ def setting(plan: Plan, data: Dataset, dataset: str, classes: tuple[str, ...]) -
         "same initial weights. F1 and accuracy of Ensemble are those of its averaged prediction; its seconds to "
         "the target are those of its best member.",
         "Start-up is the time to start processes, to import and to compile. The workers were started once; this "
-        "time is in the start-up of each algorithm. The time by which the first epoch took longer than the median "
-        "epoch counts as compiling, for plain fit and all algorithms alike. Times include a validation after each "
+        "time is in the start-up of each algorithm. Only the first seed compiles: start-up is measured once. The time "
+        "by which its first epoch took longer than the median epoch counts as compiling, for plain fit and all "
+        "algorithms alike. Times include a validation after each "
         "epoch. The seconds to the target are interpolated between epochs.",
         "Intervals are 95 % intervals: of the mean over the seeds (Student's t); for accuracies the wider of this "
         "and the binomial interval of the test rows. A mark is given only where the intervals do not overlap.",

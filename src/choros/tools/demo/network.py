@@ -54,14 +54,29 @@ def build_for(shape: Sequence[int], classes: int, seed: int) -> Any:
 
 
 def _compiled(parts: list[Any], classes: int, seed: int, metrics: Sequence[str]) -> Any:
-    """Return the parts and an output for the classes as a compiled model, with weights drawn by numpy."""
+    """Return the parts and an output for the classes as a compiled model, with the weights of a seed."""
     import keras
 
     model = keras.Sequential([*parts, keras.layers.Dense(classes, activation="softmax")], name="demo")
+    _draw_weights(model, seed)
+    model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=list(metrics) or None)
+    return model
+
+
+def restart(model: Any, seed: int) -> None:
+    """Set the weights of a trained network to those of a seed, and the variables of its optimizer to zeros.
+
+    Then it trains as a network that ``build_for`` returns, but what compiled its steps does not compile them again.
+    """
+    _draw_weights(model, seed)
+    for variable in model.optimizer.variables:
+        if variable.name != "learning_rate":
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+
+
+def _draw_weights(model: Any, seed: int) -> None:
     draw = np.random.default_rng(seed)
     for variable in model.trainable_variables:
         *field, inputs, outputs = variable.shape if len(variable.shape) > 1 else (1, 1)
         limit = np.sqrt(6.0 / (np.prod(field) * (inputs + outputs))) if len(variable.shape) > 1 else 0.0
         variable.assign(draw.uniform(-limit, limit, variable.shape).astype("float32"))
-    model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=list(metrics) or None)
-    return model

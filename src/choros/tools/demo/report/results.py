@@ -263,10 +263,6 @@ class Report:
         """Return the mean seconds from the start to the target, start-up included."""
         return result.mean("startup") + _mean(self.targets(result))
 
-    def result_interval(self, result: Result) -> tuple[float, float]:
-        """Return the 95 % interval of ``result_seconds``."""
-        return interval([run.startup + run.to_target(self.setting.target) for run in result.runs])
-
     def speedup(self, result: Result) -> float:
         """Return the training time of Single divided by that of a result; NaN if one of them was not measured.
 
