@@ -216,6 +216,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'es' if noun.endswith('tch') else 's'}"
 
 
+def named_type(value: object) -> str:
+    """Return the name of the type of a value, with its article.
+
+    Example:
+        >>> named_type(3), named_type("3")
+        ('an int', 'a str')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
+
+
 def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ChorosError:
     error = kind.__new__(kind, *arguments)
     error.args = arguments

@@ -8,7 +8,7 @@ import numpy as np
 
 from choros.data.encoded_rows import decoded, encode, is_encoded, is_sparse, with_float_dtype
 from choros.data.tree import map_leaves
-from choros.errors import InvalidDataError, brief
+from choros.errors import InvalidDataError, brief, named_type
 from choros.types import Array, ArrayTree
 
 _REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in a keras.utils.PyDataset"
@@ -101,7 +101,7 @@ def as_array(value: Any, name: str = "x") -> Array:
         array = np.asarray(value)
     except Exception as error:  # sparse, nested, quantized or symbolic tensors: each library raises another type
         raise InvalidDataError(
-            f"{name} is a {type(value).__name__} that numpy cannot read ({brief(error)}): {_REMEDY}."
+            f"{name} is {named_type(value)} that numpy cannot read ({brief(error)}): {_REMEDY}."
         ) from None
     text = encode(array, name)
     if text is not None:
@@ -145,7 +145,7 @@ def as_arrays(structure: ArrayTree, name: str = "x") -> ArrayTree:
             raise InvalidDataError(f"{name} is a {kind} of {type(first).__name__} values: give np.array({name}).")
         if structure and isinstance(structure[0], dict | list | tuple) and is_row(structure[0]):
             raise InvalidDataError(
-                f"{name} is a {type(structure).__name__} of rows: give an array of all rows for each part of them, as "
+                f"{name} is {named_type(structure)} of rows: give an array of all rows for each part of them, as "
                 "np.stack makes it."
             )
         parts = [as_arrays(value, f"{name}[{i}]") for i, value in enumerate(structure)]

@@ -16,7 +16,7 @@ from choros.data.prefetch import augmented
 from choros.data.sharding import share
 from choros.data.tree import leaves, map_leaves
 from choros.data.validation import check_floatx
-from choros.errors import InvalidDataError, counted, warn
+from choros.errors import InvalidDataError, counted, named_type, warn
 from choros.object_text import call_text
 from choros.types import ArrayTree, Batch
 
@@ -217,7 +217,7 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[ArrayTree, ArrayT
         x, y, weight = (map_leaves(lambda *rows: np.concatenate(rows), *column) for column in zip(*parts, strict=True))
     except ValueError as error:
         raise InvalidDataError(
-            f"The batches of validation_data, a {type(source.stream).__name__}, do not make one array ({error}): give "
+            f"The batches of validation_data, {named_type(source.stream)}, do not make one array ({error}): give "
             "arrays or a keras.utils.PyDataset."
         ) from None
     return x, y, weight

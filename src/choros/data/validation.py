@@ -10,7 +10,7 @@ import numpy as np
 
 from choros.data.conversion import as_arrays, brings_targets, is_py_dataset
 from choros.data.tree import is_nested, leaves, map_leaves, same_shape
-from choros.errors import InvalidDataError, counted
+from choros.errors import InvalidDataError, counted, named_type
 from choros.types import ArrayTree
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def check_alone_in_call(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) ->
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             how = "let its __getitem__ return" if is_py_dataset(x) else "let it have"
-            raise InvalidDataError(f"{name} was given beside a {type(x).__name__}: {how} {name} instead.")
+            raise InvalidDataError(f"{name} was given beside {named_type(x)}: {how} {name} instead.")
 
 
 def _check_weights(y: ArrayTree, sample_weight: ArrayTree) -> None:

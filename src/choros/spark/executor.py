@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from choros.backends.host_values import to_host
 from choros.console import write_line
-from choros.errors import InvalidInputError, WorkerFailedError
+from choros.errors import InvalidInputError, WorkerFailedError, named_type
 from choros.pickling import dumps
 from choros.spark import barrier
 from choros.spark.feature_columns import Columns
@@ -54,7 +54,7 @@ class _Spoken(CallbackServer):
         Raises:
             InvalidInputError: always.
         """
-        raise InvalidInputError(f"Task {rank} sent the driver a {type(request).__name__}.")
+        raise InvalidInputError(f"Task {rank} sent the driver {named_type(request)}.")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from choros.backends.optimizers import model_variables
 from choros.consistency.model_fingerprint import first_difference, layers_of, named
 from choros.consistency.rank_agreement import digest, optimizer_of
 from choros.data.array_source import ArraySource
-from choros.errors import CheckpointError, InvalidInputError
+from choros.errors import CheckpointError, InvalidInputError, counted
 from choros.training.checkpoint import Checkpoint
 from choros.training.checkpoint.snapshot import Part, Snapshot
 from choros.training.spec import FitConfig
@@ -105,8 +105,11 @@ class CheckpointManager:
                 )
             job = replace(job, seed=saved.facts["seed"])
             epoch, batch = saved.facts["epoch"] + 1, saved.facts["batch"]
-            if saved.facts["over"] or saved.facts["epoch"] >= job.epochs:
-                state_text = "training had ended"
+            if saved.facts["over"]:
+                state_text = "a callback had ended training, so that this fit trains nothing"
+            elif saved.facts["epoch"] >= job.epochs:
+                trained = counted(saved.facts["epoch"], "epoch")
+                state_text = f"it has trained {trained}, and fit asks for {job.epochs}, so that this fit trains nothing"
             elif job.asynchronous:
                 state_text = (
                     f"training resumes; callbacks continue with epoch {epoch}; each worker continues after its own "
