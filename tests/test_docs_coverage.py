@@ -205,6 +205,7 @@ def test_links_lead_to_pages_of_the_site(pages):
         (report, "distrib.md"): "{doc}`a </reports/distrib>`",
         (more, "benchmarks.md"): "[a](benchmarks.md)",
         (more, "../examples/gallery/README.rst"): "{doc}`a </gallery/index>`",
+        (more, "../examples/gallery/plot_windows.py"): "{doc}`a </gallery/plot_windows>`",
         (more, "../src"): "a",
     }
     for (page, target), expected in relinked.items():

@@ -237,9 +237,11 @@ def _relink(path: pathlib.Path, text: str, root: pathlib.Path) -> str:
         name = _PAGES.get(name, name)
         if name.startswith("benchmarks/reports/") and real.suffix == ".md":
             name = f"docs/reports/{real.name}"
+        if name.startswith("examples/gallery/plot_"):
+            name = f"docs/gallery/{real.stem}.rst"
         moved = name != real.relative_to(root).as_posix() or not path.resolve().is_relative_to(root / "docs")
         # By a role, since MyST follows symbolic links.
-        if moved and name.startswith("docs/") and real.suffix in (".md", ".ipynb", ".rst"):
+        if moved and name.startswith("docs/") and name.endswith((".md", ".ipynb", ".rst")):
             page = pathlib.PurePosixPath("/", *pathlib.PurePosixPath(name).parts[1:]).with_suffix("")
             return f"{{doc}}`{words.replace('`', '')} <{page}>`"
         if (root / name).is_dir():
