@@ -1,4 +1,4 @@
-"""Pages of the reference whose text is generated from the code: the command line and the rules of the doctor.
+"""Pages of the reference whose text is generated from the code: the API, commands, sites, and rules of the doctor.
 
 A page has a line ``<!-- generated: NAME -->``, which Sphinx replaces when it reads the page, with the text that follows
 it without an empty line: code hosts show that text. All pages are plain Markdown, so that code hosts show them too:
@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import choros.launch.schedulers
 import choros.tools.doctor.rules
 from choros.cli import COMMANDS, command_parser
+from choros.launch.schedulers import Site, load_site, presets
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -137,6 +139,33 @@ def doctor_rules() -> str:
     return "\n".join(lines)
 
 
+def known_sites() -> dict[str, Site]:
+    """Return the site of each preset that names a scheduler, also if the user has a site of the same name."""
+    folder = pathlib.Path(choros.launch.schedulers.__file__).parent / "presets"
+    loaded = {name: load_site(str(folder / f"{name}.toml")) for name in presets()}
+    return {name: site for name, site in loaded.items() if site.scheduler}
+
+
+def required_options(site: Site) -> list[str]:
+    """Return the options of ``choros submit`` without which it refuses a job on a site."""
+    return ["--account"] * site.needs_account + re.findall(r"--[a-z-]+", " ".join(site.needs.values()))
+
+
+def sites() -> str:
+    """Return the presets of sites as a table of Markdown."""
+    lines = [
+        "| `--site` | machine | scheduler | `--mpi` | a node has | ranks on a node | required options | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, site in known_sites().items():
+        node = f"{site.cores_per_node} cores, {site.gpus_per_node} GPUs"
+        ranks = f"{site.ranks_per_node}, each with {site.cores} cores and {site.gpus} GPU"
+        options = ", ".join(f"`{option}`" for option in required_options(site))
+        cells = (f"`{name}`", site.name, site.scheduler, site.mpi, node, ranks, options, "; ".join(site.source))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 # Public modules, and the pages that describe their names. A name of several modules is described at the first of them.
 MODULES = {
     "choros.errors": "reference/errors",
@@ -206,7 +235,7 @@ def api(module: str) -> str:
     return "\n".join(lines)
 
 
-GENERATED = {"command line": command_line, "doctor rules": doctor_rules}
+GENERATED = {"command line": command_line, "doctor rules": doctor_rules, "sites": sites}
 
 
 # Files outside of docs that have a page of the site. Pages link to the files, so that the links work on code hosts too.
