@@ -340,15 +340,8 @@ def _join_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
             at += 1
 
 
-def _lexers(app: Any) -> None:
-    from pygments.lexers.special import TextLexer
-
-    app.add_lexer("mermaid", TextLexer)  # the diagrams of pages that code hosts draw
-
-
 def setup(app: Any) -> dict[str, bool]:
     """Register the generators."""
     app.connect("source-read", _fill)
-    app.connect("builder-inited", _lexers)
     app.connect("autodoc-process-docstring", _join_names, priority=400)  # before napoleon
     return {"parallel_read_safe": True, "parallel_write_safe": True}
