@@ -84,6 +84,13 @@ def test_every_public_name_has_a_docstring(pages, module):
     assert not missing
 
 
+def test_attributes_with_a_common_description_get_an_entry_each(pages):
+    lines = ["Attributes:", "    rank, size: int. Its rank and the number", "        of ranks.", "    host: str."]
+    pages._for_napoleon(None, "class", "Place", None, None, lines)
+    text = [": int. Its rank and the number", "        of ranks."]
+    assert lines == ["Attributes:", f"    rank{text[0]}", text[1], f"    size{text[0]}", text[1], "    host: str."]
+
+
 def test_every_option_is_described(pages):
     text = pages.command_line()
     for name, parser in pages.commands().items():

@@ -154,7 +154,7 @@ def required_options(site: Site) -> list[str]:
 def sites() -> str:
     """Return the presets of sites as a table of Markdown."""
     lines = [
-        "| `--site` | machine | scheduler | `--mpi` | a node has | ranks on a node | required options | source |",
+        "| `--site` | machine | scheduler | `--mpi` | a node has for jobs | ranks on a node | required options | source |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, site in known_sites().items():
@@ -197,6 +197,18 @@ def public_names(module: str) -> list[str]:
     return list(names)
 
 
+# Classes of what functions and properties of the API return. They are described with the API, and have no public name.
+RESULTS = {
+    "choros": (
+        "choros.tools.check.report.CheckReport",
+        "choros.tools.check.report.Comparison",
+        "choros.tools.check.report.Difference",
+        "choros.training.run_record.Bottleneck",
+        "choros.training.run_record.Restart",
+    )
+}
+
+
 def _key(value: Any) -> Any:
     return value if inspect.isclass(value) or inspect.isroutine(value) else None
 
@@ -226,6 +238,8 @@ def api(module: str) -> str:
             lines += [f".. autofunction:: {module}.{name}", ""]
         else:
             lines += [f".. autodata:: {module}.{name}", "   :no-value:", ""]
+    for name in RESULTS.get(module, ()):
+        lines += [f".. autoclass:: {name}", "   :members:", ""]
     lines += ["```", ""]
     for other, names in elsewhere.items():
         page = posixpath.relpath(MODULES[other], posixpath.dirname(MODULES[module]))
@@ -330,18 +344,43 @@ def _fill(app: Any, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"^<!-- generated: (.*) -->\n(?:.+\n)*", generated, source[0], flags=re.MULTILINE)
 
 
-def _join_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Join a list of arguments that continues on a second line, which napoleon would not read as one."""
-    at = 0
-    while at < len(lines) - 1:
-        if re.fullmatch(r"\s+(\w+, )*\w+,", lines[at]):
+def _for_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Change the lists of names that napoleon would not read as such.
+
+    A list of arguments that continues on a second line is joined. Each of several attributes with a common description
+    gets an entry.
+    """
+    at, heading = 0, ""
+    while at < len(lines):
+        if lines[at] and not lines[at].startswith(" "):
+            heading = lines[at]
+        if at + 1 < len(lines) and re.fullmatch(r"\s+(\w+, )*\w+,", lines[at]):
             lines[at : at + 2] = [f"{lines[at]} {lines[at + 1].strip()}"]
+        elif heading == "Attributes:" and (several := re.match(r"( +)(\w+(?:, \w+)+)(:.*)", lines[at])):
+            indent, names, text = several.groups()
+            end = at + 1
+            while end < len(lines) and lines[end].startswith(f"{indent} "):
+                end += 1
+            more = lines[at + 1 : end]
+            lines[at:end] = [line for each in names.split(", ") for line in (f"{indent}{each}{text}", *more)]
         else:
             at += 1
+
+
+def _without_private_bases(app: Any, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
+    """Leave out the bases of a class that the API does not have."""
+    from sphinx.ext.autodoc.mock import mock
+
+    with mock(app.config.autodoc_mock_imports):
+        public = [getattr(importlib.import_module(module), each) for module in MODULES for each in public_names(module)]
+    ours = [base for base in bases if getattr(base, "__module__", "").startswith("choros.")]
+    private = [base for base in ours if not any(base is value for value in public)]
+    bases[:] = [base for base in bases if base not in private] or [object]
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Register the generators."""
     app.connect("source-read", _fill)
-    app.connect("autodoc-process-docstring", _join_names, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _for_napoleon, priority=400)  # before napoleon
+    app.connect("autodoc-process-bases", _without_private_bases)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
