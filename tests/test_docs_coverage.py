@@ -1,4 +1,4 @@
-"""The reference has every public name, every option of the command line and every variable ``CHOROS_*``."""
+"""The reference has every public name, option of the command line, site, and variable ``CHOROS_*``."""
 
 import ast
 import importlib
@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from choros.cli import ALIASES, COMMANDS
+from choros.launch.schedulers import presets
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -83,6 +84,13 @@ def test_every_public_name_has_a_docstring(pages, module):
     assert not missing
 
 
+def test_attributes_with_a_common_description_get_an_entry_each(pages):
+    lines = ["Attributes:", "    rank, size: int. Its rank and the number", "        of ranks.", "    host: str."]
+    pages._for_napoleon(None, "class", "Place", None, None, lines)
+    text = [": int. Its rank and the number", "        of ranks."]
+    assert lines == ["Attributes:", f"    rank{text[0]}", text[1], f"    size{text[0]}", text[1], "    host: str."]
+
+
 def test_every_option_is_described(pages):
     text = pages.command_line()
     for name, parser in pages.commands().items():
@@ -117,6 +125,27 @@ def test_a_code_host_shows_the_list_of_the_files_of_rules():
     listed = re.findall(r"^- \[(\w+\.py)\]\(\.\./\.\./src/choros/tools/doctor/rules/\1\): (.*)$", page, re.MULTILINE)
     heads = [ast.get_docstring(ast.parse(path.read_text())).splitlines()[0].rstrip(".") for path in files]
     assert listed == [(path.name, head) for path, head in zip(files, heads, strict=True)]
+
+
+def test_every_site_is_in_the_table_with_what_it_requires(pages):
+    rows = {line.split("|")[1].strip(" `"): line for line in pages.sites().splitlines()[2:]}
+    assert set(rows) == set(presets()) - {"generic"}
+    for option in ("--account", "--filesystems"):
+        assert f"`{option}`" in rows["polaris"]
+    assert "`--filesystems`" not in rows["lumi"]
+    assert "pals | 104 cores, 12 GPUs | 12, each with 3 cores and 1 GPU" in rows["aurora"]
+
+
+def test_a_code_host_shows_the_list_of_the_sites():
+    folder = ROOT / "src" / "choros" / "launch" / "schedulers" / "presets"
+    heads = {path.name: path.read_text().splitlines()[0] for path in sorted(folder.glob("*.toml"))}
+    page = (DOCS / "reference" / "sites.md").read_text()
+    folder_of_links = re.escape("../../src/choros/launch/schedulers/presets")
+    listed = re.findall(rf"^- \[(\w+\.toml)\]\({folder_of_links}/\1\): (.*)$", page, re.MULTILINE)
+    begin = "# Facts for a job's script on "
+    assert listed == [
+        (name, head.removeprefix(begin).rstrip(".")) for name, head in heads.items() if name != "generic.toml"
+    ]
 
 
 def test_every_variable_is_described():
@@ -205,6 +234,7 @@ def test_links_lead_to_pages_of_the_site(pages):
         (report, "distrib.md"): "{doc}`a </reports/distrib>`",
         (more, "benchmarks.md"): "[a](benchmarks.md)",
         (more, "../examples/gallery/README.rst"): "{doc}`a </gallery/index>`",
+        (more, "../examples/gallery/plot_windows.py"): "{doc}`a </gallery/plot_windows>`",
         (more, "../src"): "a",
     }
     for (page, target), expected in relinked.items():

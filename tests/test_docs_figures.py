@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGES = {"exactness": "concepts/exactness.md", "when-faster": "concepts/when-faster.md", "security": "security.md"}
+PAGES = {
+    "exactness": "concepts/exactness.md",
+    "when-faster": "concepts/when-faster.md",
+    "security": "security.md",
+    "fit": "architecture.md",
+}
 THEMES = ("light", "dark")
 
 

@@ -1,4 +1,4 @@
-"""Pages of the reference whose text is generated from the code: the command line and the rules of the doctor.
+"""Pages of the reference whose text is generated from the code: the API, commands, sites, and rules of the doctor.
 
 A page has a line ``<!-- generated: NAME -->``, which Sphinx replaces when it reads the page, with the text that follows
 it without an empty line: code hosts show that text. All pages are plain Markdown, so that code hosts show them too:
@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import choros.launch.schedulers
 import choros.tools.doctor.rules
 from choros.cli import COMMANDS, command_parser
+from choros.launch.schedulers import Site, load_site, presets
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -137,6 +139,33 @@ def doctor_rules() -> str:
     return "\n".join(lines)
 
 
+def known_sites() -> dict[str, Site]:
+    """Return the site of each preset that names a scheduler, also if the user has a site of the same name."""
+    folder = pathlib.Path(choros.launch.schedulers.__file__).parent / "presets"
+    loaded = {name: load_site(str(folder / f"{name}.toml")) for name in presets()}
+    return {name: site for name, site in loaded.items() if site.scheduler}
+
+
+def required_options(site: Site) -> list[str]:
+    """Return the options of ``choros submit`` without which it refuses a job on a site."""
+    return ["--account"] * site.needs_account + re.findall(r"--[a-z-]+", " ".join(site.needs.values()))
+
+
+def sites() -> str:
+    """Return the presets of sites as a table of Markdown."""
+    lines = [
+        "| `--site` | machine | scheduler | `--mpi` | a node has for jobs | ranks on a node | required options | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, site in known_sites().items():
+        node = f"{site.cores_per_node} cores, {site.gpus_per_node} GPUs"
+        ranks = f"{site.ranks_per_node}, each with {site.cores} cores and {site.gpus} GPU"
+        options = ", ".join(f"`{option}`" for option in required_options(site))
+        cells = (f"`{name}`", site.name, site.scheduler, site.mpi, node, ranks, options, "; ".join(site.source))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 # Public modules, and the pages that describe their names. A name of several modules is described at the first of them.
 MODULES = {
     "choros.errors": "reference/errors",
@@ -168,6 +197,18 @@ def public_names(module: str) -> list[str]:
     return list(names)
 
 
+# Classes of what functions and properties of the API return. They are described with the API, and have no public name.
+RESULTS = {
+    "choros": (
+        "choros.tools.check.report.CheckReport",
+        "choros.tools.check.report.Comparison",
+        "choros.tools.check.report.Difference",
+        "choros.training.run_record.Bottleneck",
+        "choros.training.run_record.Restart",
+    )
+}
+
+
 def _key(value: Any) -> Any:
     return value if inspect.isclass(value) or inspect.isroutine(value) else None
 
@@ -197,6 +238,8 @@ def api(module: str) -> str:
             lines += [f".. autofunction:: {module}.{name}", ""]
         else:
             lines += [f".. autodata:: {module}.{name}", "   :no-value:", ""]
+    for name in RESULTS.get(module, ()):
+        lines += [f".. autoclass:: {name}", "   :members:", ""]
     lines += ["```", ""]
     for other, names in elsewhere.items():
         page = posixpath.relpath(MODULES[other], posixpath.dirname(MODULES[module]))
@@ -206,7 +249,7 @@ def api(module: str) -> str:
     return "\n".join(lines)
 
 
-GENERATED = {"command line": command_line, "doctor rules": doctor_rules}
+GENERATED = {"command line": command_line, "doctor rules": doctor_rules, "sites": sites}
 
 
 # Files outside of docs that have a page of the site. Pages link to the files, so that the links work on code hosts too.
@@ -237,9 +280,11 @@ def _relink(path: pathlib.Path, text: str, root: pathlib.Path) -> str:
         name = _PAGES.get(name, name)
         if name.startswith("benchmarks/reports/") and real.suffix == ".md":
             name = f"docs/reports/{real.name}"
+        if name.startswith("examples/gallery/plot_"):
+            name = f"docs/gallery/{real.stem}.rst"
         moved = name != real.relative_to(root).as_posix() or not path.resolve().is_relative_to(root / "docs")
         # By a role, since MyST follows symbolic links.
-        if moved and name.startswith("docs/") and real.suffix in (".md", ".ipynb", ".rst"):
+        if moved and name.startswith("docs/") and name.endswith((".md", ".ipynb", ".rst")):
             page = pathlib.PurePosixPath("/", *pathlib.PurePosixPath(name).parts[1:]).with_suffix("")
             return f"{{doc}}`{words.replace('`', '')} <{page}>`"
         if (root / name).is_dir():
@@ -299,25 +344,43 @@ def _fill(app: Any, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"^<!-- generated: (.*) -->\n(?:.+\n)*", generated, source[0], flags=re.MULTILINE)
 
 
-def _join_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Join a list of arguments that continues on a second line, which napoleon would not read as one."""
-    at = 0
-    while at < len(lines) - 1:
-        if re.fullmatch(r"\s+(\w+, )*\w+,", lines[at]):
+def _for_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Change the lists of names that napoleon would not read as such.
+
+    A list of arguments that continues on a second line is joined. Each of several attributes with a common description
+    gets an entry.
+    """
+    at, heading = 0, ""
+    while at < len(lines):
+        if lines[at] and not lines[at].startswith(" "):
+            heading = lines[at]
+        if at + 1 < len(lines) and re.fullmatch(r"\s+(\w+, )*\w+,", lines[at]):
             lines[at : at + 2] = [f"{lines[at]} {lines[at + 1].strip()}"]
+        elif heading == "Attributes:" and (several := re.match(r"( +)(\w+(?:, \w+)+)(:.*)", lines[at])):
+            indent, names, text = several.groups()
+            end = at + 1
+            while end < len(lines) and lines[end].startswith(f"{indent} "):
+                end += 1
+            more = lines[at + 1 : end]
+            lines[at:end] = [line for each in names.split(", ") for line in (f"{indent}{each}{text}", *more)]
         else:
             at += 1
 
 
-def _lexers(app: Any) -> None:
-    from pygments.lexers.special import TextLexer
+def _without_private_bases(app: Any, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
+    """Leave out the bases of a class that the API does not have."""
+    from sphinx.ext.autodoc.mock import mock
 
-    app.add_lexer("mermaid", TextLexer)  # the diagrams of pages that code hosts draw
+    with mock(app.config.autodoc_mock_imports):
+        public = [getattr(importlib.import_module(module), each) for module in MODULES for each in public_names(module)]
+    ours = [base for base in bases if getattr(base, "__module__", "").startswith("choros.")]
+    private = [base for base in ours if not any(base is value for value in public)]
+    bases[:] = [base for base in bases if base not in private] or [object]
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Register the generators."""
     app.connect("source-read", _fill)
-    app.connect("builder-inited", _lexers)
-    app.connect("autodoc-process-docstring", _join_names, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _for_napoleon, priority=400)  # before napoleon
+    app.connect("autodoc-process-bases", _without_private_bases)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -12,12 +12,14 @@ THEMES = {
         "paper": "#ffffff",
         "muted": "#8b949e",
         "colors": ("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
+        "more": ("#e69f00", "#56b4e9"),
     },
     "dark": {
         "ink": "#e6edf3",
         "paper": "#14181e",
         "muted": "#8b949e",
         "colors": ("#56b4e9", "#e69f00", "#3fc59a", "#cc79a7"),
+        "more": ("#f0e442", "#d55e00"),
     },
 }
 

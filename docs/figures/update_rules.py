@@ -2,23 +2,22 @@
 
 Each worker makes noisy gradient steps on f(x) = (0.6 x_1^2 + 0.2 x_2^2) / 2 and exchanges by ``propose``, ``merge`` and
 ``adopt`` of the algorithm. Asynchronous workers use ``InMemoryParameterServer``. Their speeds differ, so that the
-updates are stale. ``update_rules.svg`` has the paths, ``update_rules_workers.svg`` the distances from the minimum.
+updates are stale. ``update_rules-*.svg`` have the paths, ``update_rules_workers-*.svg`` the distances from the minimum.
 
     python docs/figures/update_rules.py             # replaces the figures beside it; needs matplotlib
 """
 
-import argparse
 import heapq
 import itertools
-import json
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from choros.algorithms import ALL, Algorithm, ExchangeInfo
 from choros.param_server.in_memory import InMemoryParameterServer
+from style import draw
 
 CURVATURE = np.array([0.6, 0.2])
 START = np.array([-4.0, 3.0])
@@ -27,8 +26,6 @@ STEPS = 160  # optimizer steps of each worker
 WINDOWS = {"Averaging": 40, "DiLoCo": 40}  # the rules for rare exchanges; all others have a window of 8
 WORKERS = (1, 2, 4, 8, 16)
 SEEDS = 4
-INK = "#1b1f24"
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 MODES = {"sync": "synchronous", "async": "asynchronous", None: "no exchange"}
 
 
@@ -152,31 +149,43 @@ def distance(algorithm: Algorithm, workers: int, seeds: int = SEEDS) -> float:
     return float(np.sqrt(np.mean([(simulate(algorithm, workers, seed).result ** 2).sum() for seed in range(seeds)])))
 
 
-def draw_paths(workers: int = 4) -> tuple[object, dict[str, list[float]]]:
-    """Draw every other point of the workers' paths and the whole path of the center, a panel for each algorithm.
+def all_paths(workers: int = 4) -> dict[str, Paths]:
+    """Return the paths of each algorithm."""
+    return {name: simulate(algorithm, workers) for name, algorithm in algorithms(workers).items()}
 
-    Returns:
-        The figure, and the result of each algorithm.
-    """
+
+def results(paths: dict[str, Paths]) -> dict[str, list[float]]:
+    """Return the result of each algorithm."""
+    return {name: [round(value, 6) for value in path.result.tolist()] for name, path in paths.items()}
+
+
+def distances() -> dict[str, list[float]]:
+    """Return the distances from the minimum with 1, 2, 4 ... workers, for each algorithm that exchanges."""
+    names = [kind.__name__ for kind in ALL if kind.mode is not None]
+    return {name: [round(distance(algorithms(count)[name], count), 6) for count in WORKERS] for name in names}
+
+
+def draw_paths(theme: dict[str, Any], paths: dict[str, Paths]) -> Any:
+    """Draw every other point of the workers' paths and the whole path of the center, a panel for each algorithm."""
     from matplotlib.patches import Ellipse
 
-    paths = {name: simulate(algorithm, workers) for name, algorithm in algorithms(workers).items()}
     figure = _figure(11.0, 7.4)
     panels = list(figure.subplots(-(-len(paths) // 5), 5, sharex=True, sharey=True).flat)
     for axes, (name, path) in zip(panels, paths.items(), strict=False):
         for level in (0.05, 0.4, 1.4, 3.4, 6.8):
             width, height = 2 * np.sqrt(2 * level / CURVATURE)
-            axes.add_patch(Ellipse((0, 0), width, height, fill=False, edgecolor="#c9ced4", linewidth=0.8))
-        for line, color in zip(path.workers, COLORS, strict=False):
-            axes.plot(*np.transpose(line[::2]), color=color, linewidth=0.8, alpha=0.75)
+            line = {"edgecolor": theme["muted"], "alpha": 0.45, "linewidth": 0.8}
+            axes.add_patch(Ellipse((0, 0), width, height, fill=False, **line))
+        for points, color in zip(path.workers, theme["colors"], strict=False):
+            axes.plot(*np.transpose(points[::2]), color=color, linewidth=0.8, alpha=0.75)
         if path.center:
             marker = "o" if len(path.center) < STEPS else None
-            axes.plot(*np.transpose(path.center), color=INK, linewidth=1.3, marker=marker, markersize=2.4)
-        axes.plot(0, 0, marker="+", color=INK, markersize=11)
+            axes.plot(*np.transpose(path.center), color=theme["ink"], linewidth=1.3, marker=marker, markersize=2.4)
+        axes.plot(0, 0, marker="+", color=theme["ink"], markersize=11)
         axes.set_title(name, fontsize=10.5, fontweight="bold", loc="left", pad=4)
         mode = next(kind.mode for kind in ALL if kind.__name__ == name)
-        axes.text(0.97, 0.04, MODES[mode], transform=axes.transAxes, ha="right", fontsize=8, color="#5b636c")
-        _tidy(axes)
+        axes.text(0.97, 0.04, MODES[mode], transform=axes.transAxes, ha="right", fontsize=8)
+        _tidy(axes, theme)
     for axes in panels:
         axes.set(xlim=(-5.4, 2.4), ylim=(-3.6, 4.6))
     for axes in panels[len(paths) :]:
@@ -185,23 +194,17 @@ def draw_paths(workers: int = 4) -> tuple[object, dict[str, list[float]]]:
     handles = [lines[0], next(line for line in lines if line.get_marker() == "o"), lines[-1]]
     words = ["a worker's weights, a color for each worker", "the center after each exchange", "the minimum"]
     figure.legend(handles, words, loc="outside lower center", ncols=3, frameon=False, fontsize=9.5)
-    return figure, {name: path.result.tolist() for name, path in paths.items()}
+    return figure
 
 
-def draw_workers() -> tuple[object, dict[str, list[float]]]:
-    """Draw the distance of the result from the minimum against the number of workers.
-
-    Returns:
-        The figure, and for each algorithm the distance with 1, 2, 4 ... workers.
-    """
-    names = [kind.__name__ for kind in ALL if kind.mode is not None]
-    distances = {name: [distance(algorithms(count)[name], count) for count in WORKERS] for name in names}
+def draw_workers(theme: dict[str, Any], far: dict[str, list[float]]) -> Any:
+    """Draw the distance of the result from the minimum against the number of workers."""
     figure = _figure(11.0, 4.3)
     for axes, mode in zip(figure.subplots(1, 2, sharey=True), ("sync", "async"), strict=True):
-        shown = [name for name in names if next(k for k in ALL if k.__name__ == name).mode == mode]
-        looks = zip(itertools.cycle((*COLORS, "#e69f00", "#56b4e9")), itertools.cycle("os^DvPX"), strict=False)
+        shown = [name for name in far if next(k for k in ALL if k.__name__ == name).mode == mode]
+        looks = zip(itertools.cycle((*theme["colors"], *theme["more"])), itertools.cycle("os^DvPX"), strict=False)
         for name, (color, marker) in zip(shown, looks, strict=False):
-            axes.plot(WORKERS, distances[name], color=color, marker=marker, markersize=5, linewidth=1.6, label=name)
+            axes.plot(WORKERS, far[name], color=color, marker=marker, markersize=5, linewidth=1.6, label=name)
         axes.set_title(MODES[mode].capitalize(), fontsize=10.5, fontweight="bold", loc="left")
         axes.set_xscale("log", base=2)
         axes.set_xticks(WORKERS, [str(count) for count in WORKERS])
@@ -209,52 +212,29 @@ def draw_workers() -> tuple[object, dict[str, list[float]]]:
         axes.set_ylim(0.05, 30)  # DOWNPOUR with 16 workers is far outside
         axes.set_xlabel("workers")
         axes.legend(frameon=False, fontsize=9)
-        _tidy(axes)
+        _tidy(axes, theme)
     figure.axes[0].set_ylabel(f"distance from the minimum after {STEPS} steps")
-    return figure, distances
+    return figure
 
 
-FIGURES = {"update_rules": draw_paths, "update_rules_workers": draw_workers}
-
-
-def save(name: str, folder: Path) -> Path:
-    """Draw a figure and write it as an SVG file that holds its numbers as its description.
-
-    Args:
-        name: str. A key of ``FIGURES``.
-        folder: Path. The folder of the file.
-
-    Returns:
-        The path of the file.
-    """
-    import matplotlib
-
-    figure, numbers = FIGURES[name]()
-    rounded = {key: [round(value, 6) for value in values] for key, values in numbers.items()}
-    path = folder / f"{name}.svg"
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        about = {"Date": None, "Creator": None, "Description": json.dumps(rounded)}
-        figure.savefig(path, format="svg", facecolor="white", metadata=about)
-    text = re.sub(r'(?<= [dxy]=")[^"]+', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), path.read_text())
-    path.write_text(re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE))
-    return path
-
-
-def _figure(width: float, height: float) -> object:
+def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _tidy(axes: object) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#8a929b")
-    axes.tick_params(labelsize=8.5, length=3, color="#8a929b")
+def _tidy(axes: Any, theme: dict[str, Any]) -> None:
+    axes.spines[["left", "bottom"]].set_color(theme["muted"])
+    axes.tick_params(labelsize=8.5, length=3, color=theme["muted"])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
-    arguments = parser.parse_args()
-    for figure_name in FIGURES:
-        print(save(figure_name, arguments.folder))
+    every, far_away = all_paths(), distances()
+    files = [
+        *draw("update_rules", lambda theme: draw_paths(theme, every), results(every)),
+        *draw("update_rules_workers", lambda theme: draw_workers(theme, far_away), far_away),
+    ]
+    for file in files:  # a tenth of a point cannot be seen, and the paths have thousands of points
+        text = re.sub(r'(?<= [dxy]=")[^"]+', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), file.read_text())
+        file.write_text(text)
+        print(file)

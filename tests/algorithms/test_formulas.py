@@ -94,20 +94,21 @@ def test_the_sources_are_in_the_bibliography():
 @pytest.fixture(scope="module")
 def figures():
     pytest.importorskip("matplotlib", reason="the figures are drawn by matplotlib: pip install 'choros[demo]'")
-    spec = importlib.util.spec_from_file_location("update_rules", DOCS / "figures" / "update_rules.py")
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS / "figures"))  # of style.py
+        spec = importlib.util.spec_from_file_location("update_rules", DOCS / "figures" / "update_rules.py")
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     return module
 
 
 @pytest.mark.parametrize("name", ["update_rules", "update_rules_workers"])
-def test_the_figures_are_what_the_code_draws(name, figures, tmp_path):
+def test_the_figures_are_what_the_code_draws(name, figures):
     """Their descriptions hold the numbers, which are compared: the drawing itself depends on matplotlib's version."""
-
-    def numbers(path):
-        return json.loads(re.search(r"<dc:description>(.*?)</dc:description>", path.read_text())[1])
-
-    drawn, saved = numbers(figures.save(name, tmp_path)), numbers(DOCS / "figures" / f"{name}.svg")
-    assert drawn.keys() == saved.keys()
-    for key, values in saved.items():
-        np.testing.assert_allclose(drawn[key], values, rtol=1e-4, atol=1e-5, err_msg=key)
-    assert f"figures/{name}.svg" in PAGE
+    drawn = figures.results(figures.all_paths()) if name == "update_rules" else figures.distances()
+    for theme in ("light", "dark"):
+        text = (DOCS / "figures" / f"{name}-{theme}.svg").read_text()
+        saved = json.loads(re.search(r"<dc:description>(.*?)</dc:description>", text)[1])
+        assert drawn.keys() == saved.keys()
+        for key, values in saved.items():
+            np.testing.assert_allclose(drawn[key], values, rtol=1e-4, atol=1e-5, err_msg=key)
+    assert f"figures/{name}-light.svg" in PAGE

@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def indexed(self) -> bool:
-        """True if rows (of a PyDataset: batches) can be read by index. If False, each batch of a stream is sliced."""
+        """Whether rows, or batches of a PyDataset, can be read by index. If False, each batch of a stream is sliced."""
         ...
 
     @property

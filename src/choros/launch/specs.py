@@ -200,7 +200,7 @@ class Srun(_Run):
 
     @property
     def here(self) -> bool:
-        """False: this host need not be a node of the allocation."""
+        """False, since this host need not be a node of the allocation."""
         return False
 
     def size(self) -> int | None:

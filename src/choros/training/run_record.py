@@ -62,7 +62,7 @@ class WorkerRecord:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds per step without exchanges and callbacks: computing, and waiting for data."""
+        """Seconds per step of computing and of waiting for data, without exchanges and callbacks."""
         return self.seconds * max(0.0, 1 - self.exchanging - self.calling) / max(self.steps, 1)
 
     @classmethod

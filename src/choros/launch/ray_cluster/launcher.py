@@ -76,7 +76,7 @@ class Ray:
 
     @property
     def here(self) -> bool:
-        """False: this host need not have a worker."""
+        """False, since this host need not have a worker."""
         return False
 
     def size(self) -> int:
