@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from choros.backend_choice import announce
 from choros.cli.arguments import Known, choose_scheduler, count, whole
 from choros.cli.command_target import command_of
 from choros.cli.parser import Parser
@@ -305,6 +306,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"choros submit: warning: {warning}", file=sys.stderr)
     if scheduler.attached:
         _warn_of_local_workers(job)
+    announce()
     if args.dry_run:
         sys.stdout.write(text)
         return 0

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from choros.backend_choice import announce
 from choros.cli.arguments import count, list_of, some_seconds, whole
 from choros.cli.terminal import write_report
 from choros.cluster.hardware import physical_cores
@@ -114,6 +115,7 @@ def main(args: argparse.Namespace) -> int:
     def run(trial: Trial) -> Outcome:
         return run_trial(trial, words, settings, args.timeout)
 
+    announce()
     write_report(HEAD)
     outcomes = []
     for outcome in search(trials, bindings, args.blocktime, run):

@@ -394,6 +394,7 @@ def _submit_call(
         if scheduler.name == "slurm" and (warning := srun_mpi_warning(job.mpi)):
             warn(f"{warning}.")
         require_program(scheduler)
+        backend_choice.announce()
         write_script(job.script, text)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
