@@ -63,12 +63,12 @@ def add_parser(subparsers: SubParsers) -> None:
         "demo", help="compare plain fit and several algorithms, and write a report", description=_HELP, epilog=_EPILOG
     )
     add = parser.add_argument_group("data and training").add_argument
-    add("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: digits)")
+    add("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: scikit-learn's digits)")
     add("--epochs", type=count, metavar="N", help="number of epochs (default: 10; digits: 6)")
     add("--batch-size", type=count, metavar="B", help="rows of a global batch (default: 64; Higgs: 128)")
-    add("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
+    add("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else the first installed)")
     add = parser.add_argument_group("comparison").add_argument
-    add("--algorithms", metavar="LIST", help=f"all, or names (default: {DEFAULT})")
+    add("--algorithms", metavar="LIST", help=f"all, or names with commas between them (default: {DEFAULT})")
     add("-n", "--workers", type=count, default=2, metavar="N", help="number of workers (default: 2)")
     add("--target", type=_target, metavar="A", help="accuracy to reach (default: 0.9; MNIST: 0.97; Higgs: 0.8)")
     add("--seeds", type=count, default=3, metavar="N", help="trainings of each algorithm (default: 3)")

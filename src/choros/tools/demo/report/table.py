@@ -81,7 +81,10 @@ def _megabytes(result: Result) -> float:
 COLUMNS = (
     Column("to target s", 11, _target, "seconds of training to the target accuracy, without start-up"),
     Column(
-        "x fit", 5, lambda report, r: decimal(mean_gain(report, r), 2), "speed to the target: plain fit's time over it"
+        "x fit",
+        5,
+        lambda report, r: decimal(mean_gain(report, r), 2),
+        "plain fit's seconds to the target, divided by those of this algorithm",
     ),
     Column(
         "95 % interval", 13, lambda report, r: span_text(report.gain_interval(r)), "interval of x fit over the seeds"
@@ -99,7 +102,12 @@ COLUMNS = (
 )
 WORK = (
     Column("train s", 7, lambda _, r: decimal(r.seconds, 2), "seconds for all epochs, without start-up"),
-    Column("x Single", 8, lambda report, r: decimal(report.speedup(r), 2), "speed: Single's time over this one"),
+    Column(
+        "x Single",
+        8,
+        lambda report, r: decimal(report.speedup(r), 2),
+        "Single's seconds for all epochs, divided by those of this algorithm",
+    ),
     Column("samples/s", 9, lambda _, r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
     Column("exchanges", 9, lambda _, r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
     Column("MB", 7, lambda _, r: decimal(_megabytes(r), 1), "megabytes that the workers exchanged, summed over them"),
