@@ -103,6 +103,7 @@ def main(args: argparse.Namespace) -> int:
         raise InvalidInputError(f"--batch-size {batch_size} for {args.workers} workers: give one row a worker or more.")
     environment = dict(os.environ)  # without the limits of this process
     threads = prepare(backend, args.workers)
+    print(f"Loading the data, Keras and {backend}", flush=True)
     data, name, classes = _load(args.data)
     _make_folder(args.out)
     seeds = tuple(range(args.seed, args.seed + args.seeds))
@@ -117,9 +118,11 @@ def main(args: argparse.Namespace) -> int:
 
     importlib.import_module("keras")  # now, so that messages of the backend's import come before the table
     setting = comparison.setting(plan, data, name, classes)
-    print(comparison.describe(setting), end="\n\n", flush=True)
+    console = terminal()
+    waiting = "" if console else "Training; the line of an algorithm appears when it has trained from all seeds\n"
+    print(f"{comparison.describe(setting)}\n{waiting}", flush=True)
     names = [PLAIN, *(type(algorithm).__name__ for algorithm in algorithms)]
-    display = Display(names, len(seeds), plan.epochs, terminal())
+    display = Display(names, len(seeds), plan.epochs, console)
     environment |= {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
     interrupts: list[int] = []
 
@@ -154,7 +157,7 @@ def main(args: argparse.Namespace) -> int:
         print(sentence)
     if report.interrupted:
         print("Interrupted; the report holds what was measured until then.")
-    print(f"Report: {page}", flush=True)
+    print(f"Report, with the meaning of each column: {page}", flush=True)
     if report.interrupted:
         return 130
     return 1 if any(result.failed for result in report.results) else 0
