@@ -58,7 +58,9 @@ REFUSED = {
     "--wrap 'a": '--wrap "\'a" is not a valid command (No closing quotation): close its quotes',
     "--site polariss": "there is no site 'polariss': did you mean polaris?",
     "--site polaris --on slurm": "Polaris has pbs: leave --on slurm out, or --site polaris",
-    "--site polaris": "Polaris refuses a job without an account: give --account PROJECT",
+    "--site polaris": "Polaris refuses a job without an account: give --account PROJECT; and without the directive "
+    "-l filesystems=...: give the file systems that it uses, such as --filesystems home:eagle\n",
+    "--site polaris --filesystems home": "Polaris refuses a job without an account: give --account PROJECT\n",
     "--site polaris --account a": "Polaris refuses a job without the directive -l filesystems=...: give the file "
     "systems that it uses, such as --filesystems home:eagle\n",
     "--site aurora --account a": "that it uses, such as --filesystems home:flare\n",

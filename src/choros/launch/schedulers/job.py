@@ -163,18 +163,16 @@ class Job:
                     f"{self.ranks_per_node} ranks a node would need {label} {node}, and a node of {site.name} has "
                     f"{have}"
                 )
+        missing = []
         if site.needs_account and not self.account:
-            raise InvalidInputError(
-                f"the site {site.name} refuses a job without an account: give {named('account', 'PROJECT')}"
-            )
+            missing.append(f"without an account: give {named('account', 'PROJECT')}")
         directives = (*self.directives, *([f"{FILE_SYSTEMS}{self.filesystems}"] if self.filesystems else []))
         for begin, remedy in site.needs.items():
             if not any(has_option(line, begin) for line in directives):
                 option = "" if "--filesystems " in remedy else f" ({named('directive')})"
-                raise InvalidInputError(
-                    f"the site {site.name} refuses a job without the directive {begin}...: "
-                    f"{with_option_names(remedy)}{option}"
-                )
+                missing.append(f"without the directive {begin}...: {with_option_names(remedy)}{option}")
+        if missing:
+            raise InvalidInputError(f"the site {site.name} refuses a job {'; and '.join(missing)}")
 
     @property
     def size(self) -> int:
