@@ -39,6 +39,9 @@ def command(folder):
 REFUSED = {
     "--nodes 0": "argument --nodes: must be a whole number of 1 or more, or auto, got 0",
     "--nodes two": "argument --nodes: must be a whole number of 1 or more, or auto, got two",
+    "--nodes 2000000": "argument --nodes: must be 1000000 or less, got 2000000",
+    "--cores 2000000": "argument --cores: must be 1000000 or less, got 2000000",
+    "--gpus 2000000": "argument --gpus: must be 1000000 or less, got 2000000",
     "--ranks-per-node 0": "argument --ranks-per-node: must be a whole number of 1 or more, got 0",
     "--cores -1": "argument --cores: must be a whole number of 1 or more, got -1",
     "--gpus -1": "argument --gpus: must be a whole number of 0 or more, got -1",

@@ -16,7 +16,7 @@ _WORD = re.compile(r"[A-Za-z0-9_][\w.@:+/-]*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
-_MOST = 1_000_000
+MOST = 1_000_000  # of each number of a job
 _THREADS = 8  # the most hardware threads of a core (POWER)
 
 
@@ -119,8 +119,10 @@ class Job:
         zero = {"gpus": self.gpus, "threads_per_core": self.threads_per_core, "signal": self.signal}
         for low, numbers in enumerate((zero, least)):
             for option, number in numbers.items():
-                if not low <= number <= _MOST:
-                    raise InvalidInputError(f"{named(option)} must be a whole number of {low} or more, got {number}")
+                if not low <= number <= MOST:
+                    raise InvalidInputError(
+                        f"{named(option)} must be a whole number from {low} to {MOST}, got {number}"
+                    )
 
     def _check_lines(self) -> None:
         """Check the values that become one line of the script, or one word of a line."""
