@@ -1,4 +1,7 @@
-"""``import choros`` before Keras: the backend that Keras then loads, where one, several or none is installed."""
+"""``import choros`` before Keras: the backend that Keras then loads, where one, several or none is installed.
+
+Where only the choice matters, an empty module takes the place of Keras, which takes seconds to import.
+"""
 
 import json
 import os
@@ -19,7 +22,7 @@ WRITTEN_BY_KERAS = {
     "backend": "tensorflow",
     "image_data_format": "channels_last",
 }
-STATE = "import os, choros; print(os.environ.get('KERAS_BACKEND', ''))"
+STATE = "import os, choros, keras; print(os.environ.get('KERAS_BACKEND', ''))"
 
 
 def keras_json(folder, backend):
@@ -29,6 +32,13 @@ def keras_json(folder, backend):
     return path
 
 
+@pytest.fixture
+def empty_keras(tmp_path):
+    """An empty module ``keras`` in the directory in which ``user`` runs Python."""
+    (tmp_path / "keras.py").touch()
+
+
+@pytest.mark.usefixtures("empty_keras")
 @pytest.mark.parametrize("backend", backend_choice.BACKENDS)
 def test_the_only_backend_is_taken_and_said_once(user, backend):
     others = [name for name in backend_choice.BACKENDS if name != backend]
@@ -41,6 +51,7 @@ def test_the_only_backend_is_taken_and_said_once(user, backend):
     assert done.stderr == f"{SAID}: Keras runs on {backend}, the only backend that is installed.\n"
 
 
+@pytest.mark.usefixtures("empty_keras")
 @pytest.mark.parametrize("named", ["tensorflow", "torch"])
 def test_a_file_that_names_what_is_not_installed_is_no_choice(user, named):
     path = keras_json(user.home / ".keras", named)
@@ -66,6 +77,7 @@ def test_an_installed_backend_that_the_user_names_is_kept(user, tmp_path, where)
     assert (done.stdout.split(), SAID in done.stderr) == (["torch"], False)
 
 
+@pytest.mark.usefixtures("empty_keras")
 def test_keras_home_is_where_the_file_is_looked_for(user, tmp_path):
     keras_json(user.home / ".keras", "jax")
     path = keras_json(tmp_path / "other", "tensorflow")
@@ -182,6 +194,7 @@ def test_keras_that_was_imported_first_and_runs_is_left_as_it_is(user):
 OMPI_LOCAL = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 
 
+@pytest.mark.usefixtures("empty_keras")
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
@@ -197,6 +210,7 @@ def test_of_ranks_only_the_first_says_it(user, environment, message):
     assert done.stderr.count(SAID) == message
 
 
+@pytest.mark.usefixtures("empty_keras")
 def test_a_task_of_spark_says_nothing(user):
     done = user("-c", f"import sys; sys.modules['pyspark.worker'] = sys; {STATE}")
     assert (done.stdout.split(), done.stderr) == (["jax"], "")
@@ -209,10 +223,32 @@ def test_choros_run_says_it_once_and_its_ranks_need_not_import_choros(user, tmp_
     assert done.stderr.count(SAID) == 1
 
 
-def test_choros_where_says_it_and_prints_json(user):
+@pytest.mark.usefixtures("empty_keras")
+def test_a_function_on_ranks_is_said_once(user, tmp_path):
+    (tmp_path / "script.py").write_text("import choros\nchoros.run(lambda: __import__('keras') and None, num_proc=2)")
+    assert user("script.py").stderr.count(SAID) == 1
+
+
+@pytest.mark.parametrize("setup", [(), ("--setup", "module load x")])
+def test_a_job_is_said_where_its_script_has_the_choice(user, tmp_path, setup):
+    (tmp_path / "train.py").touch()
+    done = user("-m", "choros", "submit", "--on", "slurm", *setup, "--dry-run", "train.py")
+    assert done.stderr.count(SAID) == done.stdout.count("KERAS_BACKEND=jax") == (not setup)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "site list", "submit --help", "completion bash", "status --on pbs 1"]
+)
+def test_a_command_that_needs_no_keras_does_not_say_it(user, arguments):
+    keras_json(user.home / ".keras", "tensorflow")
+    code = 2 if arguments.startswith("status") else 0
+    assert SAID not in user("-m", "choros", *arguments.split(), code=code, PATH="").stderr
+
+
+def test_choros_where_has_it_in_its_report(user):
     done = user("-m", "choros", "where", "--json")
-    assert json.loads(done.stdout)["backend"] == "jax (KERAS_BACKEND)"
-    assert done.stderr.count(SAID) == 1
+    assert json.loads(done.stdout)["backend"] == "jax (the only installed backend)"
+    assert done.stderr == ""
     assert json.loads(user("-m", "choros", "where", "--json", without=["tensorflow"]).stdout)["backend"].startswith(
         "tens"
     )

@@ -2,8 +2,8 @@
 
 Keras writes ``~/.keras/keras.json`` at its first import, and that file names TensorFlow, even if it is not installed.
 So after ``pip install 'choros[jax]'`` a plain ``import keras`` fails. ``import choros`` therefore sets
-``KERAS_BACKEND`` if exactly one backend is installed and no setting names an installed one. If it cannot choose, the
-import of Keras raises an error with the remedy. This module imports no framework.
+``KERAS_BACKEND`` if exactly one backend is installed and no setting names an installed one. The import of Keras prints
+this choice; if there was none, it raises an error with the remedy. This module imports no framework.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _OTHERS = ("numpy", "openvino")  # Keras runs on these too, but cannot train on 
 _VARIABLE = "KERAS_BACKEND"
 
 chosen = ""  # the backend that ``choose`` set in this process
+_notice = ""  # the line on this choice, until it is printed
 
 
 def config_path() -> str:
@@ -100,24 +101,34 @@ def is_installed(name: str) -> bool:
 def choose() -> None:
     """Set ``KERAS_BACKEND`` to the only installed backend, unless a setting names an installed one.
 
-    It prints one line on stderr, once for a job: child processes inherit the variable, and of a launcher's ranks only
-    rank 0 prints. If no choice is possible, ``import keras`` will raise ``NoBackendError``. If Keras is imported
-    already, nothing changes.
+    ``import keras`` will then call ``announce``. If no choice is possible, it will raise ``NoBackendError``. If Keras
+    is imported already, nothing changes.
     """
-    global chosen
+    global chosen, _notice
     if "keras" in sys.modules:
         return
     name, place = named_backend()
     if _is_usable(name):
         return
+    _KerasFinder.install()
     present = [backend for backend in BACKENDS if is_installed(backend)]
     if place == _VARIABLE or len(present) != 1:
-        _Guard.install()
         return
     chosen = os.environ[_VARIABLE] = present[0]
-    if _is_first_rank() and sys.stderr is not None:
-        also = f", and {place} names {name}, which is not installed" if os.path.sep in place else ""
-        logger.info(f"{_VARIABLE} is not set{also}: Keras runs on {chosen}, the only backend that is installed.")
+    also = f", and {place} names {name}, which is not installed" if os.path.sep in place else ""
+    _notice = f"{_VARIABLE} is not set{also}: Keras runs on {chosen}, the only backend that is installed."
+
+
+def announce() -> None:
+    """Print the choice that ``choose`` has made, if any, on stderr.
+
+    Called where Keras is imported, and before processes are started that will import it. The line appears once for a
+    job: child processes inherit the variable, and of a launcher's ranks only rank 0 prints.
+    """
+    global _notice
+    notice, _notice = _notice, ""
+    if notice and os.environ.get(_VARIABLE) == chosen and _is_first_rank() and sys.stderr is not None:
+        logger.info(notice)
 
 
 def problem() -> str:
@@ -158,8 +169,8 @@ def _is_first_rank() -> bool:
         return True
 
 
-class _Guard:
-    """A finder for ``sys.meta_path`` that raises ``NoBackendError`` when Keras is imported without its backend."""
+class _KerasFinder:
+    """A finder for ``sys.meta_path``: an import of Keras prints the choice, or raises ``NoBackendError``."""
 
     @classmethod
     def install(cls) -> None:
@@ -173,4 +184,5 @@ class _Guard:
                 from choros.errors import NoBackendError
 
                 raise NoBackendError(reason)
+            announce()
         return None

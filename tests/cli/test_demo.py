@@ -72,11 +72,13 @@ def test_it_trains_for_real_and_leaves_the_report(tmp_path):
         assert demo.process.returncode == 0, stderr
         assert demo.left() == []
     lines = stdout.splitlines()
-    assert lines[0].startswith("scikit-learn's digits, enlarged: 1,280 rows to train on, 517 held back, 784 features")
-    assert lines[3].startswith("[1/3] plain fit  accuracy 0.")
-    assert lines[4].startswith("[2/3] AEASGD     accuracy 0.")
-    assert lines[5].startswith("[3/3] Single     accuracy 0.")
-    assert lines[-1] == f"Report: {out / 'report.html'}"
+    assert lines[0].startswith("Loading the data, Keras and ")
+    assert lines[1].startswith("scikit-learn's digits, enlarged: 1,280 rows to train on, 517 held back, 784 features")
+    assert lines[3] == "Training; the line of an algorithm appears when it has trained from all seeds"
+    assert lines[5].startswith("[1/3] plain fit  accuracy 0.")
+    assert lines[6].startswith("[2/3] AEASGD     accuracy 0.")
+    assert lines[7].startswith("[3/3] Single     accuracy 0.")
+    assert lines[-1] == f"Report, with the meaning of each column: {out / 'report.html'}"
     assert "\x1b" not in stdout
     report = load(out / "results.json")
     plain, aeasgd, single = report.results
@@ -116,10 +118,17 @@ def test_mnist_from_a_file(tmp_path):
     with Demo(*arguments, "--out", tmp_path / "out") as demo:
         stdout, stderr = demo.process.communicate(timeout=280)
         assert demo.process.returncode == 0, stderr
-    assert stdout.startswith("MNIST (mnist.npz): 200 rows to train on, 200 held back")
+    assert "\nMNIST (mnist.npz): 200 rows to train on, 200 held back" in stdout
     report = load(tmp_path / "out" / "results.json")
     assert report.setting.target == 0.97
     assert [result.algorithm for result in report.results] == ["plain fit", "AllReduce"]
+
+
+def test_a_line_is_written_at_once(tmp_path):
+    """Into a pipe, before the data, Keras and the workers are loaded, which takes up to a minute."""
+    with Demo("--out", tmp_path) as demo:
+        assert demo.process.stdout.readline().startswith("Loading the data, Keras and ")
+        assert demo.process.poll() is None
 
 
 def test_plain_fit_has_all_threads_and_no_choros():
@@ -196,7 +205,7 @@ def test_what_cannot_work_is_said_in_one_line(arguments, message, untouched, cap
     backend = os.environ.get("KERAS_BACKEND", "jax")
     assert main(["demo", "--backend", backend, *arguments]) == 2
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert len(printed.out.splitlines()) <= 1  # that the data are loaded
     assert message in printed.err
     assert printed.err.startswith("choros demo: error: ")
     assert printed.err.splitlines()[1:] == ["See 'choros demo --help'"]

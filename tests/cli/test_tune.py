@@ -1,11 +1,13 @@
 """``choros tune`` starts a script in several ways, measures steps of its ``fit``, and prints the fastest line."""
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from choros.cli import main
@@ -119,14 +121,48 @@ def test_a_script_without_a_fit_is_tried_once(tmp_path):
 @pytest.mark.parametrize(("step", "similar"), [(1.04, True), (1.2, False)])
 def test_settings_that_differ_by_less_than_their_steps_are_told(step, similar, monkeypatch, capsys, tmp_path):
     def run_trial(trial, *_):
-        return Outcome(trial, step if trial.ranks == 2 else 1.0, spread=0.05)
+        return Outcome(trial, step if trial.ranks == 2 else 1.0, uncertainty=0.05)
 
     monkeypatch.setattr("choros.tools.tune.run_trial", run_trial)
     (tmp_path / "script.py").touch()
     options = ["--ranks", "1,2", "--threads", "1", "--bind", "yes", "--blocktime", "0"]
     assert main(["tune", *options, str(tmp_path / "script.py")]) == 0
-    text = "1 other setting differs from the fastest by less than the times of its steps vary"
+    text = "1 other setting differs from the fastest by so little that it may be chance"
     assert (text in capsys.readouterr().out) == similar
+
+
+@pytest.mark.parametrize(
+    ("step", "uncertainty", "words"),
+    [
+        (3.0, 4.0, "3.00 times as long, which may be chance: more --steps show it"),
+        (0.3, 4.0, "0.30 times as long, which may be chance: more --steps show it"),
+        (3.0, 0.1, "3.00 times as long as the fastest setting"),
+        (1.05, 0.1, "about as long as the fastest setting"),
+    ],
+)
+def test_only_times_that_are_alike_are_about_as_long(step, uncertainty, words, monkeypatch, capsys, tmp_path):
+    def run_trial(trial, *_):
+        return Outcome(trial, step, uncertainty=uncertainty) if trial.plain else Outcome(trial, 1.0)
+
+    monkeypatch.setattr("choros.tools.tune.run_trial", run_trial)
+    (tmp_path / "script.py").touch()
+    options = ["--ranks", "1", "--threads", "1", "--bind", "yes", "--blocktime", "0"]
+    assert main(["tune", *options, str(tmp_path / "script.py")]) == 0
+    assert f"Plain fit (one process, all cores) takes {words}.\n" in capsys.readouterr().out
+
+
+def test_more_steps_make_the_uncertainty_smaller(tmp_path):
+    from choros.tools.tune.rank import write_result
+
+    def uncertainty(times):
+        write_result(str(tmp_path / "result"), times, None)
+        return json.loads((tmp_path / "result").read_text())["uncertainty"]
+
+    times = list(np.random.default_rng(0).normal(1.0, 0.1, 400))
+    medians = [np.median(np.random.default_rng(seed).normal(1.0, 0.1, 20)) for seed in range(400)]
+    assert uncertainty(times[:20]) == pytest.approx(1.96 * np.std(medians), rel=0.5)
+    assert uncertainty(times) == pytest.approx(uncertainty(times[:100]) / 2, rel=0.3)
+    assert uncertainty(times[:1]) == 0
 
 
 def test_plain_fit_has_a_row_and_a_sentence(monkeypatch, capsys, tmp_path):
@@ -167,7 +203,6 @@ def test_plain_fit_has_a_row_and_a_sentence(monkeypatch, capsys, tmp_path):
 
 def test_plain_fit_takes_the_arguments_that_keras_knows():
     import keras
-    import numpy as np
 
     import choros
     from choros.tools.tune.rank import plain_fit

@@ -127,7 +127,7 @@ def test_a_job_is_asked_for_and_cancelled(slurm, submit, tmp_path):
     using = "using slurm (sbatch is on PATH); --on chooses another scheduler"
     assert slurm.choros("cancel", job) == f"choros cancel: {using}\n"
     assert slurm.until(job, "CANCELLED") == "CANCELLED"
-    assert "does not report job 99999: slurm_load_jobs error: Invalid job id" in slurm.choros(
+    assert "does not report job 99999. scontrol printed: slurm_load_jobs error: Invalid job id" in slurm.choros(
         "status", "99999", check=False
     )
     assert slurm.code == 1
@@ -137,9 +137,9 @@ def test_what_slurm_refuses_is_said(slurm, submit, tmp_path):
     (tmp_path / "a.py").touch()
     output = slurm.choros("submit", "--on", "slurm", "--queue", "nothing", "a.py", cwd=tmp_path, check=False)
     assert slurm.code == 1
-    assert (
-        "choros submit: error: sbatch refused a.slurm.sh: sbatch: error: invalid partition specified: nothing" in output
-    )
+    line, printed = output.partition("choros submit: error: sbatch refused a.slurm.sh. ")[2].split("\n", 1)
+    assert line.endswith("sbatch printed:")
+    assert "    sbatch: error: invalid partition specified: nothing\n" in printed
 
 
 @pytest.mark.timeout(600)

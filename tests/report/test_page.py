@@ -91,6 +91,11 @@ def test_the_table_is_sorted_and_marked(make_report):
     assert {f"algorithm-{name.lower().replace(' ', '-')}" for name in names} == ids
 
 
+def test_a_column_without_a_value_has_no_explanation(make_report):
+    assert "x Single" in render(make_report())
+    assert "x Single" not in render(make_report(failed=("Single",)))
+
+
 def test_all_failed_or_nothing_measured_is_a_page_too(make_report, tmp_path):
     every = make_report().results
     failed = make_report(failed=tuple(r.algorithm for r in every))

@@ -1,5 +1,5 @@
 from choros.tools.demo.report import Report, Result, Run, Setting, text_table
-from choros.tools.demo.report.table import COLUMNS, WORK, marks, summary
+from choros.tools.demo.report.table import COLUMNS, WORK, marks, summary, with_values
 
 
 def test_it_is_sorted_by_the_seconds_to_the_target_and_marks_the_fastest(make_report):
@@ -34,7 +34,7 @@ def test_the_target_says_in_how_many_runs_it_was_missed():
 
 
 def test_columns_stand_under_their_titles(make_report):
-    text = text_table(make_report(failed=("DOWNPOUR",)))
+    text = text_table(make_report(seeds=2, failed=("DOWNPOUR",)))
     for columns, lines in zip((COLUMNS, WORK), (part.splitlines() for part in text.split("\n\n")), strict=True):
         check_columns(columns, [line.partition("  <-")[0] for line in lines if "failed" not in line])
 
@@ -45,6 +45,16 @@ def check_columns(columns, rows):
         end = rows[0].index(column.title) + len(column.title)
         assert all(row[end - 1] != " " for row in rows), column.title
         assert all(row[end : end + 1] in ("", " ") for row in rows), column.title
+
+
+def test_a_column_without_a_value_is_left_out(make_report):
+    heads = [line for line in text_table(make_report()).splitlines() if line.startswith("algorithm")]
+    assert ["95 % interval" in heads[0], "x Single" in heads[1]] == [False, True]  # one seed has no interval
+    for report in (make_report(seeds=2, failed=("Single",)), make_report(seeds=2, names={"AEASGD": "async"})):
+        heads = [line for line in text_table(report).splitlines() if line.startswith("algorithm")]
+        assert ["95 % interval" in heads[0], "x Single" in heads[1]] == [report.plain is not None, False]
+    failed = make_report(failed=("plain fit",), names={"plain fit": None})
+    assert with_values(failed, COLUMNS) == COLUMNS
 
 
 def test_an_algorithm_that_failed_has_its_error_in_one_line(make_report):

@@ -39,6 +39,9 @@ def command(folder):
 REFUSED = {
     "--nodes 0": "argument --nodes: must be a whole number of 1 or more, or auto, got 0",
     "--nodes two": "argument --nodes: must be a whole number of 1 or more, or auto, got two",
+    "--nodes 2000000": "argument --nodes: must be 1000000 or less, got 2000000",
+    "--cores 2000000": "argument --cores: must be 1000000 or less, got 2000000",
+    "--gpus 2000000": "argument --gpus: must be 1000000 or less, got 2000000",
     "--ranks-per-node 0": "argument --ranks-per-node: must be a whole number of 1 or more, got 0",
     "--cores -1": "argument --cores: must be a whole number of 1 or more, got -1",
     "--gpus -1": "argument --gpus: must be a whole number of 0 or more, got -1",
@@ -58,7 +61,9 @@ REFUSED = {
     "--wrap 'a": '--wrap "\'a" is not a valid command (No closing quotation): close its quotes',
     "--site polariss": "there is no site 'polariss': did you mean polaris?",
     "--site polaris --on slurm": "Polaris has pbs: leave --on slurm out, or --site polaris",
-    "--site polaris": "Polaris refuses a job without an account: give --account PROJECT",
+    "--site polaris": "Polaris refuses a job without an account: give --account PROJECT; and without the directive "
+    "-l filesystems=...: give the file systems that it uses, such as --filesystems home:eagle\n",
+    "--site polaris --filesystems home": "Polaris refuses a job without an account: give --account PROJECT\n",
     "--site polaris --account a": "Polaris refuses a job without the directive -l filesystems=...: give the file "
     "systems that it uses, such as --filesystems home:eagle\n",
     "--site aurora --account a": "that it uses, such as --filesystems home:flare\n",
@@ -262,30 +267,42 @@ def test_a_job_is_written_submitted_and_named(folder, command, capsys, on):
     assert main(arguments) == 0  # a script of its own is written over
 
 
+KEPT = "No job was submitted, and the script is kept: run choros submit again, or sbatch --parsable train.slurm.sh"
+
+
 @pytest.mark.parametrize(
     ("printed", "reason"),
     [
-        (
-            "sbatch: error: Batch job submission failed: Invalid account",
-            "sbatch refused train.slurm.sh: sbatch: error:",
-        ),
-        (
-            "Unable to contact slurm controller (connect failure)",
-            "slurm does not answer: sbatch is on PATH, but reaches",
-        ),
+        ("sbatch: error: Batch job submission failed: Invalid account", "sbatch refused train.slurm.sh"),
+        ("sbatch: error: invalid partition\nsbatch: error: Batch job failed", "sbatch refused train.slurm.sh"),
+        ("Unable to contact slurm controller (connect failure)", "slurm does not answer: sbatch is on PATH, but"),
+        ("", "sbatch refused train.slurm.sh"),
     ],
 )
-def test_a_failed_submission_says_where_the_script_is(folder, command, capsys, printed, reason):
-    command("sbatch", f"echo '{printed}' >&2; exit 1")
+def test_a_failed_submission_says_in_one_line_where_the_script_is(folder, command, capsys, printed, reason):
+    """What the scheduler printed in several lines is below it."""
+    command("sbatch", f"[ '{printed}' ] && echo '{printed}' >&2; exit 1")
     assert main(["submit", "--on", "slurm", "--mpi", "pmi2", "train.py"]) == 1
-    errors = capsys.readouterr().err
-    assert errors.startswith(f"choros submit: error: {reason}")
-    assert printed in errors
-    assert "--on" not in errors
-    last = errors.splitlines()[-1]
-    assert last.startswith("No job was submitted, and the script is kept: train.slurm.sh. Run choros submit again, or")
-    assert last.endswith("submit the script itself: sbatch --parsable train.slurm.sh")
+    line, *output = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"choros submit: error: {reason}")
+    assert f". {KEPT}. sbatch " in line
+    if "\n" in printed:
+        assert line.endswith("sbatch printed:")
+        assert output == [f"    {each}" for each in printed.splitlines()]
+    else:
+        assert line.endswith(f"sbatch printed: {printed}" if printed else "sbatch ended with code 1")
+        assert output == []
     assert (folder / "train.slurm.sh").exists()
+
+
+@pytest.mark.parametrize("verb", ["status", "log -f", "cancel"])
+def test_an_error_of_kubernetes_is_one_line_and_its_output(command, capsys, verb):
+    command("kubectl", "echo one >&2; echo two >&2; exit 1")
+    assert main([*verb.split(), "--on", "k8s", "job.batch/train"]) == 1
+    line, *output = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"choros {verb.split()[0]}: error: k8s ")
+    assert line.endswith(". kubectl printed:")
+    assert output == ["    one", "    two"]
 
 
 @pytest.mark.parametrize(

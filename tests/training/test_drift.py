@@ -122,6 +122,18 @@ def test_who_first_was_not_finite_is_named(algorithm, pools, capfd):
     assert "not finite from epoch 1 on" in run.summary()
 
 
+def test_each_rank_that_finds_such_numbers_itself_names_itself(capfd):
+    """All ranks find them in the same step, as with a learning rate that is too high: none speaks for the others."""
+    x = np.ones((16, 8), "float32")
+    trainer = choros.Trainer(_model(), workers=2)
+    trainer.fit(x, np.full((16, 1), np.nan, "float32"), batch_size=8, epochs=2, verbose=0)
+    told = [line for line in "".join(capfd.readouterr()).splitlines() if "is not finite" in line]
+    assert len(told) == 2
+    for rank in range(2):
+        assert sum(f"rank {rank} of 2 on " in line for line in told) == 1
+    assert not any("once" in line for line in told)
+
+
 def test_loss_scaling_leaves_out_steps_without_a_word(pools):
     import keras
 

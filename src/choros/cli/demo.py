@@ -63,12 +63,12 @@ def add_parser(subparsers: SubParsers) -> None:
         "demo", help="compare plain fit and several algorithms, and write a report", description=_HELP, epilog=_EPILOG
     )
     add = parser.add_argument_group("data and training").add_argument
-    add("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: digits)")
+    add("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: scikit-learn's digits)")
     add("--epochs", type=count, metavar="N", help="number of epochs (default: 10; digits: 6)")
     add("--batch-size", type=count, metavar="B", help="rows of a global batch (default: 64; Higgs: 128)")
-    add("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else installed)")
+    add("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else the first installed)")
     add = parser.add_argument_group("comparison").add_argument
-    add("--algorithms", metavar="LIST", help=f"all, or names (default: {DEFAULT})")
+    add("--algorithms", metavar="LIST", help=f"all, or names with commas between them (default: {DEFAULT})")
     add("-n", "--workers", type=count, default=2, metavar="N", help="number of workers (default: 2)")
     add("--target", type=_target, metavar="A", help="accuracy to reach (default: 0.9; MNIST: 0.97; Higgs: 0.8)")
     add("--seeds", type=count, default=3, metavar="N", help="trainings of each algorithm (default: 3)")
@@ -103,6 +103,7 @@ def main(args: argparse.Namespace) -> int:
         raise InvalidInputError(f"--batch-size {batch_size} for {args.workers} workers: give one row a worker or more.")
     environment = dict(os.environ)  # without the limits of this process
     threads = prepare(backend, args.workers)
+    print(f"Loading the data, Keras and {backend}", flush=True)
     data, name, classes = _load(args.data)
     _make_folder(args.out)
     seeds = tuple(range(args.seed, args.seed + args.seeds))
@@ -117,9 +118,11 @@ def main(args: argparse.Namespace) -> int:
 
     importlib.import_module("keras")  # now, so that messages of the backend's import come before the table
     setting = comparison.setting(plan, data, name, classes)
-    print(comparison.describe(setting), end="\n\n", flush=True)
+    console = terminal()
+    waiting = "" if console else "Training; the line of an algorithm appears when it has trained from all seeds\n"
+    print(f"{comparison.describe(setting)}\n{waiting}", flush=True)
     names = [PLAIN, *(type(algorithm).__name__ for algorithm in algorithms)]
-    display = Display(names, len(seeds), plan.epochs, terminal())
+    display = Display(names, len(seeds), plan.epochs, console)
     environment |= {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
     interrupts: list[int] = []
 
@@ -154,7 +157,7 @@ def main(args: argparse.Namespace) -> int:
         print(sentence)
     if report.interrupted:
         print("Interrupted; the report holds what was measured until then.")
-    print(f"Report: {page}", flush=True)
+    print(f"Report, with the meaning of each column: {page}", flush=True)
     if report.interrupted:
         return 130
     return 1 if any(result.failed for result in report.results) else 0

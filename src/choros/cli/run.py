@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from choros.backend_choice import announce
 from choros.cli.arguments import Known, add_workers_option, count, seconds, some_seconds, whole
 from choros.cli.command_target import command_of
 from choros.cluster import is_this_machine
@@ -371,4 +372,5 @@ def main(args: argparse.Namespace) -> int:
             return start(command, this, verbose=args.verbose)
         return start_on_hosts(command, this, slots, ssh=ssh, network=network, verbose=args.verbose)
 
+    announce()
     return run_with_restarts(once, args.restarts).code

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from choros.backend_choice import announce
 from choros.cli.arguments import Known, choose_scheduler, count, whole
 from choros.cli.command_target import command_of
 from choros.cli.parser import Parser
@@ -35,6 +36,7 @@ from choros.launch.schedulers import (
     submit_job,
     write_script,
 )
+from choros.launch.schedulers.job import MOST
 from choros.launch.schedulers.mpiexec import KNOWN as MPIS
 from choros.launch.schedulers.slurm import SRUN_MPI, srun_mpi_warning
 from choros.launch.schedulers.spark import names_spark
@@ -148,20 +150,20 @@ def _add_resources(add: Callable[..., Any]) -> None:
         metavar="N",
         help="number of nodes (default: 1); auto takes YARN's active nodes (--on spark --master yarn)",
     )
-    add("--ranks-per-node", type=count, metavar="N", help="number of ranks on each node (default: 1, or the site's)")
-    add("--cores", type=count, metavar="N", help="number of cores of each rank (default: 1, or the site's)")
+    add("--ranks-per-node", type=_count, metavar="N", help="number of ranks on each node (default: 1, or the site's)")
+    add("--cores", type=_count, metavar="N", help="number of cores of each rank (default: 1, or the site's)")
     add(
         "--threads-per-core",
-        type=whole,
+        type=_whole,
         default=0,
         metavar="N",
         help="number of hardware threads used of each core, such as 2 (default: the scheduler's)",
     )
-    add("--gpus", type=whole, metavar="N", help="number of GPUs of each rank (default: 0, or the site's)")
+    add("--gpus", type=_whole, metavar="N", help="number of GPUs of each rank (default: 0, or the site's)")
     add("--time", metavar="H:MM:SS", help="time limit, such as 1:30:00, 90m or 1h30m (default: the queue's)")
     add(
         "--signal",
-        type=whole,
+        type=_whole,
         metavar="S",
         help="seconds before the time limit at which the ranks receive a signal (default: 90; 0: never)",
     )
@@ -212,7 +214,7 @@ def _add_kubernetes_and_spark(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("Spark").add_argument
     add("--master", default="", metavar="URL", help="URL of the cluster: spark://head:7077, yarn or sc://head")
     add("--archive", default="", metavar="FILE", help="environment of the executors, a file of choros spark pack")
-    add("--max-nodes", type=count, metavar="N", help="largest number that --nodes auto takes (default: all)")
+    add("--max-nodes", type=_count, metavar="N", help="largest number that --nodes auto takes (default: all)")
     add(
         "--resource-manager",
         default="",
@@ -305,6 +307,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"choros submit: warning: {warning}", file=sys.stderr)
     if scheduler.attached:
         _warn_of_local_workers(job)
+    announce()
     if args.dry_run:
         sys.stdout.write(text)
         return 0
@@ -341,7 +344,23 @@ def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
 
 def _nodes(text: str) -> int | str:
     """Return a number of nodes, or ``"auto"``."""
-    return text if text == "auto" else count(text, ", or auto")
+    return text if text == "auto" else _limited(count(text, ", or auto"))
+
+
+def _count(text: str) -> int:
+    """Return a number of 1 or more that a job may have."""
+    return _limited(count(text))
+
+
+def _whole(text: str) -> int:
+    """Return a number of 0 or more that a job may have."""
+    return _limited(whole(text))
+
+
+def _limited(number: int) -> int:
+    if number > MOST:
+        raise argparse.ArgumentTypeError(f"must be {MOST} or less, got {number}")
+    return number
 
 
 def _ask_for_nodes(options: JobOptions) -> None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from choros.backend_choice import announce
 from choros.cli.arguments import count, list_of, some_seconds, whole
 from choros.cli.terminal import write_report
 from choros.cluster.hardware import physical_cores
@@ -114,6 +115,7 @@ def main(args: argparse.Namespace) -> int:
     def run(trial: Trial) -> Outcome:
         return run_trial(trial, words, settings, args.timeout)
 
+    announce()
     write_report(HEAD)
     outcomes = []
     for outcome in search(trials, bindings, args.blocktime, run):
@@ -127,10 +129,10 @@ def main(args: argparse.Namespace) -> int:
         raise WorkerFailedError(f"{failed} printed last:\n{best.failure}", rank=0)
     plain = run(Trial(1, cores, bind=False, plain=True))
     write_report(plain.text())
-    similar = sum(best.about_as_fast(other) for other in outcomes if other is not best)
+    similar = sum(best.may_be_as_fast(other) for other in outcomes if other is not best)
     if similar:
         others = "1 other setting differs" if similar == 1 else f"{similar} other settings differ"
-        reason = "by less than the times of its steps vary: more --steps tell them apart."
+        reason = "by so little that it may be chance, as the times of steps vary: more --steps tell them apart."
         write_report(f"\n{others} from the fastest {reason}")
     if comparison := best.against_plain(plain):
         write_report(f"\n{comparison}")

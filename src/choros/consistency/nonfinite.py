@@ -1,4 +1,4 @@
-"""Detection of the first number that is not finite. The rank that computed it reports it, once."""
+"""Detection of the first number that is not finite. Each rank that computes such numbers itself reports it once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class NonFiniteDetector:
             f"rank {tally.rank} of {self.workers} on {tally.host}: {quantity} is not finite, first seen "
             f"in epoch {epoch + 1}{where}. Training continues, but all weights that follow are not finite, on all "
             "ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
-            "keras.callbacks.TerminateOnNaN ends such a run. This warning appears once."
+            "keras.callbacks.TerminateOnNaN ends such a run."
         )
 
 

@@ -226,7 +226,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise RankMismatchError(drift.say([report[4] for report in reports], epoch))
         if drift is not None and not (self._warned or self._calls.rank):
             replica_divergence.warn(drift, "each rank keeps its own")
-        self._warned = drift is not None
+        self._warned = self._warned or drift is not None
         self._owner.stop_training = any(report[0] for report in reports)
         if any(report[1] != reports[0][1] for report in reports) and isinstance(
             self._owner.optimizer.learning_rate, keras.Variable

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from choros.argument_checks import check_flag, check_path, check_whole
+from choros.backend_choice import announce
 from choros.cluster.hardware import physical_cores
 from choros.console import LAUNCHER
 from choros.errors import InvalidInputError, WorkerFailedError, warn
@@ -109,6 +110,7 @@ def run(
     )
     if warning := crowding(size, "ranks", "num_proc="):
         warn(f"{warning}.")
+    announce()
     memories: list[int] = []
     try:
         memories += [create("choros-call")]

@@ -39,6 +39,7 @@ from choros.launch.schedulers import (
     submit_job,
     write_script,
 )
+from choros.launch.schedulers.commands import NoJobIdError
 from choros.launch.schedulers.option_names import keyword_names
 from choros.launch.schedulers.slurm import srun_mpi_warning
 
@@ -394,6 +395,7 @@ def _submit_call(
         if scheduler.name == "slurm" and (warning := srun_mpi_warning(job.mpi)):
             warn(f"{warning}.")
         require_program(scheduler)
+        backend_choice.announce()
         write_script(job.script, text)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -432,12 +434,11 @@ def _submit(scheduler: Scheduler, script: str, folder: str) -> str:
     """Submit the script, and return the job's id. The folder stays if the job may have been submitted."""
     try:
         return submit_job(scheduler, script)
-    except SchedulerError as error:
-        if error.__cause__ is None:  # an id could not be read: the job's ranks need the folder
-            raise
-        # The message of submit_job names the script, which is removed here.
+    except NoJobIdError:  # the job's ranks may need the folder
+        raise
+    except SchedulerError:
         shutil.rmtree(folder, ignore_errors=True)
-        raise SchedulerError(f"{error.__cause__}; no job was submitted") from None
+        raise
 
 
 def _variables(options: JobOptions, on: str, env: Mapping[str, str]) -> dict[str, str]:

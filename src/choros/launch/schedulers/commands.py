@@ -28,6 +28,10 @@ class _NoAnswer(SchedulerError):
     """Failure to reach the scheduler, although its command exists."""
 
 
+class NoJobIdError(SchedulerError):
+    """Output of the submitting command without a job's id: the job may have been submitted."""
+
+
 def find_scheduler(name: str = "", attached: bool = True) -> Scheduler:
     """Return the scheduler of the given name, or the first one whose commands are on PATH; Kubernetes must be named.
 
@@ -84,20 +88,20 @@ def submit_job(scheduler: Scheduler, file: str) -> str:
 
     Raises:
         InvalidInputError: the scheduler's command is not on PATH.
-        SchedulerError: the scheduler refuses the script, or does not answer. The message names the script.
+        NoJobIdError: the scheduler printed no id, and may have taken the script.
+        SchedulerError: the scheduler refuses the script, or does not answer.
     """
     require_program(scheduler)
     command = scheduler.submit(file)
-    try:
-        output = _call(scheduler, command, f"{scheduler.program} refused {file}")
-    except SchedulerError as error:
-        raise SchedulerError(
-            f"{error}\nNo job was submitted, and the script is kept: {file}. Run choros submit again, or submit the "
-            f"script itself: {shlex.join(command)}"
-        ) from error
+    consequence = "No job was submitted"
+    if not names_keywords():  # choros.submit removes the script
+        consequence += f", and the script is kept: run choros submit again, or {shlex.join(command)}"
+    output = _call(scheduler, command, f"{scheduler.program} refused {file}", consequence)
     job = scheduler.job_id(output)
     if not _ID.fullmatch(job):
-        raise SchedulerError(f"{scheduler.program} may have submitted {file}, and printed no job's id: {output}")
+        raise NoJobIdError(
+            _with_output(f"{scheduler.program} may have submitted {file}, and printed no job's id", output)
+        )
     return job
 
 
@@ -167,7 +171,7 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
     stream: TextIO = sys.stdout if out is None else out
     job = _checked(job)
     if scheduler.follow is not None:
-        _call(scheduler, scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", stream)
+        _call(scheduler, scheduler.follow(job, on), f"{scheduler.name} has no log of job {job}", out=stream)
         return
     position = failures = 0
     while True:
@@ -218,8 +222,29 @@ def _ask(scheduler: Scheduler, job: str) -> tuple[str, ChorosError | None]:
         return "", error
 
 
-def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO | None = None) -> str:
-    """Run a command, and return its output; with ``out``, also write each line there at once."""
+def _with_output(message: str, output: str) -> str:
+    r"""Return a message with a command's output, if any: in its line, or indented below it if it has several lines.
+
+    Example:
+        >>> _with_output("sbatch printed", "no account"), _with_output("sbatch printed", "no account\nask us")
+        ('sbatch printed: no account', 'sbatch printed:\n    no account\n    ask us')
+    """
+    lines = [line for line in output.splitlines() if line.strip()]
+    if len(lines) < 2:
+        return ": ".join([message, *map(str.strip, lines)])
+    return "\n    ".join([f"{message}:", *lines])
+
+
+def _call(
+    scheduler: Scheduler, command: Sequence[str], failed: str, consequence: str = "", out: TextIO | None = None
+) -> str:
+    """Run a command, and return its output; with ``out``, also write each line there at once.
+
+    Raises:
+        InvalidInputError: the command is not on PATH.
+        SchedulerError: the command failed. The message begins with ``failed``, or says that the scheduler does not
+            answer; then come ``consequence`` and what the command printed.
+    """
     lines: list[str] = []
     with tempfile.TemporaryFile("w+") as errors:
         try:
@@ -236,11 +261,15 @@ def _call(scheduler: Scheduler, command: Sequence[str], failed: str, out: TextIO
                     out.flush()
         errors.seek(0)
         text = errors.read().strip() or "".join(lines[-5:]).strip()
-    if process.returncode and any(phrase in text for phrase in scheduler.silent):
-        raise _NoAnswer(
+    if not process.returncode:
+        return "".join(lines)
+    kind: type[SchedulerError] = SchedulerError
+    if any(phrase in text for phrase in scheduler.silent):
+        kind = _NoAnswer
+        failed = (
             f"{scheduler.name} does not answer: {command[0]} is on PATH, but reaches no server of {scheduler.name} "
-            f"from here. Go to a login node of the cluster, or try again later. {command[0]} printed: {text}"
+            "from here. Go to a login node of the cluster, or try again later"
         )
-    if process.returncode:
-        raise SchedulerError(f"{failed}: {text or f'code {process.returncode}'}")
-    return "".join(lines)
+    ending = f"{command[0]} printed" if text else f"{command[0]} ended with code {process.returncode}"
+    message = ". ".join(part for part in (failed, consequence, ending) if part)
+    raise kind(_with_output(message, text))

@@ -16,7 +16,7 @@ _WORD = re.compile(r"[A-Za-z0-9_][\w.@:+/-]*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
-_MOST = 1_000_000
+MOST = 1_000_000  # of each number of a job
 _THREADS = 8  # the most hardware threads of a core (POWER)
 
 
@@ -119,8 +119,10 @@ class Job:
         zero = {"gpus": self.gpus, "threads_per_core": self.threads_per_core, "signal": self.signal}
         for low, numbers in enumerate((zero, least)):
             for option, number in numbers.items():
-                if not low <= number <= _MOST:
-                    raise InvalidInputError(f"{named(option)} must be a whole number of {low} or more, got {number}")
+                if not low <= number <= MOST:
+                    raise InvalidInputError(
+                        f"{named(option)} must be a whole number from {low} to {MOST}, got {number}"
+                    )
 
     def _check_lines(self) -> None:
         """Check the values that become one line of the script, or one word of a line."""
@@ -163,18 +165,16 @@ class Job:
                     f"{self.ranks_per_node} ranks a node would need {label} {node}, and a node of {site.name} has "
                     f"{have}"
                 )
+        missing = []
         if site.needs_account and not self.account:
-            raise InvalidInputError(
-                f"the site {site.name} refuses a job without an account: give {named('account', 'PROJECT')}"
-            )
+            missing.append(f"without an account: give {named('account', 'PROJECT')}")
         directives = (*self.directives, *([f"{FILE_SYSTEMS}{self.filesystems}"] if self.filesystems else []))
         for begin, remedy in site.needs.items():
             if not any(has_option(line, begin) for line in directives):
                 option = "" if "--filesystems " in remedy else f" ({named('directive')})"
-                raise InvalidInputError(
-                    f"the site {site.name} refuses a job without the directive {begin}...: "
-                    f"{with_option_names(remedy)}{option}"
-                )
+                missing.append(f"without the directive {begin}...: {with_option_names(remedy)}{option}")
+        if missing:
+            raise InvalidInputError(f"the site {site.name} refuses a job {'; and '.join(missing)}")
 
     @property
     def size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -21,6 +22,7 @@ from choros.tools.tune.settings import SEEN, TUNE, TuneSettings
 _POLL = 0.1  # seconds between two looks for the result of a trial
 _PATIENCE = 30.0  # seconds that the ranks may take to end after SIGTERM
 _LAST = 5  # lines of the output of a failed trial in the report
+_ALIKE = 1.1  # a time is about as long as another one if it is at most so many times as long
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Outcome:
         epoch: float or None. Seconds of an epoch's steps: the number of steps times their median. None if the script
             does not know the number.
         failure: str. The last lines of the output, if the trial failed.
-        spread: float. Half of the difference of the quartiles of the steps' seconds.
+        uncertainty: float. Seconds by which ``step`` may be wrong, because the steps' times vary: half of its 95 %
+            interval.
         no_fit: bool. Whether the script ended without a fit. Other trials would do so too.
     """
 
@@ -86,7 +89,7 @@ class Outcome:
     step: float = float("inf")
     epoch: float | None = None
     failure: str = ""
-    spread: float = 0.0
+    uncertainty: float = 0.0
     no_fit: bool = False
 
     @property
@@ -94,39 +97,41 @@ class Outcome:
         """The figure by which trials are compared: seconds of an epoch, or of a step if the epoch is unknown."""
         return self.step if self.epoch is None else self.epoch
 
-    def about_as_fast(self, other: Outcome) -> bool:
-        """Return whether the difference from another trial is smaller than the variation of the steps' times.
+    def may_be_as_fast(self, other: Outcome) -> bool:
+        """Return whether the difference from another trial may be chance: it lies within its 95 % interval.
 
         Example:
-            >>> best = Outcome(Trial(1, 1), step=1.0, epoch=8.0, spread=0.05)
-            >>> [best.about_as_fast(Outcome(Trial(2, 1), step, 8 * step, spread=0.01)) for step in (1.04, 1.1)]
+            >>> best = Outcome(Trial(1, 1), step=1.0, epoch=8.0, uncertainty=0.05)
+            >>> [best.may_be_as_fast(Outcome(Trial(2, 1), step, 8 * step, uncertainty=0.01)) for step in (1.04, 1.1)]
             [True, False]
         """
         if self.failure or other.failure:
             return False
-        spread = max(each.spread * each.cost / max(each.step, 1e-9) for each in (self, other))
-        return abs(self.cost - other.cost) < spread
+        errors = (each.uncertainty * each.cost / max(each.step, 1e-9) for each in (self, other))
+        return abs(self.cost - other.cost) < math.hypot(*errors)
 
     def against_plain(self, plain: Outcome) -> str:
         """Return a sentence that compares the fastest setting with plain ``fit``; "" if one was not measured.
 
         Example:
-            >>> best = Outcome(Trial(2, 1), step=1.0, epoch=8.0, spread=0.05)
-            >>> for step in (0.5, 1.04, 2.0):
-            ...     print(best.against_plain(Outcome(Trial(1, 2, plain=True), step, 8 * step)))
+            >>> best = Outcome(Trial(2, 1), step=1.0, epoch=8.0, uncertainty=0.05)
+            >>> for step, uncertainty in ((0.5, 0), (1.04, 0), (2.0, 0), (2.0, 3.0)):
+            ...     print(best.against_plain(Outcome(Trial(1, 2, plain=True), step, 8 * step, uncertainty=uncertainty)))
             Plain fit (one process, all cores) takes 0.50 times as long: it is faster here.
             Plain fit (one process, all cores) takes about as long as the fastest setting.
             Plain fit (one process, all cores) takes 2.00 times as long as the fastest setting.
+            Plain fit (one process, all cores) takes 2.00 times as long, which may be chance: more --steps show it.
         """
         if self.failure or plain.failure or (self.epoch is None) != (plain.epoch is None):
             return ""
-        times = f"{plain.cost / max(self.cost, 1e-9):.2f} times as long"
-        if self.about_as_fast(plain):
+        ratio = plain.cost / max(self.cost, 1e-9)
+        words = f"{ratio:.2f} times as long"
+        if not self.may_be_as_fast(plain):
+            words += ": it is faster here" if ratio < 1 else " as the fastest setting"
+        elif 1 / _ALIKE <= ratio <= _ALIKE:
             words = "about as long as the fastest setting"
-        elif plain.cost < self.cost:
-            words = f"{times}: it is faster here"
         else:
-            words = f"{times} as the fastest setting"
+            words += ", which may be chance: more --steps show it"
         return f"Plain fit (one process, all cores) takes {words}."
 
     def text(self) -> str:

@@ -13,7 +13,7 @@ from choros.tools.demo.report import figures
 from choros.tools.demo.report.findings import findings
 from choros.tools.demo.report.html_style import STYLE
 from choros.tools.demo.report.results import PLAIN, Report, Result, save
-from choros.tools.demo.report.table import COLUMNS, WORK, Column, decimal, percent, summary
+from choros.tools.demo.report.table import COLUMNS, WORK, Column, decimal, percent, summary, with_values
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WORKER = {
@@ -67,6 +67,7 @@ def render(report: Report) -> str:
     algorithms = sum(result.algorithm != PLAIN for result in report.results)
     title = f"{algorithms} algorithm{'s' * (algorithms != 1)} on {report.setting.dataset}"
     charts = {figure.name: _chart(figure, report) for figure in figures.available(report)}
+    first, work = with_values(report, COLUMNS), with_values(report, WORK)
     later = "".join(chart for name, chart in charts.items() if name != "target")
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -74,10 +75,10 @@ def render(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Choros: {escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
         f"<header><h1>{escape(title)}</h1>{_lead(report)}</header>",
-        f'<main><section id="comparison">{charts.get("target", "")}{_table(report, COLUMNS, "table")}'
-        f"{_legend(COLUMNS)}</section>",
+        f'<main><section id="comparison">{charts.get("target", "")}{_table(report, first, "table")}'
+        f"{_legend(first)}</section>",
         f'<section id="figures"><h2>How they train</h2>{later}</section>' if later else "",
-        f'<section id="work"><h2>Work of the workers</h2>{_table(report, WORK, "work-table")}{_legend(WORK)}</section>'
+        f'<section id="work"><h2>Work of the workers</h2>{_table(report, work, "work-table")}{_legend(work)}</section>'
         if any(result.runs for result in report.results)
         else "",
         '<section id="details"><h2>Each algorithm</h2><div class="cards">',
@@ -143,10 +144,10 @@ def _table(report: Report, columns: tuple[Column, ...], name: str) -> str:
     head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns)
     rows = []
     for result in report.ranked():
-        if columns is WORK and not result.runs:
+        if name == "work-table" and not result.runs:
             continue
         link = f'<a href="#{_anchor(result)}">{escape(result.algorithm)}</a>'
-        heading = f'<th scope="row">{link}{_badges(report, result) if columns is COLUMNS else ""}</th>'
+        heading = f'<th scope="row">{link}{_badges(report, result) if name == "table" else ""}</th>'
         if result.runs:
             cells = "".join(
                 f'<td data-label="{escape(c.title)}">{escape(c.show(report, result))}</td>' for c in columns

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from choros.tools.demo.report.results import Report, Result
 
+_NONE = "–"  # a cell without a value
+
 
 @dataclass(frozen=True)
 class Column:
@@ -26,7 +28,7 @@ def decimal(value: float, places: int) -> str:
         >>> decimal(1234.5, 1), decimal(float("nan"), 1)
         ('1,234.5', '–')
     """
-    return f"{value:,.{places}f}" if math.isfinite(value) else "–"
+    return f"{value:,.{places}f}" if math.isfinite(value) else _NONE
 
 
 def percent(share: float) -> str:
@@ -37,7 +39,7 @@ def percent(share: float) -> str:
         ('1.2 %', '0 %')
     """
     if not math.isfinite(share):
-        return "–"
+        return _NONE
     return "0 %" if share == 0 else f"{100 * share:.1f} %"
 
 
@@ -63,7 +65,7 @@ def span_text(span: tuple[float, float]) -> str:
         >>> span_text((1.5, 2.25)), span_text((-math.inf, math.inf))
         ('1.50 to 2.25', '–')
     """
-    return f"{span[0]:.2f} to {span[1]:.2f}" if all(map(math.isfinite, span)) else "–"
+    return f"{span[0]:.2f} to {span[1]:.2f}" if all(map(math.isfinite, span)) else _NONE
 
 
 def _accuracy(report: Report, result: Result) -> str:
@@ -79,7 +81,10 @@ def _megabytes(result: Result) -> float:
 COLUMNS = (
     Column("to target s", 11, _target, "seconds of training to the target accuracy, without start-up"),
     Column(
-        "x fit", 5, lambda report, r: decimal(mean_gain(report, r), 2), "speed to the target: plain fit's time over it"
+        "x fit",
+        5,
+        lambda report, r: decimal(mean_gain(report, r), 2),
+        "plain fit's seconds to the target, divided by those of this algorithm",
     ),
     Column(
         "95 % interval", 13, lambda report, r: span_text(report.gain_interval(r)), "interval of x fit over the seeds"
@@ -97,7 +102,12 @@ COLUMNS = (
 )
 WORK = (
     Column("train s", 7, lambda _, r: decimal(r.seconds, 2), "seconds for all epochs, without start-up"),
-    Column("x Single", 8, lambda report, r: decimal(report.speedup(r), 2), "speed: Single's time over this one"),
+    Column(
+        "x Single",
+        8,
+        lambda report, r: decimal(report.speedup(r), 2),
+        "Single's seconds for all epochs, divided by those of this algorithm",
+    ),
     Column("samples/s", 9, lambda _, r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
     Column("exchanges", 9, lambda _, r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
     Column("MB", 7, lambda _, r: decimal(_megabytes(r), 1), "megabytes that the workers exchanged, summed over them"),
@@ -105,6 +115,12 @@ WORK = (
     Column("exchanging", 10, lambda _, r: percent(r.mean("exchanging")), "share of the training time in exchanges"),
     Column("waiting", 7, lambda _, r: percent(r.mean("waiting")), "share of the training time waiting for data"),
 )
+
+
+def with_values(report: Report, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Return the columns that have a value: without Single none has its speed, and one seed gives no interval."""
+    measured = [result for result in report.results if result.runs]
+    return tuple(c for c in columns if not measured or any(c.show(report, result) != _NONE for result in measured))
 
 
 def marks(report: Report, result: Result) -> str:
@@ -140,9 +156,9 @@ def text_table(report: Report) -> str:
         ---------  -----------  -----  -------------  ----------  --------  ------------  ------
         Single     failed: InvalidDataError: no rows
     """
-    lines = _lines(report, COLUMNS, first=True)
+    lines = _lines(report, with_values(report, COLUMNS), first=True)
     if any(result.runs for result in report.results):
-        lines += ["", *_lines(report, WORK, first=False)]
+        lines += ["", *_lines(report, with_values(report, WORK), first=False)]
     return "\n".join(lines)
 
 
