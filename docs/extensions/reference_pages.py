@@ -154,7 +154,7 @@ def required_options(site: Site) -> list[str]:
 def sites() -> str:
     """Return the presets of sites as a table of Markdown."""
     lines = [
-        "| `--site` | machine | scheduler | `--mpi` | a node has for jobs | ranks on a node | required options | source |",
+        "| `--site` | machine | scheduler | `--mpi` | a node has for jobs | ranks on a node | required | source |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, site in known_sites().items():

@@ -82,6 +82,16 @@ def test_a_second_fit_is_not_traced_again(algorithm, pools, make, tmp_path):
     assert counts[0] == counts[1] == counts[2]
 
 
+def test_what_the_caller_evaluates_and_predicts_between_two_fits_changes_nothing(pools, make, tmp_path):
+    pool, model, calls = pools(2), make(), tmp_path / "calls"
+    choros.Trainer(model, "localsgd", pool=pool).fit(X, Y, **FIT)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    before = calls.read_text()
+    choros.Trainer(model, "localsgd", pool=pool).fit(X, Y, **FIT)
+    assert calls.read_text() == before
+
+
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd", choros.DiLoCo(window=2), choros.EASGD(window=2)])
 def test_bits_are_those_of_new_workers(algorithm, both, make):
     validated = lambda model, trainer: trainer.fit(X, Y, validation_data=(X, Y), **FIT)

@@ -82,7 +82,8 @@ def compare(
                 display.begin(name, number)
                 if algorithm is not None:
                     run, used = train(algorithm, seed, display.epoch)
-                elif plain is not None:
+                else:
+                    assert plain is not None  # noqa: S101 - there is no other reason for None
                     run = plain(seed, display.epoch)
                 # Only the first run compiles: the start-up of the others would be too short.
                 runs.append(replace(run, startup=runs[0].startup) if runs else run)

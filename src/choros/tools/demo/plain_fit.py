@@ -24,7 +24,7 @@ def main() -> None:
     with np.load(sys.argv[1]) as file:
         data = {name: file[name] for name in file.files}
     _write(out, {"ready": True})
-    model = None
+    model, initial = None, []
     for line in sys.stdin:
         task = json.loads(line)
         begun = time.perf_counter()
