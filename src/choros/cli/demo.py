@@ -64,7 +64,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add = parser.add_argument_group("data and training").add_argument
     add("--data", type=Path, metavar="FILE", help="mnist.npz or ATLAS Higgs CSV (default: scikit-learn's digits)")
-    add("--epochs", type=count, metavar="N", help="number of epochs (default: 10; digits: 6)")
+    add("--epochs", type=count, metavar="N", help="number of epochs (default: 10; digits: 5)")
     add("--batch-size", type=count, metavar="B", help="rows of a global batch (default: 64; Higgs: 128)")
     add("--backend", choices=BACKENDS, help="Keras' backend (default: KERAS_BACKEND, else the first installed)")
     add = parser.add_argument_group("comparison").add_argument
