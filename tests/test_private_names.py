@@ -96,6 +96,8 @@ PRIVATE = [
     Name("_exclude_from_weight_decay", DECAY, "addresses of variables (pickling.py)"),
     Name("_exclude_from_weight_decay_cache", DECAY, "what was found for them (pickling.py)"),
     Name("_eval_epoch_iterator", "the source of keras.src.backend.tensorflow.trainer", "data (pickling.py)"),
+    Name("_jax_state", "the source of keras.src.backend.jax.trainer", "left by evaluate and predict (pickling.py)"),
+    Name("_compiled_call_impl", "torch.nn.Module", "a compiled call, which cannot be pickled (pickling.py)"),
     Name("_inputs", "a functional model", "the tensors that its graph begins with (pickling.py)"),
     Name("_outputs", "a functional model", "the tensors that its graph ends with (pickling.py)"),
     Name("_nodes", "a functional model", "addresses of its operations (pickling.py)"),
