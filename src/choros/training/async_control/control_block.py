@@ -266,7 +266,7 @@ class ControlBlock:
 
     # -- the state from which a restarted rank resumes
     def save_position(
-        self, rank: int, position: tuple[int, int], iterations: int, tally: list[float], state: Array
+        self, rank: int, position: tuple[int, int], iterations: int, stats: list[float], state: Array
     ) -> None:
         """Save a rank's counts and its metric state of the current epoch.
 
@@ -277,13 +277,13 @@ class ControlBlock:
             rank: int.
             position: the epoch, and the number of its batches that are done.
             iterations: the optimizer's count of steps.
-            tally: numbers of the rank's ``WorkerStats``.
+            stats: numbers of the rank's ``WorkerStats``.
             state: the metric state.
         """
         turn = int(self._turns[rank])
         fence()  # a copy of the record that is overwritten now must find the turn changed
         spare = self._saved_records[rank, (turn + 1) % _RECORDS]
-        spare[:3], spare[3 : 3 + len(tally)] = (*position, iterations), tally
+        spare[:3], spare[3 : 3 + len(stats)] = (*position, iterations), stats
         spare[_NOW : _NOW + len(state)] = state
         fence()  # the copy must be complete before the turn that makes it valid
         self._turns[rank] = turn + 1

@@ -110,7 +110,7 @@ class AsyncLoop:
             show = self.show if run.job.ensemble else None
             with run.span("wait", "callbacks of a batch"):
                 run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
-            run.tally.calling += time.perf_counter() - begun
+            run.stats.calling += time.perf_counter() - begun
         elif not self.steps.waiting:
             run.progress(epoch, number)
         run.reporter.look()
@@ -162,15 +162,15 @@ class AsyncLoop:
         self.replica.get_others(self.others)
         # Stored with the exchange: a new process resumes from it.
         run.center.position_word = encode_position(*self.position)
-        run.tally.exchanges += 1
+        run.stats.exchanges += 1
         if run.job.keep is not None:
             save_position(run, self.position)
         begun = time.perf_counter()
         with run.span("exchange", "weights", self.local.nbytes):
-            run.tally.staleness += self.exchange.run(self.local, pending, self.others)
+            run.stats.staleness += self.exchange.run(self.local, pending, self.others)
         self.finite.exchanged(self.local)
         self.adopt_weights()
-        run.tally.exchanging += time.perf_counter() - begun
+        run.stats.exchanging += time.perf_counter() - begun
 
     def apply_rate(self) -> None:
         """Take the learning rate if a callback has set one since the last call."""
@@ -334,4 +334,4 @@ class AsyncLoop:
         }
         if replica.averages:
             groups["average"] = [average_of(replica)]
-        run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))
+        run.reporter.optimizer(({"rows": run.stats.rows, "epoch": epoch}, groups))
