@@ -62,9 +62,9 @@ class NonFiniteDetector:
             epoch: int. Counted from 0.
             step: int. Counted from 0 within the epoch.
         """
-        self.note(self.look(gradients, loss), epoch, step)
+        self.note(self.check(gradients, loss), epoch, step)
 
-    def look(self, gradients: Array, loss: float) -> str | None:
+    def check(self, gradients: Array, loss: float) -> str | None:
         """Return the name of the quantity that is not finite, for gradients that may still be dropped.
 
         Args:

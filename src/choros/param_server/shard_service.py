@@ -149,10 +149,10 @@ class ParameterShard(SharedMemoryParameterServer):
         """Return whether a vector that ``reply`` returned is in the segment of replies."""
         return vector is self._reply_vector
 
-    def _repeat_reply(self, header: Array, others: Array) -> int:
+    def _handle_count_mismatch(self, header: Array, others: Array) -> int:
         """Return the staleness of an exchange that was committed but whose reply was lost; restore the reply."""
         if header[self._contributions_index] != self._contributions + 1:
-            return super()._repeat_reply(header, others)
+            return super()._handle_count_mismatch(header, others)
         others[:] = self._reply_statistics
         before, self._clock_seen = self._clock_seen, int(header[self._clock_seen_index])
         return self._clock_seen - 1 - before

@@ -262,7 +262,7 @@ class SharedMemoryParameterServer:
             header = self._headers[commit % 2].copy()
             # Inside the lock, as only there the header cannot change between the test and the merge.
             if header[self._contributions_index] != self._contributions:
-                return self._repeat_reply(header, others)
+                return self._handle_count_mismatch(header, others)
             # A message that was computed from a center before the set would bring the old values back.
             if header[fields.TIMES_SET] != self._times_set:
                 self._clock_seen, self._times_set = self._copy_committed(commit, local, others)
@@ -373,7 +373,7 @@ class SharedMemoryParameterServer:
             # A sleep and no futex: a write takes microseconds, and this wait is rare.
             time.sleep(1e-4)
 
-    def _repeat_reply(self, header: Array, others: Array) -> int:
+    def _handle_count_mismatch(self, header: Array, others: Array) -> int:
         """Handle an exchange whose number of contributions differs from the header's; a shard's server repeats it."""
         raise InvalidInputError(f"{self._name}: another process exchanges under this rank; give each its own.")
 

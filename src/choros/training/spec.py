@@ -332,6 +332,6 @@ class CallbackChannel(Protocol):
         """
         ...
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll between two steps of an asynchronous worker; in a job, rank 0 runs the callbacks of ended epochs."""
         ...

@@ -86,7 +86,7 @@ class QuiesceClient:
     def __init__(self, control_block: Any, rank: int, timeout: float) -> None:
         self.control_block, self.rank, self.timeout = control_block, rank, timeout
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Pause if that is requested.
 
         Raises:

@@ -67,7 +67,7 @@ class AsyncCheckpointer:
             # from it.
             control_block.publish(TrainerControl(learning_rate=kept_rate(checkpoints.latest.facts)))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Save the state if a checkpoint is due by seconds or batches."""
         if self.checkpoints.checkpoint is None:
             return
@@ -168,7 +168,7 @@ class AsyncSupervisor(AsyncCheckpointer):
             SystemExit: the end of this process was requested; the state is saved.
         """
         limit = _HUNG * self.job.timeout
-        late = self.hangs.late(limit, done)
+        late = self.hangs.overdue(limit, done)
         if late and self.restart_policy.left:
             holder = center_state.lock_holder(self.local_center)
             # A rank that hangs while it holds the center's lock makes others late too: end the cause, not one that
@@ -183,4 +183,4 @@ class AsyncSupervisor(AsyncCheckpointer):
         if self.checkpoints.checkpoint is not None and self.checkpoints.checkpoint.asked:
             self.save(asked=True)
             raise self.checkpoints.flush_for_exit()
-        self.look()
+        self.poll()

@@ -285,7 +285,7 @@ class InJobCallbackChannel:
         epoch = part[0]["epoch"]
         self.ended.put(0, epoch, part, epoch if self.callbacks.epoch is None else self.callbacks.epoch)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll, on an asynchronous rank, at most every 0.05 seconds.
 
         Rank 0 runs the callbacks of ended epochs, because the rank that ends an epoch only writes its logs. It also
@@ -299,14 +299,14 @@ class InJobCallbackChannel:
             if self.hangs is not None:
                 self.hangs.check()
         if self.checkpointer is not None:
-            self.checkpointer.look()
+            self.checkpointer.poll()
             if self.run.control_block.end_requested:
                 self.checkpointer.save(asked=True)
                 code = self.checkpoints.flush_for_exit().code  # first writes the state: no rank may end before
                 self.run.control_block.set_exit_code(code if isinstance(code, int) else 1)
                 self.checkpointer.wait_for_exits()
         if self.quiesce is not None:
-            self.quiesce.look()
+            self.quiesce.poll()
         self.exit_if_requested()
 
     def exit_if_requested(self) -> None:
@@ -336,7 +336,7 @@ class InJobCallbackChannel:
                 break
             latest = self.run.control_block.step_counts().tobytes()
             moved, beats = (moved if latest == beats else time.monotonic()), latest
-            self.look()
+            self.poll()
             time.sleep(_LOOK)
 
     def wait_for_all(self) -> None:

@@ -264,7 +264,7 @@ class LocalRun:
             event = self.next(0.5)
             if event is not None and isinstance(event[1], messages.BatchRecorded):
                 moved = self.record()
-            self.look()
+            self.poll()
             looked = time.monotonic()
             if not np.array_equal(beats, latest := self.control_block.step_counts()) or event is not None:
                 beats, moved = latest, looked
@@ -277,16 +277,16 @@ class LocalRun:
             self.supervisor.save()
         return [self.all_stats[rank] for rank in self.ranks]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check for conditions without an event: an error of a writer or reader thread, a request to end, a hang."""
-        self.checkpoints.look()
+        self.checkpoints.poll()
         if self.feeder is not None and self.feeder.error is not None:
             raise self.feeder.error
         if self.hangs is not None:
-            self.hangs.look()
+            self.hangs.poll()
         if self.supervisor is not None:
             self.supervisor.watch(self.all_stats)
-        if self.hangs is not None and (late := self.hangs.late(self.job.timeout, self.all_stats, self.pool.stopped)):
+        if self.hangs is not None and (late := self.hangs.overdue(self.job.timeout, self.all_stats, self.pool.stopped)):
             self.hung(self.hangs.beats, self.job.timeout, late[0])
 
     def check_progress(self, beats: Array, moved: float) -> None:

@@ -165,7 +165,7 @@ class RemoteRun(CallbackServer):
             # A short wait: this loop must also notice a failed write of a checkpoint, and a launcher that ends without
             # a message.
             item = self.next(0.5)
-            self.checkpoints.look()
+            self.checkpoints.poll()
             # The time limit of ``CHOROS_STOP_AT`` sends no signal, so it is polled.
             if self.checkpoints.checkpoint is not None and self.checkpoints.checkpoint.asked:
                 self.asked.set()

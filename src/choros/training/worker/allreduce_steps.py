@@ -127,7 +127,7 @@ class AllReduceSteps:
         with run.span("compute", "gradients"):
             replica.gradients(batch, slot[:count])
         self._check_weights(batch)
-        lost = self.loop.finite.look(slot[: count - 2], slot.item(count - 2))
+        lost = self.loop.finite.check(slot[: count - 2], slot.item(count - 2))
         if tail is not None:
             state = replica.state_after_gradients()
             self.values = state.size

@@ -121,7 +121,7 @@ class PipeCallbackChannel:
         head, blobs = to_blobs(part)
         self._send(OptimizerSent(head), blobs)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do nothing: the callbacks run in the caller."""
 
     def _control(self) -> TrainerControl:

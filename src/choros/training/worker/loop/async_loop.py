@@ -113,7 +113,7 @@ class AsyncLoop:
             run.stats.calling += time.perf_counter() - begun
         elif not self.steps.waiting:
             run.progress(epoch, number)
-        run.reporter.look()
+        run.reporter.poll()
         run.leaving = run.control_block.stopped
 
     def show(self) -> list[float]:
@@ -140,7 +140,7 @@ class AsyncLoop:
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "all workers at the end of an epoch"):
             while not (run.control_block.stopped or run.control_block.allowed_epoch > epoch):
-                run.reporter.look()
+                run.reporter.poll()
                 if time.monotonic() > limit:
                     raise CommTimeoutError(
                         f"rank {run.rank} has waited {run.job.first_timeout:g} s for all workers to end epoch "
@@ -280,7 +280,7 @@ class AsyncLoop:
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "callbacks of an earlier epoch"):
             while not has_room(run.control_block, run.job.initial_epoch, epoch):
-                run.reporter.look()
+                run.reporter.poll()
                 if time.monotonic() > limit:
                     raise CommTimeoutError(
                         f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for "
