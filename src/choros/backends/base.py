@@ -440,11 +440,11 @@ class BaseReplica(SingleSteps, Metrics):
         """Set the trainable variables to a copy of the vector."""
         self._assign(self.trainable, scatter(vector, self.slices, self.trainable))
 
-    def get_others(self, out: Array) -> None:
+    def get_statistics(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
         gather(self._values(self.moving), self.moving_slices, out)
 
-    def set_others(self, vector: Array) -> None:
+    def set_statistics(self, vector: Array) -> None:
         """Set the moving statistics to a copy of the vector."""
         self._assign(self.moving, scatter(vector, self.moving_slices, self.moving))
 

@@ -519,7 +519,7 @@ def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Arra
         trainable, others = buffers
         center.read(trainable, others)
         replica.set(trainable)
-        replica.set_others(others)
+        replica.set_statistics(others)
         if replica.averages:
             replica.set_average(mean_average(replica, base, context.stats.rows))
             replica.finish()

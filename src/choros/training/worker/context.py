@@ -381,7 +381,7 @@ def vectors(replica: Replica) -> tuple[Array, Array]:
     """Return a replica's trainable vector and its moving statistics."""
     trainable, others = blank_vectors(replica)
     replica.get(trainable)
-    replica.get_others(others)
+    replica.get_statistics(others)
     return trainable, others
 
 

@@ -205,7 +205,7 @@ class SyncLoop:
         with run.span("compute", "steps on the device"):
             state = replica.metric_state()  # waits for these steps
         if replica.others and group.size > 1:
-            replica.set_others(mean_others(run, rows))
+            replica.set_statistics(mean_others(run, rows))
         if self.exchange is not None and replica.averages:
             replica.set_average(mean_average(replica, group, rows))
         replica.set_metric_state(group.sum(state))
