@@ -124,10 +124,10 @@ class SharedMemoryParameterServer:
     def _map_areas(self) -> None:
         header, segment = self._words, self._segment
         dtype = dtype_name((header[fields.DTYPE], header[fields.DTYPE + 1]))
-        others_dtype = dtype_name((header[fields.DTYPE_STATISTICS], header[fields.DTYPE_STATISTICS + 1]))
+        statistics_dtype = dtype_name((header[fields.DTYPE_STATISTICS], header[fields.DTYPE_STATISTICS + 1]))
         vectors = [
             (dtype, self.count),
-            (others_dtype, self.statistics),
+            (statistics_dtype, self.statistics),
             *[(dtype, self.count)] * header[fields.MEMORIES],
         ]
         layout = Layout.of(self.workers, [np.dtype(vector_dtype).itemsize * count for vector_dtype, count in vectors])
@@ -146,7 +146,7 @@ class SharedMemoryParameterServer:
         self._messages = [
             (
                 segment.array(dtype, self.count, message),
-                segment.array(others_dtype, self.statistics, mean if self.statistics else 0),
+                segment.array(statistics_dtype, self.statistics, mean if self.statistics else 0),
             )
             for message, mean in layout.messages
         ]
