@@ -326,11 +326,11 @@ class Trainer:
         check_distribution()
         with open_files_explained():
             request = self._request(arguments, begun)
-            warn_of_autologging(request.conductor.user)
+            warn_of_autologging(request.callbacks.user)
             if request.verbose:
-                request.conductor.notice = StartupNotice(self._starting())
+                request.callbacks.notice = StartupNotice(self._starting())
             result = self._run(request)
-        history: History = request.conductor.history
+        history: History = request.callbacks.history
         # Ranks of a job read a stream themselves; else this process reads it ahead of the workers.
         data = DataKind.of(request.source, read_ahead=self._place.size == 1)
         history.run, self.models = replace(result.record, data=data), result.models
@@ -347,7 +347,7 @@ class Trainer:
             return self._executor.run(request)
         except KeyboardInterrupt:
             if request.verbose and self._place.size == 1:
-                saved = " resume=True continues from the last checkpoint." if request.saver.checkpoint else ""
+                saved = " resume=True continues from the last checkpoint." if request.checkpoints.checkpoint else ""
                 write_line(f"choros: interrupted: the workers have ended, the model has the latest weights.{saved}")
             raise
 
@@ -372,7 +372,7 @@ class Trainer:
         callbacks = arguments.callbacks
         averaged = check_average(self.model, callbacks, synchronous=self._synchronous)
         facts = (source, self.mode, self._each, self._launcher)
-        saver = CheckpointManager(check_checkpoint(arguments.checkpoint, arguments.resume, self.restarts, *facts))
+        checkpoints = CheckpointManager(check_checkpoint(arguments.checkpoint, arguments.resume, self.restarts, *facts))
         if isinstance(self.algorithm, algorithms.Ensemble):
             checks.check_members(source, self.workers)
             check_member_callbacks(callbacks if self.workers > 1 else None, self._executor.remote_members)
@@ -391,7 +391,7 @@ class Trainer:
         if self._place.rank:  # rank 0 of a job runs the callbacks and draws the bar
             callbacks, verbose = None, 0
         steps = arguments.steps(source)
-        conductor = CallbackRunner(
+        callback_runner = CallbackRunner(
             self.model, callbacks, verbose, arguments.epochs, steps, int(arguments.initial_batch)
         )
         job = FitConfig(
@@ -401,26 +401,26 @@ class Trainer:
             algorithm=algorithms.to_config(algorithm),
             validation=None if validation is None else {},
             keras=keras_settings(),
-            per_batch=conductor.per_batch,
-            watched=bool(conductor.user),
-            run_metrics=any(getattr(callback, "adds_run_metrics", False) for callback in conductor.user),
+            per_batch=callback_runner.per_batch,
+            watched=bool(callback_runner.user),
+            run_metrics=any(getattr(callback, "adds_run_metrics", False) for callback in callback_runner.user),
             # The position in a stream is not saved: ranks that resume must all need the stream from the same epoch on.
-            whole_epochs=isinstance(source, StreamSource) and saver.checkpoint is not None,
+            whole_epochs=isinstance(source, StreamSource) and checkpoints.checkpoint is not None,
             averaged_metrics=not_additive(self.model, sample) if self._replicas > 1 else [],
             validate_average=averaged,
             repeats=after_update is not None,
             **self._recording.config(),
         )
         lead = not self._place.rank
-        job = saver.begin(job, lambda: facts_of(self.model, source), arguments.resume, self.restarts, lead)
-        conductor.first, conductor.synchronous = job.initial_batch, job.synchronous
-        if saver.latest is not None:
-            conductor.restore_checkpoint = partial(saver.load_into_model, self.model)
+        job = checkpoints.begin(job, lambda: facts_of(self.model, source), arguments.resume, self.restarts, lead)
+        callback_runner.first, callback_runner.synchronous = job.initial_batch, job.synchronous
+        if checkpoints.latest is not None:
+            callback_runner.restore_checkpoint = partial(checkpoints.load_into_model, self.model)
         if verbose and job.devices:
             write_line(say_mesh(self.workers, job.devices, job.layout, self.model))
         if verbose and job.repeats:
             write_line(f"train_step reads updated weights ({after_update}): each step is calculated twice")
-        how = (conductor, written, begun, saver, bool(verbose))
+        how = (callback_runner, written, begun, checkpoints, bool(verbose))
         return FitRequest(self.model, algorithm, job, source, validation, *how)
 
     def _worker_config(self) -> dict[str, Any]:

@@ -92,12 +92,12 @@ def test_moving_statistics_are_apart_from_weights_and_seeds(lab):
     (replica,) = lab.ranks_of(normed, 1, lab.X, lab.SOFT, None)
     assert replica.others == 8
     assert replica.size == 8 + 10
-    replica.set_others(np.arange(8, dtype=replica.dtype))
+    replica.set_statistics(np.arange(8, dtype=replica.dtype))
     out = np.empty(8, replica.dtype)
-    replica.get_others(out)
+    replica.get_statistics(out)
     np.testing.assert_array_equal(out, np.arange(8))
     replica.step(next(lab.shares(lab.X, lab.SOFT, None, 1))[0])
-    replica.get_others(out)
+    replica.get_statistics(out)
     assert (out != np.arange(8)).all()
 
 

@@ -90,7 +90,7 @@ def replica_of(model, source):
     replica.build(source.sample(BATCH))
     start, others = np.empty(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
     replica.get(start)
-    replica.get_others(others)
+    replica.get_statistics(others)
     return replica, start, others
 
 

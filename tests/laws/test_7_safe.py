@@ -84,7 +84,7 @@ def test_the_line_to_the_ranks_of_a_launcher_carries_no_pickle():
     home = RemoteRun.__new__(RemoteRun)
     code = pickle.dumps(Bomb())
     home.job, home.entries, home.nbytes = FitConfig({"name": "Single"}, "sync", 2, 4, 1), [], 0
-    home.payload, home.conductor = types.SimpleNamespace(model=PackedModel(code)), types.SimpleNamespace(steps=1)
+    home.payload, home.callbacks = types.SimpleNamespace(model=PackedModel(code)), types.SimpleNamespace(steps=1)
     with SharedCodeFolder([code]) as home.folder:
         message, arrays = home.answer(GetJob(), 0)
         assert arrays == []

@@ -150,8 +150,8 @@ def test_loss_scaling_leaves_out_steps_without_a_word(pools):
     ("steps", "slow"), [([20, 20, 20], {}), ([20, 20, 6], {}), ([20, 20, 10], {2: 2.0})], ids=["even", "few", "slow"]
 )
 def test_a_slow_rank_is_named(steps, slow):
-    tallies = [WorkerStats(rank, steps=n, seconds=10.0, host=f"node{rank}") for rank, n in enumerate(steps)]
-    record = RunRecord.of(None, "async", tallies, 0.0, [])
+    all_stats = [WorkerStats(rank, steps=n, seconds=10.0, host=f"node{rank}") for rank, n in enumerate(steps)]
+    record = RunRecord.of(None, "async", all_stats, 0.0, [])
     assert record.stragglers() == slow
     assert ("rank 2 on node2 takes 2.0 times as long" in record.summary()) == bool(slow)
 

@@ -424,16 +424,16 @@ def test_time_in_which_nobody_looked_does_not_count(monkeypatch):
     for _ in range(4):
         clock[0] += 0.5
         control_block.count[0] += 1
-        watch.look()
-    assert watch.late(1.9, ()) == [1]
-    assert watch.late(2.1, ()) == []
+        watch.poll()
+    assert watch.overdue(1.9, ()) == [1]
+    assert watch.overdue(2.1, ()) == []
     clock[0] += 60.0  # a callback
-    watch.look()
-    assert watch.late(4.0, ()) == []
+    watch.poll()
+    assert watch.overdue(4.0, ()) == []
     clock[0] += 1.0
-    watch.look()
-    assert watch.late(3.9, {1}) == []
-    assert watch.late(3.9, ()) == [1]
+    watch.poll()
+    assert watch.overdue(3.9, {1}) == []
+    assert watch.overdue(3.9, ()) == [1]
 
 
 def test_ranks_that_hang_and_ranks_that_do_not_end_after_a_stop_are_different_errors(monkeypatch):

@@ -18,9 +18,9 @@ def checkpointer():
     control_block, none = ControlBlock.create(3, 1, 1), np.zeros(0)
     with SharedMemoryParameterServer.create(np.zeros(1), none, (), 3) as segment:
         job = types.SimpleNamespace(workers=3, epochs=1, initial_epoch=0, initial_batch=0, timeout=0.2)
-        saver = types.SimpleNamespace(checkpoint=object(), latest=None, busy=0.0, kept=lambda state, asked: None)
-        conductor = types.SimpleNamespace(epoch=0)
-        yield ShardedCheckpointer(SharedMemoryParameterServer(segment), control_block, saver, job, conductor)
+        checkpoints = types.SimpleNamespace(checkpoint=object(), latest=None, busy=0.0, kept=lambda state, asked: None)
+        callbacks = types.SimpleNamespace(epoch=0)
+        yield ShardedCheckpointer(SharedMemoryParameterServer(segment), control_block, checkpoints, job, callbacks)
     control_block.close()
 
 
@@ -29,7 +29,7 @@ def test_a_checkpoint_that_fails_ends_the_pause_of_the_other_ranks(checkpointer,
     def fail(state, requested):
         raise CheckpointError("the disk is full")
 
-    checkpointer.saver.store_state = fail
+    checkpointer.checkpoints.store_state = fail
     for rank in (1, 2):
         checkpointer.control_block.join_pause(rank, DONE)
     with pytest.raises(CheckpointError):

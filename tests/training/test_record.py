@@ -114,8 +114,8 @@ def test_a_fit_names_the_workers_of_its_dataset():
     ],
 )
 def test_what_makes_exchanges_rare_fits_the_algorithm_and_the_data(algorithm, data, remedy):
-    tallies = [WorkerStats(rank, **BUSY, exchanging=6.0) for rank in range(2)]
-    record = replace(RunRecord.of(algorithm, "sync", tallies, 0.0, []), data=DataKind(data))
+    all_stats = [WorkerStats(rank, **BUSY, exchanging=6.0) for rank in range(2)]
+    record = replace(RunRecord.of(algorithm, "sync", all_stats, 0.0, []), data=DataKind(data))
     assert record.bottlenecks()[0].remedy.startswith(remedy)
 
 
@@ -145,8 +145,8 @@ def test_what_makes_exchanges_rare_fits_the_algorithm_and_the_data(algorithm, da
     ],
 )
 def test_the_cause_of_waiting_and_the_setting_to_change(mode, facts, expected):
-    tallies = [WorkerStats(rank, host=f"node{rank}", **BUSY | fact) for rank, fact in enumerate(facts)]
-    bottlenecks = RunRecord.of(None, mode, tallies, 0.0, []).bottlenecks()
+    all_stats = [WorkerStats(rank, host=f"node{rank}", **BUSY | fact) for rank, fact in enumerate(facts)]
+    bottlenecks = RunRecord.of(None, mode, all_stats, 0.0, []).bottlenecks()
     assert [(b.cause, pytest.approx(b.share), b.rank) for b in bottlenecks] == [row[:3] for row in expected]
     assert all(row[3] in b.remedy for b, row in zip(bottlenecks, expected, strict=True)), bottlenecks
 

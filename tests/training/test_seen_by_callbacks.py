@@ -493,11 +493,11 @@ def test_an_epoch_that_is_reported_before_an_earlier_one_frees_no_slot_of_it(mak
     control_block, seen = ControlBlock.create(2, 6, 1), []
     reads = K.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
     job = types.SimpleNamespace(asynchronous=True, per_batch=False)
-    conductor = CallbackRunner(make_model(), [reads], 0, 6, None)
-    conductor.begin(0)
+    callbacks = CallbackRunner(make_model(), [reads], 0, 6, None)
+    callbacks.begin(0)
     run = types.SimpleNamespace(
         job=job,
-        conductor=conductor,
+        callbacks=callbacks,
         control_block=control_block,
         hangs=None,
         supervisor=None,

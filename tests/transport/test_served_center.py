@@ -40,7 +40,7 @@ from choros.training.async_control.remote_control import (
 from choros.training.async_control.shard_server import ServerConfig, ShardServerProcess
 from choros.training.spec import TrainerControl
 
-SIZE, OTHERS, WORKERS = 40_003, 5, 2
+SIZE, STATISTICS, WORKERS = 40_003, 5, 2
 RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.mode == "async"]
 RULES += [lambda: algorithms.DOWNPOUR(adagrad=True), lambda: algorithms.ADAG(divide=True)]
 NAMES = [*(kind.__name__ for kind in RULES[:-2]), "DOWNPOUR(adagrad)", "ADAG(divide)"]
@@ -204,7 +204,7 @@ def test_an_exchange_that_was_cut_gives_the_bits_of_one_that_was_not(host, make,
     rule, rng = make().bound(WORKERS, 0.01, strict=False), np.random.default_rng(3)
 
     def draw():
-        return rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+        return rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(STATISTICS).astype("float32")
 
     start, steps = draw(), {(rank, turn): draw() for rank in range(WORKERS) for turn in range(5)}
     server, cut = host(rule, *start), host(rule, *start)

@@ -19,7 +19,7 @@ from choros.param_server.shard_service import ParameterShard, reply_segment
 from choros.param_server.sharded import ShardedParameterServer
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 
-SIZE, OTHERS, WORKERS = 70_003, 7, 3
+SIZE, STATISTICS, WORKERS = 70_003, 7, 3
 CUTS = {"one": [slice(0, SIZE)], "two": [slice(0, 30_000), slice(30_000, SIZE)]}
 RULES = [kind for kind in algorithms.ALL if kind.level == "parameters" and kind.mode is not None]
 
@@ -80,7 +80,7 @@ def hosts():
 def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
     rule = kind().bound(WORKERS, 0.01, strict=False)
     rng = np.random.default_rng(3)
-    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(STATISTICS).astype("float32")
     if not rule.elementwise and cuts == "two":
         with pytest.raises(InvalidInputError, match="cannot be divided"):
             hosts(rule, begin, values, CUTS[cuts])(0, 0)
@@ -94,7 +94,7 @@ def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
         assert center.read(local, others) == 0
         seen[:] = local
     for rank in (0, 1, 1, 2, 0, 2, 1):
-        step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+        step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(STATISTICS).astype("float32")
         for vectors in (actual[rank], expected[rank]):
             vectors[0][:] += step
             vectors[2][:] += more
@@ -117,7 +117,7 @@ def test_a_trial_is_the_center_with_what_all_have_left(hosts, kind, cuts):
     if not rule.elementwise and cuts == "two":
         return
     rng = np.random.default_rng(4)
-    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(STATISTICS).astype("float32")
     first = InMemoryParameterServer(rule, begin, WORKERS, values)
     at = hosts(rule, begin, values, CUTS[cuts])
     centers = [at(0, 0), at(1, 1), at(2, 1)]
@@ -130,7 +130,7 @@ def test_a_trial_is_the_center_with_what_all_have_left(hosts, kind, cuts):
         centers[rank].exchange(*actual[rank][:2], 4, actual[rank][2])
         first.exchange(rank, *expected[rank][:2], 4, expected[rank][2])
     for rank in range(WORKERS):
-        step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+        step, more = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(STATISTICS).astype("float32")
         for vectors in (actual[rank], expected[rank]):
             vectors[0][:] += step
             vectors[2][:] += more
@@ -261,7 +261,7 @@ def test_after_an_error_at_one_host_no_reply_of_another_is_left_unread(hosts):
 def test_an_exported_state_continues_on_other_hosts(hosts, cuts):
     rule = algorithms.DOWNPOUR(adagrad=True).bound(WORKERS, 0.01, strict=False)  # has a memory
     rng = np.random.default_rng(5)
-    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(OTHERS).astype("float32")
+    begin, values = rng.standard_normal(SIZE).astype("float32"), rng.standard_normal(STATISTICS).astype("float32")
     steps = [rng.standard_normal(SIZE).astype("float32") for _ in range(2)]
     at = hosts(rule, begin, values, CUTS[cuts])
     center, local, seen = at(1, 1), begin.copy(), begin.copy()

@@ -376,14 +376,14 @@ class BaseReplica(SingleSteps, Metrics):
         return [*self.trainable, *(v for v in self.model.non_trainable_variables if id(v) not in skipped)]
 
     def evaluate(self, batch: Batch) -> None:
-        """Run one test step: update the metrics and add one line to the tally."""
+        """Run one test step: update the metrics and add one row to the losses of batches."""
         entry = (0.0, 0.0, 0.0)
         if batch.rows:
             reported, n = self._evaluate(self.pack(batch), batch.rows)
             self._rows += batch.rows
             loss = self._known(reported, batch.rows)
             entry = (n * loss, n, float(batch.rows))
-        self._tally.append(np.array(entry))
+        self._batch_losses.append(np.array(entry))
 
     def predict(self, batch: Batch) -> list[Any]:
         """Return a list with the model's outputs for ``x`` as nested arrays; empty for a batch without rows."""
@@ -440,11 +440,11 @@ class BaseReplica(SingleSteps, Metrics):
         """Set the trainable variables to a copy of the vector."""
         self._assign(self.trainable, scatter(vector, self.slices, self.trainable))
 
-    def get_others(self, out: Array) -> None:
+    def get_statistics(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
         gather(self._values(self.moving), self.moving_slices, out)
 
-    def set_others(self, vector: Array) -> None:
+    def set_statistics(self, vector: Array) -> None:
         """Set the moving statistics to a copy of the vector."""
         self._assign(self.moving, scatter(vector, self.moving_slices, self.moving))
 

@@ -520,7 +520,7 @@ class JaxReplica(BaseReplica):
             return frozenset(flattened(jax.eval_shape(self.model.get_metrics_result)))
 
     def reset_metrics(self) -> None:
-        """Reset the metrics and the tallies."""
+        """Reset the metrics and the losses of batches."""
         super().reset_metrics()
         self._state[3] = self._taken(self.metric_variables)
 

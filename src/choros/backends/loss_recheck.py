@@ -271,7 +271,7 @@ class Recheck:
             arrays, _, n = replica._gradients(data, batch.rows)
             if couples:
                 statistics.append(np.empty(couples, replica.dtype))
-                replica.get_others(statistics[-1])
+                replica.get_statistics(statistics[-1])
             # Each of the four batches must start from the same state.
             replica._assign(variables, before)
             replica.set_generators(generators)

@@ -35,11 +35,11 @@ from choros.types import Array
 TINY = 1e-20  # weight of a batch that is fully masked: negligible beside other ranks, but no division by 0
 
 
-def exact_loss(tally: Array, *, sums: bool = False, by_batch: bool = False) -> float:
+def exact_loss(batch_losses: Array, *, sums: bool = False, by_batch: bool = False) -> float:
     """Return the mean of the exact losses of all batches, as one process logs it.
 
     Args:
-        tally: an array of shape (batches, 3), summed over the ranks: n * loss, n, rows.
+        batch_losses: an array of shape (batches, 3), summed over the ranks: n * loss, n, rows.
         sums: True if the loss is summed over ranks instead of averaged. Defaults to False.
         by_batch: True for a mean over batches that is not weighted by their rows. Defaults to False.
 
@@ -51,9 +51,9 @@ def exact_loss(tally: Array, *, sums: bool = False, by_batch: bool = False) -> f
         >>> exact_loss(np.array([[6.0, 3.0, 3.0], [4.0, 1.0, 1.0]]))
         2.5
     """
-    weight = np.ones(len(tally)) if sums else np.maximum(tally[:, 1], 1e-300)
-    rows = tally[:, 2] > 0 if by_batch else tally[:, 2]
-    return float((tally[:, 0] / weight * rows).sum() / rows.sum()) if rows.any() else 0.0
+    weight = np.ones(len(batch_losses)) if sums else np.maximum(batch_losses[:, 1], 1e-300)
+    rows = batch_losses[:, 2] > 0 if by_batch else batch_losses[:, 2]
+    return float((batch_losses[:, 0] / weight * rows).sum() / rows.sum()) if rows.any() else 0.0
 
 
 class LossWeightTracker:

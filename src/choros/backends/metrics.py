@@ -32,7 +32,7 @@ class Metrics(ABC):
     """The metric methods of ``BaseReplica``; see ``choros.backends.replica.Replica`` for their documentation.
 
     Reduced and evaluated batches do not update the loss metric. If a loss does not divide by rows, the mean of the
-    ranks' losses is not the loss of the global batch. Two tallies replace the loss metric. One holds the summed loss
+    ranks' losses is not the loss of the global batch. Two arrays replace the loss metric. One holds the summed loss
     that ``apply`` receives. The other holds this rank's part of each evaluated batch, and belongs to the metric state.
     """
 
@@ -53,7 +53,7 @@ class Metrics(ABC):
         self._forget()
 
     def _forget(self) -> None:
-        self._tally: list[Array] = []
+        self._batch_losses: list[Array] = []
         self._rows = 0
         self._trained = [0.0, 0.0]
         self._step_logs_loss = self._by_batch = False
@@ -73,12 +73,12 @@ class Metrics(ABC):
         return frozenset(flattened(self.model.get_metrics_result()))
 
     def reset_metrics(self) -> None:
-        """Reset the metrics and the tallies."""
+        """Reset the metrics and the losses of batches."""
         self.model.reset_metrics()
         self._forget()
 
     def metric_state(self) -> Array:
-        """Return all metric variables, the number of rows, and the tally, as one flat float64 vector."""
+        """Return all metric variables, the number of rows, and the losses of batches, as one flat float64 vector."""
         self._compare()
         values = [np.asarray(value, np.float64).reshape(-1) for value in self._values(self.metric_variables)]
         return self._state_of(values)
@@ -97,7 +97,7 @@ class Metrics(ABC):
         for index in self.averaged:
             # Weighted by rows here and divided by all rows in ``_average``, so that a sum over ranks gives the mean.
             values[index] = values[index] * self._rows
-        return np.concatenate([*values, [self._rows], *self._tally])
+        return np.concatenate([*values, [self._rows], *self._batch_losses])
 
     def _averaged_means(self) -> list[tuple[int, int]]:
         """Return the indices of total and count of each running ``Mean`` among the averaged variables.
@@ -121,13 +121,13 @@ class Metrics(ABC):
             state[self._metric_slices[total]] *= state[self._metric_slices[count]]
 
     def set_metric_state(self, state: Array) -> None:
-        """Set the metric variables and the tally from a metric state, or from a sum of metric states."""
+        """Set the metric variables and the losses of batches from a metric state, or from a sum of metric states."""
         count = self._metric_slices[-1].stop if self._metric_slices else 0
         # A copy, because ``_average`` changes it in place and callers may still need the sum.
         state, self._rows = np.array(state), max(int(state[count]), 1)
         self._average(state, self._rows)
         self._assign(self.metric_variables, scatter(state[:count], self._metric_slices, self.metric_variables))
-        self._tally = [np.array(line) for line in state[count + 1 :].reshape(-1, 3)]
+        self._batch_losses = [np.array(line) for line in state[count + 1 :].reshape(-1, 3)]
 
     def metrics(self) -> dict[str, Any]:
         """Return the logs of Keras at this point; ``loss`` is exact if batches were reduced or evaluated."""
@@ -149,7 +149,7 @@ class Metrics(ABC):
         self._average(values, rows)
         exact = self._exact()
         if self.loss_metric is not None and self.loss_metric.name in exact:
-            weight = rows if self._tally else self._trained[1]
+            weight = rows if self._batch_losses else self._trained[1]
             slice_of = {id(v): where for v, where in zip(self.metric_variables, self._metric_slices, strict=True)}
             values[slice_of[id(self.loss_metric.total)]] = exact[self.loss_metric.name] * weight
             values[slice_of[id(self.loss_metric.count)]] = weight
@@ -161,7 +161,7 @@ class Metrics(ABC):
 
         If all results are means, they are computed here. Keras' metrics would take as long as a small step.
         """
-        if self._logs is None and not self.averaged and not self._tally:
+        if self._logs is None and not self.averaged and not self._batch_losses:
             if self._means is None:
                 self._means = self._find_means(state)
             if self._means:
@@ -255,8 +255,8 @@ class Metrics(ABC):
         """Return a dict with the running loss of one process; empty if the steps updated the loss metric."""
         if self._step_logs_loss or self.loss_metric is None:
             return {}
-        if self._tally:
-            loss = exact_loss(np.stack(self._tally), sums=self.weigher.sums, by_batch=self._by_batch)
+        if self._batch_losses:
+            loss = exact_loss(np.stack(self._batch_losses), sums=self.weigher.sums, by_batch=self._by_batch)
             return {self.loss_metric.name: loss}
         return {self.loss_metric.name: self._trained[0] / self._trained[1]} if self._trained[1] else {}
 

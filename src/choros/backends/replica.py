@@ -183,10 +183,10 @@ class Replica(Protocol):
     def set(self, vector: Array) -> None:
         """Set the trainable variables to a copy of the vector. With momentum, set x and keep the velocity."""
 
-    def get_others(self, out: Array) -> None:
+    def get_statistics(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
 
-    def set_others(self, vector: Array) -> None:
+    def set_statistics(self, vector: Array) -> None:
         """Set the moving statistics to a copy of the vector."""
 
     @property

@@ -92,7 +92,7 @@ class TensorFlowReplica(BaseReplica):
         super().gradients(batch, out)
 
     def evaluate(self, batch: Batch) -> None:
-        """Run one test step: update the metrics and add one line to the tally."""
+        """Run one test step: update the metrics and add one row to the losses of batches."""
         self._share = batch.rows / max(batch.total, 1)
         super().evaluate(batch)
 

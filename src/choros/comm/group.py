@@ -153,8 +153,8 @@ class ParameterServer(Protocol):
     @trace.setter
     def trace(self, trace: Trace | None) -> None: ...
 
-    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
-        """Propose, merge and adopt in one locked pass; update ``local``, ``seen`` and ``others`` in place.
+    def exchange(self, local: Array, seen: Array, window: int, statistics: Array) -> int:
+        """Propose, merge and adopt in one locked pass; update ``local``, ``seen`` and ``statistics`` in place.
 
         If a controller has set the center since the worker's last exchange, the worker takes the center as it is, and
         nothing is merged.
@@ -164,12 +164,12 @@ class ParameterServer(Protocol):
         """
         ...
 
-    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
-        """Copy the center into ``out`` and the averaged moving statistics into ``others``; return the clock.
+    def read(self, out: Array, statistics: Array, *, adopt: bool = False) -> int:
+        """Copy the center into ``out`` and the averaged moving statistics into ``statistics``; return the clock.
 
         Args:
             out: receives the center.
-            others: receives the statistics.
+            statistics: receives the moving statistics.
             adopt: whether the worker trains on from this copy: its next exchange counts staleness from here, and does
                 not take a center that was set before. Defaults to False.
         """

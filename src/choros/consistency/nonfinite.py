@@ -33,7 +33,7 @@ class NonFiniteDetector:
     Only the loss is checked then.
 
     Args:
-        tally: returns the record that stores the position.
+        stats: returns the record that stores the position.
         workers: int. Number of workers.
         optimizer: the optimizer of the model.
         held: returns this rank's present weights.
@@ -44,12 +44,12 @@ class NonFiniteDetector:
 
     def __init__(
         self,
-        tally: Callable[[], LossRecord],
+        stats: Callable[[], LossRecord],
         workers: int,
         optimizer: keras.optimizers.Optimizer,
         held: Callable[[], Array],
     ) -> None:
-        self.tally, self.workers, self.held = tally, workers, held
+        self.stats, self.workers, self.held = stats, workers, held
         self.scaled = hasattr(optimizer, "inner_optimizer")
         self.over = False
 
@@ -62,9 +62,9 @@ class NonFiniteDetector:
             epoch: int. Counted from 0.
             step: int. Counted from 0 within the epoch.
         """
-        self.note(self.look(gradients, loss), epoch, step)
+        self.note(self.check(gradients, loss), epoch, step)
 
-    def look(self, gradients: Array, loss: float) -> str | None:
+    def check(self, gradients: Array, loss: float) -> str | None:
         """Return the name of the quantity that is not finite, for gradients that may still be dropped.
 
         Args:
@@ -100,17 +100,17 @@ class NonFiniteDetector:
 
     def loss(self, loss: object, epoch: int) -> None:
         """Check the loss of an epoch without an earlier report."""
-        if isinstance(loss, float) and not math.isfinite(loss) and self.tally().lost_epoch < 0:
+        if isinstance(loss, float) and not math.isfinite(loss) and self.stats().lost_epoch < 0:
             self.report("the loss" if self.workers == 1 else "the loss of all ranks", epoch, None)
 
     def report(self, quantity: str, epoch: int, step: int | None) -> None:
         """Record the position, and log a warning."""
         self.over = True
-        tally = self.tally()
-        tally.lost_epoch, tally.lost_step = epoch, -1 if step is None else step
+        stats = self.stats()
+        stats.lost_epoch, stats.lost_step = epoch, -1 if step is None else step
         where = "" if step is None else f", step {step + 1}"
         logger.warning(
-            f"rank {tally.rank} of {self.workers} on {tally.host}: {quantity} is not finite, first seen "
+            f"rank {stats.rank} of {self.workers} on {stats.host}: {quantity} is not finite, first seen "
             f"in epoch {epoch + 1}{where}. Training continues, but all weights that follow are not finite, on all "
             "ranks: look at that rank's rows, lower the learning rate or clip (clipnorm=); "
             "keras.callbacks.TerminateOnNaN ends such a run."

@@ -142,8 +142,8 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.limits: list[Any] = []
         self._open = self._warned = False
         self._counted = (0, 0)
-        tally = WorkerStats(rank(), host=platform.node())
-        how.finite = NonFiniteDetector(lambda: tally, how.size, model.optimizer, self._present_weights)
+        stats = WorkerStats(rank(), host=platform.node())
+        how.finite = NonFiniteDetector(lambda: stats, how.size, model.optimizer, self._present_weights)
         model.__dict__["_get_metrics_result_or_logs"] = self._results
 
     def remove(self) -> None:

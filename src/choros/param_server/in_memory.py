@@ -20,10 +20,10 @@ class InMemoryParameterServer:
         algorithm: Algorithm. Bound to the number of workers.
         center: flat float array. Initial values; copied.
         workers: int. Number of workers.
-        others: flat float array. The mean of the workers' moving statistics, if the model has any; copied.
+        statistics: flat float array. The mean of the workers' moving statistics, if the model has any; copied.
 
     Attributes:
-        center, others: the arrays, changed in place under the lock.
+        center, statistics: the arrays, changed in place under the lock.
         clock: int. Merges so far.
         clocks_seen: list of int. For each worker, the clock of its last exchange, or of the center that it adopted.
 
@@ -37,10 +37,10 @@ class InMemoryParameterServer:
         (1, [1.5])
     """
 
-    def __init__(self, algorithm: Algorithm, center: Array, workers: int = 1, others: Array | None = None) -> None:
+    def __init__(self, algorithm: Algorithm, center: Array, workers: int = 1, statistics: Array | None = None) -> None:
         self.algorithm, self.workers = algorithm, workers
         self.center = center.copy()
-        self.others: Array = np.zeros(0, center.dtype) if others is None else others.copy()
+        self.statistics: Array = np.zeros(0, center.dtype) if statistics is None else statistics.copy()
         self.memory = tuple(algorithm.start(self.center, workers))
         self.clock = 0
         self.clocks_seen = [0] * workers
@@ -59,24 +59,24 @@ class InMemoryParameterServer:
             )
         return InMemoryClient(self, rank)
 
-    def exchange(self, rank: int, local: Array, seen: Array, window: int, others: Array) -> int:
-        """Exchange with worker ``rank``. Change ``local``, ``others`` and (if it is used) ``seen`` in place."""
+    def exchange(self, rank: int, local: Array, seen: Array, window: int, statistics: Array) -> int:
+        """Exchange with worker ``rank``. Change ``local``, ``statistics`` and (if it is used) ``seen`` in place."""
         with self._lock:
             staleness = self.clock - self.clocks_seen[rank]
             info = ExchangeInfo(1, staleness, rank)
             messages = self._rule.messages(local, seen, window)
             self._rule.merge(messages, info, self.center, self.memory, self.center, self.memory, (local, seen))
-            if others.size:
-                self.others += (others - self.others) / self.workers
-                others[...] = self.others
+            if statistics.size:
+                self.statistics += (statistics - self.statistics) / self.workers
+                statistics[...] = self.statistics
             self.clock += 1
             self.clocks_seen[rank] = self.clock
         return staleness
 
-    def read(self, out: Array, others: Array) -> int:
-        """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
+    def read(self, out: Array, statistics: Array) -> int:
+        """Copy the center into ``out`` and the statistics into ``statistics``; return the number of merges."""
         with self._lock:
-            out[...], others[...] = self.center, self.others
+            out[...], statistics[...] = self.center, self.statistics
             return self.clock
 
 
@@ -88,13 +88,13 @@ class InMemoryClient:
     def __init__(self, server: InMemoryParameterServer, rank: int) -> None:
         self._server, self._rank = server, rank
 
-    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
+    def exchange(self, local: Array, seen: Array, window: int, statistics: Array) -> int:
         """Propose, merge and adopt under one lock; return the staleness."""
-        return self._server.exchange(self._rank, local, seen, window, others)
+        return self._server.exchange(self._rank, local, seen, window, statistics)
 
-    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
-        """Copy the center into ``out`` and the statistics into ``others``; return the number of merges."""
-        clock = self._server.read(out, others)
+    def read(self, out: Array, statistics: Array, *, adopt: bool = False) -> int:
+        """Copy the center into ``out`` and the statistics into ``statistics``; return the number of merges."""
+        clock = self._server.read(out, statistics)
         if adopt:
             self._server.clocks_seen[self._rank] = clock
         return clock

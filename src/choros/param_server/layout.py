@@ -20,7 +20,7 @@ from choros.comm.shm.segment import align
 _PAGE = 4096
 # A dtype has two words (``dtype_code``). The commit word and the lock's words are on separate cache lines: readers poll
 # the first while waiters poll the others.
-WORKERS, COUNT, OTHERS, MEMORIES, DTYPE, DTYPE_OTHERS = (
+WORKERS, COUNT, STATISTICS, MEMORIES, DTYPE, DTYPE_STATISTICS = (
     *range(FIRST_FREE_WORD, FIRST_FREE_WORD + 5),
     FIRST_FREE_WORD + 6,
 )

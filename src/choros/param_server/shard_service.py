@@ -97,10 +97,10 @@ class ParameterShard(SharedMemoryParameterServer):
         # No spin: a server has a thread for each worker, and a spinning thread keeps the GIL from the holder of the
         # lock.
         super().__init__(segment, ShardRule(rule), rank, workers, timeout, spin=0.0)
-        (_, others), (shown, reply_bytes) = self.blank(), _reply_sizes(self)
+        (_, statistics), (shown, reply_bytes) = self.blank(), _reply_sizes(self)
         self._reply_vector = reply_vector(replies, self, rank)
         self._reply_statistics = replies.array(
-            others.dtype, others.size, rank * reply_bytes + (shown if others.size else 0)
+            statistics.dtype, statistics.size, rank * reply_bytes + (shown if statistics.size else 0)
         )
         self._request_statistics: Array | None = None
 
@@ -149,11 +149,11 @@ class ParameterShard(SharedMemoryParameterServer):
         """Return whether a vector that ``reply`` returned is in the segment of replies."""
         return vector is self._reply_vector
 
-    def _repeat_reply(self, header: Array, others: Array) -> int:
+    def _handle_count_mismatch(self, header: Array, statistics: Array) -> int:
         """Return the staleness of an exchange that was committed but whose reply was lost; restore the reply."""
         if header[self._contributions_index] != self._contributions + 1:
-            return super()._repeat_reply(header, others)
-        others[:] = self._reply_statistics
+            return super()._handle_count_mismatch(header, statistics)
+        statistics[:] = self._reply_statistics
         before, self._clock_seen = self._clock_seen, int(header[self._clock_seen_index])
         return self._clock_seen - 1 - before
 

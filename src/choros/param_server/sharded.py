@@ -142,7 +142,7 @@ class ShardedParameterServer:
         kind = f"a center divided among {len(self._servers)} hosts" if divided else "a center on the first host"
         return kind + self._by_messages
 
-    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
+    def exchange(self, local: Array, seen: Array, window: int, statistics: Array) -> int:
         """Propose, merge and adopt; return the first shard's staleness.
 
         See ``SharedMemoryParameterServer.exchange``.
@@ -151,38 +151,38 @@ class ShardedParameterServer:
         with self.no_reply_left(ExchangeReply):
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
-                statistics = _shard_statistics(index, others)
+                statistics = _shard_statistics(index, statistics)
                 shard.send(Exchange(window, self.position_word, *shard.counters(), message, statistics))
             for index, part, server in self._local_shards:
                 server.position_word = self.position_word
-                shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, others))
+                shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, statistics))
                 staleness = shard_staleness if index == 0 else staleness
         for index, shard, reply in self.receive_all(ExchangeReply):
             self._adopt(local[shard.part], seen[shard.part], reply.shown, reply.taken)
-            _shard_statistics(index, others)[:] = reply.statistics
+            _shard_statistics(index, statistics)[:] = reply.statistics
             staleness = reply.staleness if index == 0 else staleness
         return staleness
 
-    def publish_pending(self, local: Array, seen: Array, window: int, others: Array) -> None:
+    def publish_pending(self, local: Array, seen: Array, window: int, statistics: Array) -> None:
         """Publish the message of an exchange for ``trial``. See ``SharedMemoryParameterServer.publish_pending``."""
         with self.no_reply_left(Done):
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
-                shard.send(PublishPending(window, *shard.counters(), message, _shard_statistics(index, others)))
+                shard.send(PublishPending(window, *shard.counters(), message, _shard_statistics(index, statistics)))
             for index, part, server in self._local_shards:
-                server.publish_pending(local[part], seen[part], window, _shard_statistics(index, others))
+                server.publish_pending(local[part], seen[part], window, _shard_statistics(index, statistics))
         self.receive_all(Done)
 
-    def trial(self, out: Array, others: Array) -> None:
+    def trial(self, out: Array, statistics: Array) -> None:
         """Copy out the center with all pending messages. See ``SharedMemoryParameterServer.trial``."""
         with self.no_reply_left(TrialReply):
             for _, shard in self._remote_shards:
                 shard.send(Trial())
             for index, part, server in self._local_shards:
-                server.trial(out[part], _shard_statistics(index, others))
+                server.trial(out[part], _shard_statistics(index, statistics))
         for index, shard, reply in self.receive_all(TrialReply):
             out[shard.part] = reply.center
-            _shard_statistics(index, others)[:] = reply.statistics
+            _shard_statistics(index, statistics)[:] = reply.statistics
 
     @property
     def trace(self) -> Trace | None:
@@ -247,7 +247,7 @@ class ShardedParameterServer:
         else:
             self._rule.adopt(local, seen, shown)
 
-    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
+    def read(self, out: Array, statistics: Array, *, adopt: bool = False) -> int:
         """Copy the center out, each shard consistent in itself; return the first shard's clock.
 
         See ``SharedMemoryParameterServer.read``.
@@ -257,17 +257,17 @@ class ShardedParameterServer:
             for _, shard in self._remote_shards:
                 shard.send(ReadCenter())
             for index, part, server in self._local_shards:
-                shard_clock = server.read(out[part], _shard_statistics(index, others), adopt=adopt)
+                shard_clock = server.read(out[part], _shard_statistics(index, statistics), adopt=adopt)
                 clock = shard_clock if index == 0 else clock
         for index, shard, reply in self.receive_all(CenterReply):
             out[shard.part] = reply.center
-            _shard_statistics(index, others)[:] = reply.statistics
+            _shard_statistics(index, statistics)[:] = reply.statistics
             if adopt:
                 shard.clock, shard.times_set = reply.clock, reply.times_set
             clock = reply.clock if index == 0 else clock
         return clock
 
-    def replace(self, center: Array, others: Array) -> None:
+    def replace(self, center: Array, statistics: Array) -> None:
         """Set the center and the moving statistics; every worker's next exchange takes them without a merge.
 
         Each host first returns how many times its shard was set. It sets the shard only if that number is unchanged. So
@@ -284,10 +284,10 @@ class ShardedParameterServer:
         clock = max(clocks + [reply.clock for _, _, reply in times_set_before])
         with self.no_reply_left(Done):
             for index, shard, reply in times_set_before:
-                statistics = _shard_statistics(index, others)
+                statistics = _shard_statistics(index, statistics)
                 shard.send(ReplaceCenter(reply.times_set, clock, center[shard.part], statistics))
             for index, part, server in self._local_shards:
-                server.replace(center[part], _shard_statistics(index, others), clock=clock)
+                server.replace(center[part], _shard_statistics(index, statistics), clock=clock)
         self.receive_all(Done)
 
     @property
@@ -306,6 +306,6 @@ class ShardedParameterServer:
             server.close()
 
 
-def _shard_statistics(part: int, others: Array) -> Array:
+def _shard_statistics(part: int, statistics: Array) -> Array:
     """Return a shard's moving statistics: the first shard has all of them, the others none."""
-    return others if part == 0 else others[:0]
+    return statistics if part == 0 else statistics[:0]

@@ -44,27 +44,29 @@ def export_state(
     for index, _, reply in server.receive_all(ShardState):
         # Copies: a reply's arrays are valid only until the next request on its connection.
         states[index] = reply.header.copy(), [vector.copy() for vector in reply.vectors]
-    (first, (_, others, *_)), count = states[0], len(states[0][1])
+    (first, (_, statistics, *_)), count = states[0], len(states[0][1])
     if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
         raise PeerLostError("The hosts' parts of the center have different clocks: a worker was in an exchange.")
     if meanwhile is not None:
         meanwhile()
     vectors_joined = [np.concatenate([states[index][1][number] for index in sorted(states)]) for number in range(count)]
-    vectors_joined[1] = others  # the first shard has all moving statistics
+    vectors_joined[1] = statistics  # the first shard has all moving statistics
     return first, vectors_joined
 
 
 def import_state(server: ShardedParameterServer, header: Array, vectors: list[Array]) -> None:
     """Restore the result of ``export_state``, on any number of hosts. Rank 0 calls, before any worker exchanges."""
-    vector, others, *memory = vectors
+    vector, statistics, *memory = vectors
     with server.no_reply_left(Done):
         for _, shard in server._remote_shards:
             shard.send(
-                ShardState(header, [vector[shard.part], others[:0], *(vector_[shard.part] for vector_ in memory)])
+                ShardState(header, [vector[shard.part], statistics[:0], *(vector_[shard.part] for vector_ in memory)])
             )
         for index, part, local in server._local_shards:
-            statistics = others if index == 0 else others[:0]
-            center_state.import_state(local, header, [vector[part], statistics, *(vector_[part] for vector_ in memory)])
+            shard_statistics = statistics if index == 0 else statistics[:0]
+            center_state.import_state(
+                local, header, [vector[part], shard_statistics, *(vector_[part] for vector_ in memory)]
+            )
     server.receive_all(Done)
 
 

@@ -87,7 +87,7 @@ class SharedMemoryParameterServer:
         self._words = self._segment.words
         self.workers = self._words[fields.WORKERS]
         self.count = self._words[fields.COUNT]
-        self.others = self._words[fields.OTHERS]
+        self.statistics = self._words[fields.STATISTICS]
         self.rank, self.timeout = rank, timeout
         self._rule = BlockRule(rule) if rule is not None else None
         self._name = "the controller" if rank is None else f"rank {rank}"
@@ -124,8 +124,12 @@ class SharedMemoryParameterServer:
     def _map_areas(self) -> None:
         header, segment = self._words, self._segment
         dtype = dtype_name((header[fields.DTYPE], header[fields.DTYPE + 1]))
-        others_dtype = dtype_name((header[fields.DTYPE_OTHERS], header[fields.DTYPE_OTHERS + 1]))
-        vectors = [(dtype, self.count), (others_dtype, self.others), *[(dtype, self.count)] * header[fields.MEMORIES]]
+        statistics_dtype = dtype_name((header[fields.DTYPE_STATISTICS], header[fields.DTYPE_STATISTICS + 1]))
+        vectors = [
+            (dtype, self.count),
+            (statistics_dtype, self.statistics),
+            *[(dtype, self.count)] * header[fields.MEMORIES],
+        ]
         layout = Layout.of(self.workers, [np.dtype(vector_dtype).itemsize * count for vector_dtype, count in vectors])
         self._headers = [segment.array("int64", layout.header_words, begin) for begin in layout.headers]
         self._buffers = [
@@ -142,7 +146,7 @@ class SharedMemoryParameterServer:
         self._messages = [
             (
                 segment.array(dtype, self.count, message),
-                segment.array(others_dtype, self.others, mean if self.others else 0),
+                segment.array(statistics_dtype, self.statistics, mean if self.statistics else 0),
             )
             for message, mean in layout.messages
         ]
@@ -153,12 +157,12 @@ class SharedMemoryParameterServer:
     abort = staticmethod(abort)
 
     @staticmethod
-    def create(center: Array, others: Array, memory: tuple[Array, ...], workers: int) -> Segment:
+    def create(center: Array, statistics: Array, memory: tuple[Array, ...], workers: int) -> Segment:
         """Make the segment of a center.
 
         Args:
             center: flat float array. Initial center.
-            others: flat float array. Initial averaged moving statistics; may be empty.
+            statistics: flat float array. Initial averaged moving statistics; may be empty.
             memory: arrays of the center's size, from the rule's ``start``.
             workers: int. Number of workers.
 
@@ -168,7 +172,7 @@ class SharedMemoryParameterServer:
         Raises:
             InvalidInputError: a vector is not flat, not of floats, or has a wrong size; or ``workers`` is below 1.
         """
-        for name, vector in [("center", center), ("others", others), *[("memory", m) for m in memory]]:
+        for name, vector in [("center", center), ("statistics", statistics), *[("memory", m) for m in memory]]:
             if vector.ndim != 1 or vector.dtype.kind != "f" or (name == "memory" and vector.size != center.size):
                 raise InvalidInputError(
                     f"A center was given {name} of shape {vector.shape} and type {vector.dtype}: "
@@ -176,16 +180,16 @@ class SharedMemoryParameterServer:
                 )
         if workers < 1:
             raise InvalidInputError(f"A center for {workers} workers is impossible: give 1 or more.")
-        vectors = [center, others, *(m.astype(center.dtype, copy=False) for m in memory)]
+        vectors = [center, statistics, *(m.astype(center.dtype, copy=False) for m in memory)]
         layout = Layout.of(workers, [vector.nbytes for vector in vectors])
         segment = Segment.create(layout.total, "choros-center")
         header = segment.words
         header[fields.WORKERS] = workers
         header[fields.COUNT] = len(center)
-        header[fields.OTHERS] = len(others)
+        header[fields.STATISTICS] = len(statistics)
         header[fields.MEMORIES] = len(memory)
         header[fields.DTYPE], header[fields.DTYPE + 1] = dtype_code(center.dtype)
-        header[fields.DTYPE_OTHERS], header[fields.DTYPE_OTHERS + 1] = dtype_code(others.dtype)
+        header[fields.DTYPE_STATISTICS], header[fields.DTYPE_STATISTICS + 1] = dtype_code(statistics.dtype)
         # The header is zero: it names buffer 0 of each vector, clock 0 and commit 0. So the first buffers are the
         # center.
         for vector, (first, _) in zip(vectors, layout.areas, strict=True):
@@ -227,7 +231,7 @@ class SharedMemoryParameterServer:
         first = self._contributions_index - (self.rank or 0)
         return [int(count) for count in self._header()[first : first + self.workers]]
 
-    def exchange(self, local: Array, seen: Array, window: int, others: Array) -> int:
+    def exchange(self, local: Array, seen: Array, window: int, statistics: Array) -> int:
         """Propose, merge and adopt under the lock, in one pass over blocks where the rule is elementwise.
 
         If a controller set the center since this worker's last exchange, nothing is merged. The worker takes the center
@@ -239,7 +243,7 @@ class SharedMemoryParameterServer:
             seen: the center that this worker saw last; becomes the center that it is shown now, unless
                 ``rule.uses_seen`` is False or the traced rule does not read it.
             window: int. Optimizer steps since the last exchange.
-            others: its moving statistics; c <- c + (others - c) / workers, and others <- c.
+            statistics: its moving statistics; c <- c + (statistics - c) / workers, and statistics <- c.
 
         Returns:
             int. The staleness: merges by other workers since this worker last saw the center.
@@ -253,8 +257,8 @@ class SharedMemoryParameterServer:
             raise InvalidInputError(
                 "A controller reads the center; only a worker, which has a rule and a rank, exchanges."
             )
-        self._check_vectors(local, others)
-        self._check_vectors(seen, others)
+        self._check_vectors(local, statistics)
+        self._check_vectors(seen, statistics)
         with self._lock.hold(self.timeout, "an exchange with the center"):
             # All changes go into a copy of the header and into spare buffers. A worker that is killed before the commit
             # leaves the center as it was; the next holder of the lock writes the same spare buffers again.
@@ -262,10 +266,10 @@ class SharedMemoryParameterServer:
             header = self._headers[commit % 2].copy()
             # Inside the lock, as only there the header cannot change between the test and the merge.
             if header[self._contributions_index] != self._contributions:
-                return self._repeat_reply(header, others)
+                return self._handle_count_mismatch(header, statistics)
             # A message that was computed from a center before the set would bring the old values back.
             if header[fields.TIMES_SET] != self._times_set:
-                self._clock_seen, self._times_set = self._copy_committed(commit, local, others)
+                self._clock_seen, self._times_set = self._copy_committed(commit, local, statistics)
                 seen[:] = local
                 # Also without a merge: the worker's progress is lost, and a restart must not repeat the batches before
                 # this position.
@@ -275,7 +279,7 @@ class SharedMemoryParameterServer:
             staleness = int(header[fields.CLOCK]) - self._clock_seen
             info = ExchangeInfo(workers=1, staleness=staleness, sender=self.rank)
             self._merge(self._rule, header, local, seen, window, info)
-            self._average(header, others)
+            self._average(header, statistics)
             header[fields.CLOCK] += 1
             # Clock, contributions and position change with the same store as the center. If the worker dies here,
             # either all of them or none count, so a restart from the position neither loses nor repeats a contribution.
@@ -288,7 +292,7 @@ class SharedMemoryParameterServer:
         self._clock_seen, self._contributions = int(header[fields.CLOCK]), self._contributions + 1
         return staleness
 
-    def publish_pending(self, local: Array, seen: Array, window: int, others: Array) -> None:
+    def publish_pending(self, local: Array, seen: Array, window: int, statistics: Array) -> None:
         """Publish the message that an exchange would merge now, for ``trial``; merge nothing, change no argument.
 
         The message is valid until this worker's next exchange. The arguments are those of ``exchange``.
@@ -303,7 +307,7 @@ class SharedMemoryParameterServer:
         record[0] += 1 + record[0] % 2  # the version becomes odd, also if it stayed odd after a kill during a write
         fence()  # readers must see the odd version before any new value of the message
         self._rule.write_message(local, seen, window, message)
-        mean[:] = others
+        mean[:] = statistics
         # Inside the odd version too: a reader uses these words to decide whether the message is already in the center.
         record[fields.PENDING_CONTRIBUTIONS] = self._contributions
         record[fields.PENDING_TIMES_SET] = self._times_set
@@ -311,12 +315,12 @@ class SharedMemoryParameterServer:
         fence()  # readers that see the even version must also see the whole message
         record[0] += 1
 
-    def trial(self, out: Array, others: Array) -> None:
+    def trial(self, out: Array, statistics: Array) -> None:
         """Copy out the center as it would be after a merge of all pending messages; the center does not change.
 
         Args:
             out: receives the center.
-            others: receives the averaged moving statistics.
+            statistics: receives the averaged moving statistics.
 
         Raises:
             InvalidInputError: the vectors do not fit, or this is a controller.
@@ -324,15 +328,15 @@ class SharedMemoryParameterServer:
         """
         if self._rule is None:
             raise InvalidInputError("A controller reads the center; only a worker, which has a rule, makes a trial.")
-        self._check_vectors(out, others)
+        self._check_vectors(out, statistics)
         with self._lock.hold(self.timeout, "a copy of the center"):
             header = self._header().copy()
             out[:] = self._buffers[0][int(header[fields.ACTIVE])]
-            others[:] = self._buffers[1][int(header[fields.ACTIVE + 1])]
+            statistics[:] = self._buffers[1][int(header[fields.ACTIVE + 1])]
             valid_ranks = [rank for rank in range(self.workers) if self._pending_is_valid(header, rank)]
             memory_pairs = enumerate(self._buffers[2:] if valid_ranks else [], fields.ACTIVE + 2)
             memory = tuple(pair[int(header[i])].copy() for i, pair in memory_pairs)
-        message, mean, clock = np.empty_like(out), np.empty_like(others), int(header[fields.CLOCK])
+        message, mean, clock = np.empty_like(out), np.empty_like(statistics), int(header[fields.CLOCK])
         # Outside the lock: a merge of all messages takes as many passes as there are workers, and nobody must wait for
         # it.
         for rank in valid_ranks:
@@ -342,7 +346,7 @@ class SharedMemoryParameterServer:
             info = ExchangeInfo(workers=1, staleness=clock - clock_seen, sender=rank)
             with np.errstate(all="ignore"):
                 self._rule.merge(self._rule.divide(message), info, out, memory, out, memory)
-            others += (mean - others) / self.workers
+            statistics += (mean - statistics) / self.workers
             clock += 1
 
     def _pending_is_valid(self, header: Array, rank: int) -> bool:
@@ -373,7 +377,7 @@ class SharedMemoryParameterServer:
             # A sleep and no futex: a write takes microseconds, and this wait is rare.
             time.sleep(1e-4)
 
-    def _repeat_reply(self, header: Array, others: Array) -> int:
+    def _handle_count_mismatch(self, header: Array, statistics: Array) -> int:
         """Handle an exchange whose number of contributions differs from the header's; a shard's server repeats it."""
         raise InvalidInputError(f"{self._name}: another process exchanges under this rank; give each its own.")
 
@@ -387,25 +391,25 @@ class SharedMemoryParameterServer:
         # system calls in between, so no reader sees those writes before this store.
         self._words[fields.COMMIT] = commit + 1
 
-    def replace(self, center: Array, others: Array, after: int | None = None, clock: int | None = None) -> None:
+    def replace(self, center: Array, statistics: Array, after: int | None = None, clock: int | None = None) -> None:
         """Set the center and the moving statistics. This is neither a merge nor a contribution.
 
         Every worker's next exchange takes the center without a merge. So no older value mixes with it.
 
         Args:
             center: the new center.
-            others: the new averaged moving statistics.
+            statistics: the new averaged moving statistics.
             after: int or None. Set the center only if it has been set this many times, so that a repeated request has
                 no effect. None, the default, sets it in any case.
             clock: int or None. The new clock. None, the default, keeps the clock.
         """
-        self._check_vectors(center, others)
+        self._check_vectors(center, statistics)
         with self._lock.hold(self.timeout, "setting the center"):
             commit = self._words[fields.COMMIT]
             header = self._headers[commit % 2].copy()
             if after not in (None, header[fields.TIMES_SET]):
                 return
-            for i, vector in enumerate((center, others)):
+            for i, vector in enumerate((center, statistics)):
                 active = int(header[fields.ACTIVE + i])
                 # Into the spare buffer, as in a merge: a reader without the lock may be copying the active one.
                 self._buffers[i][1 - active][:] = vector
@@ -451,65 +455,65 @@ class SharedMemoryParameterServer:
         for slot in (fields.ACTIVE, *(fields.ACTIVE + 2 + i for i in changed)):
             header[slot] = 1 - header[slot]
 
-    def _average(self, header: Array, others: Array) -> None:
-        """Moving statistics: c <- c + (others - c) / workers, others <- c."""
-        if not self.others:
+    def _average(self, header: Array, statistics: Array) -> None:
+        """Moving statistics: c <- c + (statistics - c) / workers, statistics <- c."""
+        if not self.statistics:
             return
         active = int(header[fields.ACTIVE + 1])
         old, new = self._buffers[1][active], self._buffers[1][1 - active]
-        # Not the formula below: with one worker ``old + (others - old)`` may differ from ``others`` in the last bit.
+        # With one worker ``old + (statistics - old)``, the formula below, may differ in the last bit.
         if self.workers == 1:
-            new[:] = others
+            new[:] = statistics
         else:
-            np.subtract(others, old, out=new)
+            np.subtract(statistics, old, out=new)
             new /= self.workers
             new += old
-        others[:] = new
+        statistics[:] = new
         header[fields.ACTIVE + 1] = 1 - active
 
-    def read(self, out: Array, others: Array, *, adopt: bool = False) -> int:
+    def read(self, out: Array, statistics: Array, *, adopt: bool = False) -> int:
         """Copy the center out. This works even if every worker was killed.
 
         A copy is valid if no merge was committed during the copy. After three invalid copies the read takes the lock.
 
         Args:
             out: receives the center.
-            others: receives the averaged moving statistics.
+            statistics: receives the averaged moving statistics.
             adopt: whether this rank trains on from this copy. Defaults to False: callbacks and validation read the
                 center too, while the rank's own weights are older.
 
         Returns:
             int. The clock of what was copied.
         """
-        self._check_vectors(out, others)
+        self._check_vectors(out, statistics)
         # First without the lock, as a reader with the lock would delay every worker. The commit word is read before and
         # after the copy. The merge after the next commit overwrites the copied buffers. A busy center could do that
         # again and again, so the last attempt takes the lock.
         for _ in range(_OPTIMISTIC_READS):
             commit = self._words[fields.COMMIT]
-            copied = self._copy_committed(commit, out, others)
+            copied = self._copy_committed(commit, out, statistics)
             fence()
             if self._words[fields.COMMIT] == commit:
                 break
         else:
             with self._lock.hold(self.timeout, "a read of the center"):
-                copied = self._copy_committed(self._words[fields.COMMIT], out, others)
+                copied = self._copy_committed(self._words[fields.COMMIT], out, statistics)
         if adopt:
             self._clock_seen, self._times_set = copied
         return copied[0]
 
-    def _copy_committed(self, commit: int, out: Array, others: Array) -> tuple[int, int]:
+    def _copy_committed(self, commit: int, out: Array, statistics: Array) -> tuple[int, int]:
         """Copy both vectors; return their clock, and the number of times that the center was set."""
         fence()  # the header must not be older than the commit word that selected it
         clock, times_set, first, second = self._headers[commit % 2][: fields.ACTIVE + 2].tolist()
         # Without the lock this header may be overwritten during the read. ``& 1`` keeps a torn index within the pair;
         # the caller then rejects the copy.
         out[:] = self._buffers[0][first & 1]
-        others[:] = self._buffers[1][second & 1]
+        statistics[:] = self._buffers[1][second & 1]
         return int(clock), int(times_set)
 
-    def _check_vectors(self, vector: Array, others: Array) -> None:
-        for name, array, pair in (("vector", vector, self._buffers[0]), ("others", others, self._buffers[1])):
+    def _check_vectors(self, vector: Array, statistics: Array) -> None:
+        for name, array, pair in (("vector", vector, self._buffers[0]), ("statistics", statistics, self._buffers[1])):
             expected = pair[0]
             if array.shape != expected.shape or (expected.size and array.dtype != expected.dtype):
                 raise InvalidInputError(

@@ -46,7 +46,7 @@ class _Spoken(CallbackServer):
     """The callback server in the driver, to which rank 0 connects."""
 
     def __init__(self, plan: FitRequest) -> None:
-        super().__init__(plan.model, plan.job, plan.conductor)
+        super().__init__(plan.model, plan.job, plan.callbacks)
 
     def answer(self, request: object, rank: int) -> Reply:
         """Refuse every request of a task: the stage's closure contains all data.
@@ -113,7 +113,7 @@ class SparkRun:
                     except Cancelled:
                         raise
                     except WorkerFailedError as error:
-                        epoch = plan.conductor.epoch if line.begun else job.initial_epoch
+                        epoch = plan.callbacks.epoch if line.begun else job.initial_epoch
                         if not restart_policy.left or epoch is None:
                             raise
                         restart_policy.count(error, (epoch, 0), True)
@@ -136,7 +136,7 @@ class SparkRun:
             put(plan.model, line.latest)
         callbacks = None
         with suppress(Exception):  # callbacks that cannot be pickled run only in the driver
-            callbacks = dumps(plan.conductor.user)
+            callbacks = dumps(plan.callbacks.user)
         return TrainTask(
             job.json(),
             plan.written,
@@ -145,8 +145,8 @@ class SparkRun:
             home,
             callbacks,
             self.rows,
-            plan.conductor.steps,
-            bool(plan.conductor.user),
+            plan.callbacks.steps,
+            bool(plan.callbacks.user),
             self.echo,
         )
 
@@ -194,35 +194,35 @@ class SparkRun:
         plan, models = self.plan, list[Any]()
         result, arrays = results(answers[0])
         lanes, arrays = [lane.tobytes() for lane in arrays[: result.lanes]], arrays[result.lanes :]
-        conductor, tallies = plan.conductor, result.tallies
+        callback_runner, all_stats = plan.callbacks, result.all_stats
         trained = result
         if plan.job.ensemble:
             members = [results(payload) for payload in answers]
             scores = [member.score for member, _ in members]
-            tallies = [replace(member.tallies[0], rank=rank) for rank, (member, _) in enumerate(members)]
+            all_stats = [replace(member.all_stats[0], rank=rank) for rank, (member, _) in enumerate(members)]
             trained = members[best_of(scores)][0]
             models = unpack_members(plan.model, scores, [weights for _, weights in members])
         else:
             put(plan.model, arrays)
         if trained.epochs is not None:
-            conductor.history.epoch, conductor.history.history = trained.epochs, trained.history
-            _print_epochs(conductor)
+            callback_runner.history.epoch, callback_runner.history.history = trained.epochs, trained.history
+            _print_epochs(callback_runner)
         else:
-            conductor.end()
-        record = RunRecord.of(plan.algorithm, plan.job.mode, tallies, 0.0, result.losses, result.transport)
+            callback_runner.end()
+        record = RunRecord.of(plan.algorithm, plan.job.mode, all_stats, 0.0, result.losses, result.transport)
         return record, models, lanes
 
 
-def _print_epochs(conductor: CallbackRunner) -> None:
+def _print_epochs(callback_runner: CallbackRunner) -> None:
     """Print the epochs if a progress bar was requested, but the tasks did not reach the driver."""
     import keras
 
-    if not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in conductor.list.callbacks):
+    if not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callback_runner.list.callbacks):
         return
-    history = conductor.history
+    history = callback_runner.history
     for number, epoch in enumerate(history.epoch):
         logs = [f"{name}: {figures[number]:.4f}" for name, figures in history.history.items() if number < len(figures)]
-        write_line(f"Epoch {epoch + 1}/{conductor.epochs} - {' - '.join(logs)}")
+        write_line(f"Epoch {epoch + 1}/{callback_runner.epochs} - {' - '.join(logs)}")
 
 
 def _mark(session: SparkSession, tag: str) -> None:

@@ -40,7 +40,7 @@ class TaskResult:
     """Result of rank 0, or of a member of an ensemble, without its arrays.
 
     Attributes:
-        tallies: list of WorkerStats.
+        all_stats: list of WorkerStats.
         losses: list of tuples. As in ``RunRecord.of``.
         transport: str. The engine of the exchanges.
         lanes: int. The number of lanes of a timeline: the first arrays. The others are the weights.
@@ -50,7 +50,7 @@ class TaskResult:
         score: float. The loss by which the members of an ensemble are compared.
     """
 
-    tallies: list[WorkerStats]
+    all_stats: list[WorkerStats]
     losses: list[tuple[float, int, float]]
     transport: str
     lanes: int
@@ -119,19 +119,19 @@ class TrainTask:
             put(model, [np.frombuffer(array, np.uint8) for array in self.weights])
             if task.rank:  # a member of an ensemble, but not the first one
                 redraw_member(model, int(self.job["seed"]), task.rank)
-            conductor = self._conductor(model, job, task)
+            callbacks = self._callback_runner(model, job, task)
         else:  # the weights come from rank 0
-            conductor = CallbackRunner(model, None, 0, job.epochs, self.steps)
+            callbacks = CallbackRunner(model, None, 0, job.epochs, self.steps)
         algorithm = unpack_algorithm(job, self.rows.code if isinstance(self.rows, BroadcastData) else [])
-        request = FitRequest(model, algorithm, job, source, validation, conductor, self.model, begun)
+        request = FitRequest(model, algorithm, job, source, validation, callbacks, self.model, begun)
         result = in_job.run(request, rank)
         if rank:
             return b""
         arrays = [*(np.frombuffer(lane, np.uint8) for lane in result.lanes), *shown(model)]
-        history = conductor.history if isinstance(conductor, CallbackRunner) else None
+        history = callbacks.history if isinstance(callbacks, CallbackRunner) else None
         values = history.history if history else {}
         head = TaskResult(
-            result.tallies,
+            result.all_stats,
             result.losses,
             result.transport,
             len(result.lanes),
@@ -143,7 +143,7 @@ class TrainTask:
         text = json.dumps(header_of(head), default=float).encode()
         return b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in arrays)])
 
-    def _conductor(self, model: Any, job: FitConfig, task: Task) -> CallbackRunner | RemoteCallbackRunner:
+    def _callback_runner(self, model: Any, job: FitConfig, task: Task) -> CallbackRunner | RemoteCallbackRunner:
         """Return a runner for the driver's callbacks if the driver can be reached, else for copies in this task."""
         if task.rank == 0 and not (job.workers == 1 and task.size > 1):
             try:

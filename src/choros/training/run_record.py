@@ -66,29 +66,29 @@ class WorkerRecord:
         return self.seconds * max(0.0, 1 - self.exchanging - self.calling) / max(self.steps, 1)
 
     @classmethod
-    def of(cls, tally: WorkerStats) -> WorkerRecord:
+    def of(cls, stats: WorkerStats) -> WorkerRecord:
         """Return the record of a worker's counts."""
-        seconds = max(tally.seconds, 1e-9)
-        waiting = min(1.0, tally.waiting / seconds)
-        read = tally.reading / (tally.reading + tally.copying) if tally.ahead and tally.reading + tally.copying else 1.0
-        copying = (1 - read) * waiting if tally.ahead else min(1.0, tally.copying / seconds)
+        seconds = max(stats.seconds, 1e-9)
+        waiting = min(1.0, stats.waiting / seconds)
+        read = stats.reading / (stats.reading + stats.copying) if stats.ahead and stats.reading + stats.copying else 1.0
+        copying = (1 - read) * waiting if stats.ahead else min(1.0, stats.copying / seconds)
         return cls(
-            tally.rank,
-            tally.steps,
-            tally.rows,
-            tally.exchanges,
-            tally.staleness / tally.exchanges if tally.exchanges else 0.0,
-            min(1.0, tally.exchanging / seconds),
+            stats.rank,
+            stats.steps,
+            stats.rows,
+            stats.exchanges,
+            stats.staleness / stats.exchanges if stats.exchanges else 0.0,
+            min(1.0, stats.exchanging / seconds),
             waiting,
-            tally.startup,
-            tally.seconds,
-            (tally.rows - tally.first_rows) / seconds,
-            tally.host,
-            None if tally.lost_epoch < 0 else (tally.lost_epoch, tally.lost_step),
-            min(1.0, tally.calling / seconds),
+            stats.startup,
+            stats.seconds,
+            (stats.rows - stats.first_rows) / seconds,
+            stats.host,
+            None if stats.lost_epoch < 0 else (stats.lost_epoch, stats.lost_step),
+            min(1.0, stats.calling / seconds),
             read * waiting,
             copying,
-            tally.ahead,
+            stats.ahead,
         )
 
 
@@ -176,7 +176,7 @@ class RunRecord:
         cls,
         algorithm: Any,
         mode: str | None,
-        tallies: list[WorkerStats],
+        all_stats: list[WorkerStats],
         startup: float,
         losses: list[tuple[float, int, float]],
         group: str = "nothing",
@@ -186,15 +186,15 @@ class RunRecord:
         Args:
             algorithm: the bound algorithm.
             mode: "sync", "async" or None.
-            tallies: one for each rank.
+            all_stats: one for each rank.
             startup: seconds of start-up in the caller, before that of the workers.
             losses: (seconds of training, epoch, loss) of each epoch.
             group: the means of exchange.
         """
-        workers = tuple(WorkerRecord.of(tally) for tally in tallies)
-        group += ", optimizer divided" if any(tally.divided for tally in tallies) else ""
+        workers = tuple(WorkerRecord.of(stats) for stats in all_stats)
+        group += ", optimizer divided" if any(stats.divided for stats in all_stats) else ""
         exchanges = sum(worker.exchanges for worker in workers)
-        slowest = max(tally.startup for tally in tallies)
+        slowest = max(stats.startup for stats in all_stats)
         return cls(
             algorithm=algorithm,
             mode=mode,
@@ -204,12 +204,12 @@ class RunRecord:
             rows=sum(worker.rows for worker in workers),
             samples_per_second=sum(worker.samples_per_second for worker in workers),
             exchanges=exchanges,
-            staleness=sum(tally.staleness for tally in tallies) / exchanges if exchanges else 0.0,
+            staleness=sum(stats.staleness for stats in all_stats) / exchanges if exchanges else 0.0,
             exchanging=sum(worker.exchanging for worker in workers) / len(workers),
             waiting=sum(worker.waiting for worker in workers) / len(workers),
             losses=tuple(losses),
             group=group,
-            keeping=sum(tally.keeping for tally in tallies),
+            keeping=sum(stats.keeping for stats in all_stats),
         )
 
     def __repr__(self) -> str:

@@ -126,10 +126,10 @@ class FitRequest:
         algorithm: the bound algorithm.
         job: FitConfig.
         source, validation: sources of batches; ``validation`` may be None.
-        conductor: CallbackRunner; None in a worker whose callbacks run in the caller.
+        callbacks: CallbackRunner; None in a worker whose callbacks run in the caller.
         written: PackedModel, for workers.
         begun: float. ``time.perf_counter()`` at the call of ``fit``; in a worker, at the arrival of the job.
-        saver: CheckpointManager, or None.
+        checkpoints: CheckpointManager, or None.
         verbose: bool. Whether this process prints the record of the run.
     """
 
@@ -138,10 +138,10 @@ class FitRequest:
     job: FitConfig
     source: Source
     validation: Source | None
-    conductor: Any
+    callbacks: Any
     written: PackedModel
     begun: float
-    saver: Any = None
+    checkpoints: Any = None
     verbose: bool = False
 
 
@@ -332,6 +332,6 @@ class CallbackChannel(Protocol):
         """
         ...
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll between two steps of an asynchronous worker; in a job, rank 0 runs the callbacks of ended epochs."""
         ...

@@ -312,15 +312,15 @@ class MirroredReplica(SingleSteps):
         """Set the trainable variables."""
         self.threads.each(lambda number: self.replicas[number].set(vector))
 
-    def get_others(self, out: Array) -> None:
+    def get_statistics(self, out: Array) -> None:
         """Copy the moving statistics into ``out``."""
         self._agree()
-        self.threads.first(lambda: self.lead.get_others(out))
+        self.threads.first(lambda: self.lead.get_statistics(out))
 
-    def set_others(self, vector: Array) -> None:
+    def set_statistics(self, vector: Array) -> None:
         """Set the moving statistics."""
         self.rows[:] = 0
-        self.threads.each(lambda number: self.replicas[number].set_others(vector))
+        self.threads.each(lambda number: self.replicas[number].set_statistics(vector))
 
     @property
     def averages(self) -> bool:
@@ -430,5 +430,5 @@ class MirroredReplica(SingleSteps):
         if not self.others or not self.rows.any():
             return
         stacked = np.empty((len(self.replicas), self.others), np.float64)
-        self.threads.each(lambda number: self.replicas[number].get_others(stacked[number]))
-        self.set_others((self.rows @ stacked / self.rows.sum()).astype(self.dtype))
+        self.threads.each(lambda number: self.replicas[number].get_statistics(stacked[number]))
+        self.set_statistics((self.rows @ stacked / self.rows.sum()).astype(self.dtype))

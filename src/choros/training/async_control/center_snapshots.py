@@ -44,12 +44,12 @@ _EPOCHS = 3
 class CenterSnapshotStore(Protocol):
     """The interface of ``CenterSnapshots`` for workers, on the same host or on another one."""
 
-    def put(self, epoch: int, vector: Array, others: Array) -> None:
+    def put(self, epoch: int, vector: Array, statistics: Array) -> None:
         """Save the center of an epoch's end."""
         ...
 
-    def read(self, epoch: int, vector: Array, others: Array) -> bool:
-        """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
+    def read(self, epoch: int, vector: Array, statistics: Array) -> bool:
+        """Copy the center of an epoch's end into ``vector`` and ``statistics``; return False if it is not saved."""
         ...
 
 
@@ -71,21 +71,21 @@ class CenterSnapshots:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self._head = segment.array(np.int64, _HEAD, 0)
-        size, others, itemsize = (int(value) for value in self._head[:3])
+        size, statistics, itemsize = (int(value) for value in self._head[:3])
         dtype = np.dtype(f"f{itemsize}")
-        slot_bytes = align((size + others) * itemsize)
-        flat = [segment.array(dtype, size + others, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
+        slot_bytes = align((size + statistics) * itemsize)
+        flat = [segment.array(dtype, size + statistics, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
         self._slots = [(both[:size], both[size:]) for both in flat]
 
     @classmethod
-    def create(cls, vector: Array, others: Array) -> CenterSnapshots:
+    def create(cls, vector: Array, statistics: Array) -> CenterSnapshots:
         """Create both slots, empty, for vectors of these sizes and this dtype (float32 or float64)."""
-        nbytes = 8 * _HEAD + SLOTS * align((vector.size + others.size) * vector.itemsize)
+        nbytes = 8 * _HEAD + SLOTS * align((vector.size + statistics.size) * vector.itemsize)
         segment = Segment.create(nbytes, "choros-snapshots")
-        segment.array(np.int64, _HEAD, 0)[:3] = vector.size, others.size, vector.itemsize
+        segment.array(np.int64, _HEAD, 0)[:3] = vector.size, statistics.size, vector.itemsize
         return cls(segment)
 
-    def put(self, epoch: int, vector: Array, others: Array) -> None:
+    def put(self, epoch: int, vector: Array, statistics: Array) -> None:
         """Save the center of an epoch's end in place of the one two epochs before. Ignore it if the slot is newer."""
         # No lock: an epoch has one reporter.
         tag = self._head[_EPOCHS + epoch % SLOTS :][:1]
@@ -93,24 +93,24 @@ class CenterSnapshots:
             return
         tag[0] = 0  # marks the slot as invalid while it is written; ``read`` checks the mark
         fence()
-        for target, source in zip(self._slots[epoch % SLOTS], (vector, others), strict=True):
+        for target, source in zip(self._slots[epoch % SLOTS], (vector, statistics), strict=True):
             target[:] = source
         fence()  # the content must be complete before the mark
         tag[0] = epoch + 1
 
-    def read(self, epoch: int, vector: Array, others: Array) -> bool:
-        """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
+    def read(self, epoch: int, vector: Array, statistics: Array) -> bool:
+        """Copy the center of an epoch's end into ``vector`` and ``statistics``; return False if it is not saved."""
         if int(self._head[_EPOCHS + epoch % SLOTS]) != epoch + 1:
             return False
         fence()  # the content must be read after the mark
         # No second check of the mark: ``has_room`` lets the slot be written again only after callbacks have read it.
-        vector[:], others[:] = self._slots[epoch % SLOTS]
+        vector[:], statistics[:] = self._slots[epoch % SLOTS]
         return True
 
     def blank(self) -> tuple[Array, Array]:
         """Return empty arrays of the vectors' sizes, for ``read``."""
-        vector, others = self._slots[0]
-        return np.empty_like(vector), np.empty_like(others)
+        vector, statistics = self._slots[0]
+        return np.empty_like(vector), np.empty_like(statistics)
 
     def close(self) -> None:
         """Free the segment."""
@@ -124,7 +124,7 @@ class PutSnapshot:
 
     epoch: int
     vector: Array
-    others: Array
+    statistics: Array
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class SnapshotReply:
 
     saved: bool
     vector: Array
-    others: Array
+    statistics: Array
 
 
 REQUESTS = Messages(PutSnapshot, ReadSnapshot)
@@ -156,15 +156,15 @@ class RemoteCenterSnapshots:
     def __init__(self, line: Client) -> None:
         self._line = line
 
-    def put(self, epoch: int, vector: Array, others: Array) -> None:
+    def put(self, epoch: int, vector: Array, statistics: Array) -> None:
         """Save the center of an epoch's end on the other host."""
-        ask(self._line, PutSnapshot(epoch, vector, others), Done)
+        ask(self._line, PutSnapshot(epoch, vector, statistics), Done)
 
-    def read(self, epoch: int, vector: Array, others: Array) -> bool:
-        """Copy the center of an epoch's end into ``vector`` and ``others``; return False if it is not saved."""
+    def read(self, epoch: int, vector: Array, statistics: Array) -> bool:
+        """Copy the center of an epoch's end into ``vector`` and ``statistics``; return False if it is not saved."""
         reply = ask(self._line, ReadSnapshot(epoch), SnapshotReply)
         if reply.saved:
-            vector[:], others[:] = reply.vector, reply.others
+            vector[:], statistics[:] = reply.vector, reply.statistics
         return reply.saved
 
     def close(self) -> None:
@@ -174,8 +174,8 @@ class RemoteCenterSnapshots:
 def reply(snapshots: CenterSnapshots, request: PutSnapshot | ReadSnapshot) -> Done | SnapshotReply:
     """Serve a request of ``RemoteCenterSnapshots``; return the reply."""
     if isinstance(request, PutSnapshot):
-        snapshots.put(request.epoch, request.vector, request.others)
+        snapshots.put(request.epoch, request.vector, request.statistics)
         return Done()
-    vector, others = snapshots.blank()
-    saved = snapshots.read(request.epoch, vector, others)
-    return SnapshotReply(saved, vector if saved else vector[:0], others if saved else others[:0])
+    vector, statistics = snapshots.blank()
+    saved = snapshots.read(request.epoch, vector, statistics)
+    return SnapshotReply(saved, vector if saved else vector[:0], statistics if saved else statistics[:0])

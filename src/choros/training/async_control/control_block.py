@@ -234,10 +234,10 @@ class ControlBlock:
             if not self._ended[epoch, rank]:
                 self._parts[epoch, rank, 0, : len(train)] = train
                 self._parts[epoch, rank, 1, : len(validation)] = validation
-                others = np.delete(self._ended[epoch], rank)
+                statistics = np.delete(self._ended[epoch], rank)
                 fence()  # ``complete``, ``sums``, ``rank_metrics`` and ``export_metrics`` read without the lock
                 # Written last: a rank that is killed before this line has added nothing.
-                self._ended[epoch, rank] = _LAST if others.all() else 1
+                self._ended[epoch, rank] = _LAST if statistics.all() else 1
             return bool(self._ended[epoch, rank] == _LAST)
 
     def ended(self, epoch: int, rank: int) -> bool:
@@ -266,7 +266,7 @@ class ControlBlock:
 
     # -- the state from which a restarted rank resumes
     def save_position(
-        self, rank: int, position: tuple[int, int], iterations: int, tally: list[float], state: Array
+        self, rank: int, position: tuple[int, int], iterations: int, stats: list[float], state: Array
     ) -> None:
         """Save a rank's counts and its metric state of the current epoch.
 
@@ -277,13 +277,13 @@ class ControlBlock:
             rank: int.
             position: the epoch, and the number of its batches that are done.
             iterations: the optimizer's count of steps.
-            tally: numbers of the rank's ``WorkerStats``.
+            stats: numbers of the rank's ``WorkerStats``.
             state: the metric state.
         """
         turn = int(self._turns[rank])
         fence()  # a copy of the record that is overwritten now must find the turn changed
         spare = self._saved_records[rank, (turn + 1) % _RECORDS]
-        spare[:3], spare[3 : 3 + len(tally)] = (*position, iterations), tally
+        spare[:3], spare[3 : 3 + len(stats)] = (*position, iterations), stats
         spare[_NOW : _NOW + len(state)] = state
         fence()  # the copy must be complete before the turn that makes it valid
         self._turns[rank] = turn + 1

@@ -44,7 +44,7 @@ class HeartbeatMonitor:
         self.looked = time.monotonic()
         self.beats, self.moved = control_block.step_counts(), np.full(job.workers, self.looked)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll the heartbeats.
 
         If the last poll was long ago, for example because of a long callback, the time between does not count: messages
@@ -58,7 +58,7 @@ class HeartbeatMonitor:
         self.moved[[*np.flatnonzero(fresh), *self._waiting()]] = now
         self.starting -= set(np.flatnonzero(fresh).tolist())
 
-    def late(
+    def overdue(
         self, seconds: float, done: Collection[int], stopped: Callable[[int], bool] = lambda rank: False
     ) -> list[int]:
         """Return the ranks that have done no step for ``seconds``, without those that are ``done`` or starting.
@@ -189,7 +189,7 @@ class JobHangs:
     def _late(self) -> list[int]:
         """Return the ranks that hang. After a request to stop, ranks have ``first_timeout`` seconds to end."""
         self._looked = now = time.monotonic()
-        self.hangs.look()
+        self.hangs.poll()
         if self.control_block.in_callbacks:  # they may take as long as they need
             self.hangs.restart_clock(0)
         finished = {*self.hangs.finished(), self.rank}
@@ -198,7 +198,7 @@ class JobHangs:
             self._stopped = self._stopped or now
             over = now - self._stopped > self.job.first_timeout
             return [rank for rank in range(self.job.workers) if over and rank not in finished]
-        late = self.hangs.late(self.job.timeout, finished)
+        late = self.hangs.overdue(self.job.timeout, finished)
         if now - self._begun > self.job.first_timeout:
             late += [rank for rank in np.flatnonzero(self.hangs.beats == 0).tolist() if rank not in finished]
         return late

@@ -28,7 +28,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
 
     def save(self, asked: bool = False) -> None:
         """Save the current state. If the end is requested (``asked``), the ranks stay paused until they end."""
-        if self.saver.checkpoint is None:
+        if self.checkpoints.checkpoint is None:
             return
         self.number += 1
         self.control_block.request_pause(self.number)
@@ -86,7 +86,7 @@ class QuiesceClient:
     def __init__(self, control_block: Any, rank: int, timeout: float) -> None:
         self.control_block, self.rank, self.timeout = control_block, rank, timeout
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Pause if that is requested.
 
         Raises:

@@ -31,7 +31,7 @@ def save_position(run: WorkerContext, position: tuple[int, int]) -> None:
     begun = time.thread_time()
     figures = list(astuple(run.counted()))[1:-1]
     run.control_block.save_position(run.rank, position, run.replica.iterations, figures, run.replica.metric_state())
-    run.tally.keeping += time.thread_time() - begun
+    run.stats.keeping += time.thread_time() - begun
 
 
 def resume_worker(run: WorkerContext) -> bool:
@@ -50,15 +50,15 @@ def resume_worker(run: WorkerContext) -> bool:
     saved = run.control_block.saved_position(run.rank, run.begin)
     if saved is None:
         return False
-    (epoch, batch), iterations, tally, state = saved
+    (epoch, batch), iterations, stats, state = saved
     run.replica.iterations = max(0, iterations + between(run, (epoch, batch), run.begin))
     if run.replica.averages:
         begin_average(run.replica)
     if run.job.continues_counts:
-        figures = zip(fields(WorkerStats)[1:-1], tally.tolist(), strict=False)
+        figures = zip(fields(WorkerStats)[1:-1], stats.tolist(), strict=False)
         counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
-        run.tally = replace(run.tally, **counted)
-        run.before = run.tally.seconds
+        run.stats = replace(run.stats, **counted)
+        run.before = run.stats.seconds
     if epoch != run.begin[0]:
         return False
     run.replica.set_metric_state(state[: len(run.replica.metric_state())])

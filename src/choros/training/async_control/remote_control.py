@@ -205,18 +205,18 @@ class RemoteControlBlock:
 
         The next access reads a new header.
         """
-        position, iterations, tally, state = self._unsent or ((-1, 0), 0, [], _NONE)
-        ask(self._line, JoinPause(rank, number, position, tally, iterations, state), Done)
+        position, iterations, stats, state = self._unsent or ((-1, 0), 0, [], _NONE)
+        ask(self._line, JoinPause(rank, number, position, stats, iterations, state), Done)
         # The saved header shows the state from before the pause.
         self._read = 0.0
 
     def save_position(
-        self, rank: int, position: tuple[int, int], iterations: int, tally: list[float], state: Array
+        self, rank: int, position: tuple[int, int], iterations: int, stats: list[float], state: Array
     ) -> None:
         """Hold the arguments of ``ControlBlock.save_position`` until ``join_pause`` sends them."""
         # Only a checkpoint needs the position, and each checkpoint makes a pause. A request at each exchange would cost
         # a round trip.
-        self._unsent = position, iterations, tally, np.array(state, np.float64)
+        self._unsent = position, iterations, stats, np.array(state, np.float64)
 
     def saved_position(
         self, rank: int, position: tuple[int, int] | None = None

@@ -35,41 +35,41 @@ class AsyncCheckpointer:
     Args:
         center: the parameter server, as the caller or rank 0 sees it, before the first exchange.
         control_block: ControlBlock.
-        saver: CheckpointManager.
+        checkpoints: CheckpointManager.
         job: FitConfig.
-        conductor: CallbackRunner.
+        callbacks: CallbackRunner.
     """
 
     def __init__(
         self,
         center: ParameterServer,
         control_block: Any,
-        saver: CheckpointManager,
+        checkpoints: CheckpointManager,
         job: FitConfig,
-        conductor: CallbackRunner,
+        callbacks: CallbackRunner,
     ) -> None:
         self.center = center
         self.control_block = control_block
-        self.saver = saver
+        self.checkpoints = checkpoints
         self.job = job
-        self.conductor = conductor
+        self.callbacks = callbacks
         self.saved_at, self.saved_steps = time.monotonic(), 0.0
         self.slots_of: Callable[[int], Part] | None = None  # returns the optimizer's state of a rank
         self.ranks = range(1)  # the ranks whose optimizer's state is saved
-        if saver.latest is None:
+        if checkpoints.latest is None:
             # A worker that fails before its first exchange must find a position to resume from.
             state_of(center).set_positions(center, job.initial_epoch, job.initial_batch)
         else:
-            _, groups = saver.latest.parts[0]
+            _, groups = checkpoints.latest.parts[0]
             state_of(center).import_state(center, groups["header"][0], groups["center"])
             control_block.import_state(groups["control_block"])
             # Workers begin with the rate of their optimizer. They poll the control block, so they take the saved rate
             # from it.
-            control_block.publish(TrainerControl(learning_rate=kept_rate(saver.latest.facts)))
+            control_block.publish(TrainerControl(learning_rate=kept_rate(checkpoints.latest.facts)))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Save the state if a checkpoint is due by seconds or batches."""
-        if self.saver.checkpoint is None:
+        if self.checkpoints.checkpoint is None:
             return
         rule, now = self.job.keep or {}, time.monotonic()
         steps = self.control_block.step_counts().sum() / self.job.workers
@@ -88,7 +88,7 @@ class AsyncCheckpointer:
 
         A fit that has no epoch to train saves nothing: its number of epochs may be below that of the checkpoint.
         """
-        if self.saver.checkpoint is None or self.job.initial_epoch >= self.job.epochs:
+        if self.checkpoints.checkpoint is None or self.job.initial_epoch >= self.job.epochs:
             return
         begun = time.thread_time()
         # No worker commits an exchange while the center and the saved positions are copied, so each worker's metrics
@@ -100,7 +100,7 @@ class AsyncCheckpointer:
         header, vectors = state_of(self.center).export_state(
             self.center, lambda: positions.extend(self.control_block.export_positions())
         )
-        reached = self.conductor.epoch
+        reached = self.callbacks.epoch
         over = reached is None
         epoch = self.job.epochs if reached is None else reached
         control_block = [*positions, *self.control_block.export_metrics(epoch - self.job.initial_epoch)]
@@ -113,8 +113,8 @@ class AsyncCheckpointer:
         # "epoch" is that of the callbacks. Each worker's position, which may be in an earlier or later epoch, is in the
         # center's header (center_state.position_of).
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.published_rate}
-        self.saver.store_state(Snapshot(facts, parts), asked)
-        self.saver.busy += time.thread_time() - begun
+        self.checkpoints.store_state(Snapshot(facts, parts), asked)
+        self.checkpoints.busy += time.thread_time() - begun
 
     def wait_for_exits(self) -> None:
         """Wait until the ranks have seen the exit code. Nothing to do on one host."""
@@ -131,7 +131,7 @@ class AsyncSupervisor(AsyncCheckpointer):
     """
 
     def __init__(self, engine: Any, center: SharedMemoryParameterServer) -> None:
-        super().__init__(center, engine.control_block, engine.saver, engine.job, engine.conductor)
+        super().__init__(center, engine.control_block, engine.checkpoints, engine.job, engine.callbacks)
         self.local_center = center
         self.slots_of, self.ranks = engine.slots_of, engine.ranks
         self.engine, self.restart_policy = engine, engine.restart_policy
@@ -168,7 +168,7 @@ class AsyncSupervisor(AsyncCheckpointer):
             SystemExit: the end of this process was requested; the state is saved.
         """
         limit = _HUNG * self.job.timeout
-        late = self.hangs.late(limit, done)
+        late = self.hangs.overdue(limit, done)
         if late and self.restart_policy.left:
             holder = center_state.lock_holder(self.local_center)
             # A rank that hangs while it holds the center's lock makes others late too: end the cause, not one that
@@ -180,7 +180,7 @@ class AsyncSupervisor(AsyncCheckpointer):
             # The others may have waited for that lock. They get the whole time again.
             self.hangs.restart_clock()
             self.engine.pool.end(rank)
-        if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
+        if self.checkpoints.checkpoint is not None and self.checkpoints.checkpoint.asked:
             self.save(asked=True)
-            raise self.saver.flush_for_exit()
-        self.look()
+            raise self.checkpoints.flush_for_exit()
+        self.poll()

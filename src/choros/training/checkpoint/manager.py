@@ -222,7 +222,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: an earlier state could not be written.
         """
-        self.look()
+        self.poll()
         # The callbacks for the beginning of that epoch have run, if there is such an epoch.
         state.facts.setdefault("begun", state.facts["epoch"] < self._epochs)
         self.latest, self.asked = state, asked
@@ -235,7 +235,7 @@ class CheckpointManager:
             self._waiting = state  # replaces an older state that is not written yet
             self._wake.notify_all()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise the error of the writing thread, if there was one."""
         # Once: the caller may handle the error, and ``flush`` looks again at the end.
         if self._error is not None:
@@ -279,7 +279,7 @@ class CheckpointManager:
             self._thread = None
         # The next ``store_state`` may start a new thread: a fit can flush more than once.
         self._ending = False
-        self.look()
+        self.poll()
 
     @contextmanager
     def listening(self, then: Any = lambda: None) -> Iterator[None]:

@@ -94,7 +94,7 @@ class SyncCheckpointer:
         polls = gather_messages(self.run.group, local_poll)
         # All ranks take rank 0's number, else they would make the next collective call after different steps.
         self.wait = self.waited = polls[0].wait
-        self.run.tally.keeping += time.thread_time() - begun
+        self.run.stats.keeping += time.thread_time() - begun
         return polls[0].due, any(poll.end_requested for poll in polls)
 
     def save(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
@@ -104,7 +104,7 @@ class SyncCheckpointer:
         if batch and self.run.group.size > 1:  # at an epoch's end the ranks have just compared their weights
             self.loop.same(epoch, batch - 1)
         self.run.reporter.save_state(self.part(epoch, batch, over), asked)
-        self.run.tally.keeping += time.thread_time() - begun
+        self.run.stats.keeping += time.thread_time() - begun
 
     def part(self, epoch: int, batch: int, over: bool) -> Part:
         """Return this rank's state, without the arrays that are equal on all ranks and saved by rank 0."""
@@ -117,15 +117,15 @@ class SyncCheckpointer:
             groups["meeting"] = [exchange_state["center"], exchange_state["seen"], *exchange_state["memory"]]
             if not batch and loop.trial is not None:  # callbacks saw this center, so a resumed run shows it to them
                 groups["shown"] = [loop.trial]
-        tally = run.counted()
+        stats = run.counted()
         rank_facts = {
             "epoch": epoch,
             "batch": batch,
             "over": over,
             "pending": loop.schedule.pending,
             "rows": loop.rows,
-            "epoch_rows": tally.rows - loop.rows_before,
-            "tally": tally.json(),
+            "epoch_rows": stats.rows - loop.rows_before,
+            "stats": stats.json(),
             "replica": facts,
         }
         return rank_facts, groups
@@ -149,6 +149,6 @@ class SyncCheckpointer:
             loop.exchange.restore({"center": center, "seen": seen, "memory": memory, "exchanges": 0, "seconds": 0.0})
         loop.schedule.pending, loop.rows = facts["pending"], facts["rows"]
         if loop.run.job.continues_counts:
-            loop.run.tally = WorkerStats(**facts["tally"])
-            loop.run.before = loop.run.tally.seconds
-        loop.rows_before = loop.run.tally.rows - facts["epoch_rows"]
+            loop.run.stats = WorkerStats(**facts["stats"])
+            loop.run.before = loop.run.stats.seconds
+        loop.rows_before = loop.run.stats.rows - facts["epoch_rows"]

@@ -71,7 +71,7 @@ class CallbackServer(ABC):
     Args:
         model: the model given to the Trainer.
         job: FitConfig.
-        conductor: CallbackRunner.
+        callbacks: CallbackRunner.
 
     Attributes:
         latest: list. The last weights received, as ``shown`` returns them.
@@ -79,8 +79,8 @@ class CallbackServer(ABC):
         begun: bool. Whether training has begun.
     """
 
-    def __init__(self, model: keras.Model, job: FitConfig, conductor: CallbackRunner) -> None:
-        self.model, self.job, self.conductor = model, job, conductor
+    def __init__(self, model: keras.Model, job: FitConfig, callbacks: CallbackRunner) -> None:
+        self.model, self.job, self.callbacks = model, job, callbacks
         self.latest: list[Any] = []
         self.hosts: dict[int, str] = {}
         self._events: queue.Queue[RankEvent] = queue.Queue()
@@ -88,7 +88,7 @@ class CallbackServer(ABC):
         self._later: deque[RankEvent] = deque()
         # The reply queue of rank 0, while it waits and can send its weights.
         self._asking: queue.Queue[Reply | None] | None = None
-        conductor.fetch = self.fetch
+        callbacks.fetch = self.fetch
 
     def fetch(self, epoch: int | None) -> None:
         """Load the last received weights into the model. Within an epoch (None), request them from rank 0 first.
@@ -106,7 +106,7 @@ class CallbackServer(ABC):
                 message = received.message if received is not None and received.rank == 0 else None
                 if received is not None and isinstance(message, WeightsShown):
                     self.latest, self._asking = received.arrays, received.reply
-                    self.conductor.show_metrics(message.metrics)
+                    self.callbacks.show_metrics(message.metrics)
                     break
                 if received is not None:
                     # Events of other ranks may come meanwhile. They are handled after this callback, in the order of
@@ -219,16 +219,16 @@ class CallbackServer(ABC):
         _, message, arrays, back = event
         self.latest = arrays or self.latest
         if isinstance(message, TrainingBegins):
-            control = self.conductor.begin(message.epoch)
+            control = self.callbacks.begin(message.epoch)
             self.begun = True
         elif isinstance(message, BatchEnded):
             self._asking = back
-            control = self.conductor.batch(message.epoch, message.step, message.logs)
+            control = self.callbacks.batch(message.epoch, message.step, message.logs)
             # A request for weights during the callback has replaced the queue: the rank waits on the newest one.
             back, self._asking = self._asking, None
         else:
-            control = self.conductor.epoch_end(message.epoch, message.logs, message.metrics)
-        answer = header_of(Control(control, self.conductor.epoch))
+            control = self.callbacks.epoch_end(message.epoch, message.logs, message.metrics)
+        answer = header_of(Control(control, self.callbacks.epoch))
         back.put((answer, shown(self.model) if control.variables else []))
 
     def last(self) -> list[Any]:

@@ -84,13 +84,13 @@ class RankResult:
     """The result of a rank of a job.
 
     Attributes:
-        tallies: list of WorkerStats. The counts of all ranks.
+        all_stats: list of WorkerStats. The counts of all ranks.
         losses: list of (seconds of training, epoch, loss). One for each epoch.
         transport: str. The name of the means of exchange, as in ``RunRecord``.
         lanes: list of bytes. On rank 0, the lanes of all ranks if a timeline is recorded; else empty.
     """
 
-    tallies: list[WorkerStats]
+    all_stats: list[WorkerStats]
     losses: list[tuple[float, int, float]]
     transport: str
     lanes: list[bytes]
@@ -103,13 +103,13 @@ class InJobCallbackChannel:
     """
 
     def __init__(
-        self, run: WorkerContext, conductor: CallbackRunner, base: Group, epoch_log: Any, saver: CheckpointManager
+        self, run: WorkerContext, callbacks: CallbackRunner, base: Group, epoch_log: Any, checkpoints: CheckpointManager
     ) -> None:
-        self.saver = saver
+        self.checkpoints = checkpoints
         self.checkpointer: AsyncCheckpointer | None = None  # on rank 0, saves the center
         self.quiesce: QuiesceClient | None = None  # on other ranks, if the center is divided among hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
-        self.run, self.conductor, self.base, self.epoch_log, self.lead = run, conductor, base, epoch_log, run.rank == 0
+        self.run, self.callbacks, self.base, self.epoch_log, self.lead = run, callbacks, base, epoch_log, run.rank == 0
         self.synchronous = run.job.synchronous
         self.losses: list[tuple[float, int, float]] = []
         self.saved_state: SavedState | None = None  # of this rank, while callbacks use the model
@@ -123,7 +123,7 @@ class InJobCallbackChannel:
     def begin(self) -> TrainerControl:
         """Run the callbacks for the beginning of training, and return rank 0's control message."""
         with self.aside():
-            control = self.conductor.begin(self.run.job.initial_epoch)
+            control = self.callbacks.begin(self.run.job.initial_epoch)
         return self.spread_control(control)
 
     def batch(self, epoch: int, step: int, logs: dict[str, float] | None, show: Show | None = None) -> TrainerControl:
@@ -145,7 +145,7 @@ class InJobCallbackChannel:
         """Run the callbacks of a step in this process, while the other ranks calculate."""
         self.show = show
         with self.aside(lazy=True):
-            self.control = self.conductor.batch(epoch, step, logs)
+            self.control = self.callbacks.batch(epoch, step, logs)
         self.show = None
 
     def decided(self, show: Show) -> TrainerControl:
@@ -180,7 +180,7 @@ class InJobCallbackChannel:
         if "loss" in logs:
             self.losses.append((seconds, epoch, logs["loss"]))
         with self.aside(lazy=True):
-            return self.conductor.epoch_end(epoch, logs, metric_values)
+            return self.callbacks.epoch_end(epoch, logs, metric_values)
 
     @contextmanager
     def aside(self, lazy: bool = False) -> Iterator[None]:
@@ -208,7 +208,7 @@ class InJobCallbackChannel:
 
     def _lend(self, lazy: bool) -> Iterator[None]:
         # Without callbacks of the user no code touches the model, so the copies are not needed.
-        if not (self.lead and self.conductor.user):
+        if not (self.lead and self.callbacks.user):
             yield
             return
         self.saved_state = None
@@ -218,11 +218,11 @@ class InJobCallbackChannel:
             yield
             if self.saved_state is not None:
                 # Callbacks may have set any variable. Read all of them before the training state is restored.
-                self.set = to_host(model_variables(self.conductor.model))
+                self.set = to_host(model_variables(self.callbacks.model))
         finally:
             if self.saved_state is not None:
                 self.run.restore_state(self.saved_state)
-                for variable, value in zip(self.conductor.model.metrics_variables, self.metrics, strict=False):
+                for variable, value in zip(self.callbacks.model.metrics_variables, self.metrics, strict=False):
                     variable.assign(value)
                 self.saved_state = None
 
@@ -232,14 +232,14 @@ class InJobCallbackChannel:
         self.saved_state = self.run.copy_state()
         # On JAX the replica holds the metrics' values outside of the model, whose own arrays are no longer valid.
         if keras.backend.backend() != "jax":
-            self.metrics = to_host(self.conductor.model.metrics_variables)
+            self.metrics = to_host(self.callbacks.model.metrics_variables)
 
     def fetching(self) -> None:
         """Copy this rank's training state and write the weights, before callbacks touch the model."""
         if self.saved_state is None:
             self._copy_state()
             if self.show is not None:
-                self.conductor.show_metrics(self.show())
+                self.callbacks.show_metrics(self.show())
 
     def command(self, control: TrainerControl) -> None:
         """Publish rank 0's control message for asynchronous ranks. New weights replace the center."""
@@ -249,7 +249,7 @@ class InJobCallbackChannel:
             with self.run.aside():
                 self.run.take(self.set, control)
                 self.run.center.replace(*self.run.vectors())
-        self.run.control_block.publish(control, self.conductor.epoch)
+        self.run.control_block.publish(control, self.callbacks.epoch)
 
     def run_epoch_callbacks(self) -> None:
         """Record the epochs whose logs have arrived, and run their callbacks on rank 0."""
@@ -257,7 +257,7 @@ class InJobCallbackChannel:
             control = self.record(epoch, logs, seconds, metric_values)
             if self.lead:
                 self.command(control)
-                reached = self.conductor.epoch  # callbacks of an epoch that was reported too early have not run yet
+                reached = self.callbacks.epoch  # callbacks of an epoch that was reported too early have not run yet
                 self.run.control_block.allow_epoch(epoch + 1 if reached is None else reached)
                 if self.checkpointer is not None:
                     self.checkpointer.ended()
@@ -272,18 +272,20 @@ class InJobCallbackChannel:
         parts = collect(group, packed(part))
         if self.lead:
             facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-            self.saver.store_state(Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), asked)
+            self.checkpoints.store_state(
+                Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), asked
+            )
         if asked:
-            leaving = self.saver.flush_for_exit() if self.lead else SystemExit(0)
+            leaving = self.checkpoints.flush_for_exit() if self.lead else SystemExit(0)
             # No rank may end before the state is written: rank 0 writes it before this collective call.
             raise RequestedExit(share_value(group, leaving.code))
 
     def optimizer(self, part: Part) -> None:
         """Hold rank 0's optimizer state of an epoch's end for callbacks, which run in this process."""
         epoch = part[0]["epoch"]
-        self.ended.put(0, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
+        self.ended.put(0, epoch, part, epoch if self.callbacks.epoch is None else self.callbacks.epoch)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll, on an asynchronous rank, at most every 0.05 seconds.
 
         Rank 0 runs the callbacks of ended epochs, because the rank that ends an epoch only writes its logs. It also
@@ -297,14 +299,14 @@ class InJobCallbackChannel:
             if self.hangs is not None:
                 self.hangs.check()
         if self.checkpointer is not None:
-            self.checkpointer.look()
+            self.checkpointer.poll()
             if self.run.control_block.end_requested:
                 self.checkpointer.save(asked=True)
-                code = self.saver.flush_for_exit().code  # first writes the state: no rank may end before
+                code = self.checkpoints.flush_for_exit().code  # first writes the state: no rank may end before
                 self.run.control_block.set_exit_code(code if isinstance(code, int) else 1)
                 self.checkpointer.wait_for_exits()
         if self.quiesce is not None:
-            self.quiesce.look()
+            self.quiesce.poll()
         self.exit_if_requested()
 
     def exit_if_requested(self) -> None:
@@ -313,7 +315,7 @@ class InJobCallbackChannel:
         Raises:
             SystemExit: the control block has an exit code.
         """
-        code = self.run.control_block.exit_code if self.saver.checkpoint is not None else None
+        code = self.run.control_block.exit_code if self.checkpoints.checkpoint is not None else None
         if code is not None:
             if self.quiesce is not None:
                 # Rank 0 waits for this mark before its host stops to serve the control block (``wait_for_exits``).
@@ -326,15 +328,15 @@ class InJobCallbackChannel:
         Return when all epochs have ended, or when the heartbeats have stopped for some time.
         """
         moved, beats, job = time.monotonic(), b"", self.run.job
-        while not self.run.control_block.stopped and self.conductor.epoch is not None:
-            room = self.conductor.epoch + SLOTS >= job.epochs  # then no other rank has to wait for callbacks
+        while not self.run.control_block.stopped and self.callbacks.epoch is not None:
+            room = self.callbacks.epoch + SLOTS >= job.epochs  # then no other rank has to wait for callbacks
             # A rank that waits for a free slot of the center's snapshots makes no step, but rank 0's callbacks will
             # free the slot. So ranks have the whole timeout while such a wait is possible.
             if time.monotonic() - moved > (_REST if room else job.timeout):
                 break
             latest = self.run.control_block.step_counts().tobytes()
             moved, beats = (moved if latest == beats else time.monotonic()), latest
-            self.look()
+            self.poll()
             time.sleep(_LOOK)
 
     def wait_for_all(self) -> None:
@@ -394,17 +396,17 @@ def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> FitResul
         replica: a built replica for a job of one rank, which the caller keeps. None builds one.
     """
     result = run(plan, rank, replica)
-    record = RunRecord.of(plan.algorithm, plan.job.mode, result.tallies, 0.0, result.losses, result.transport)
+    record = RunRecord.of(plan.algorithm, plan.job.mode, result.all_stats, 0.0, result.losses, result.transport)
     return FitResult(record, lanes=result.lanes)
 
 
 def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResult:
     """Train as ``fit`` does, and return the results of this rank."""
-    saver = plan.saver or CheckpointManager(None)
+    checkpoints = plan.checkpoints or CheckpointManager(None)
     base, job = _join(plan, rank)
     state = None
-    if saver.latest is not None:  # in a job only rank 0's optimizer state is saved if asynchronous
-        state = saver.latest.parts.get(0) if job.asynchronous else saver.latest.of_rank(rank)
+    if checkpoints.latest is not None:  # in a job only rank 0's optimizer state is saved if asynchronous
+        state = checkpoints.latest.parts.get(0) if job.asynchronous else checkpoints.latest.of_rank(rank)
 
     def connect(replica: Replica) -> CommHandles:
         """Give all ranks the variables of rank 0, and connect them."""
@@ -419,25 +421,25 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
 
     def train_rank(context: WorkerContext, comm: CommHandles) -> RankResult:
         """Train, and share the results among all ranks."""
-        context.reporter = reporter = InJobCallbackChannel(context, plan.conductor, base, comm.epoch_log, saver)
+        context.reporter = reporter = InJobCallbackChannel(context, plan.callbacks, base, comm.epoch_log, checkpoints)
         if job.asynchronous:
             hosts = [name.decode() for name in base.gather(platform.node().encode())]
             reporter.hangs = JobHangs(comm.control_block, job, rank, hosts)
-            if saver.checkpoint is not None:
+            if checkpoints.checkpoint is not None:
                 _keep_states(reporter, comm.center)
         buffers = blank_vectors(context.replica)
-        plan.conductor.fetch = partial(_fetch, reporter, plan.model, buffers)
-        with saver.listening(comm.control_block.request_end):
+        plan.callbacks.fetch = partial(_fetch, reporter, plan.model, buffers)
+        with checkpoints.listening(comm.control_block.request_end):
             with report_exit(rank, job.workers):
                 train(context)
             # Within ``listening``, so that a signal also saves the state while this rank waits for slower ones.
             _wait_for_the_others(reporter)
-        tallies = _end(reporter, plan.model, buffers)
+        all_stats = _end(reporter, plan.model, buffers)
         transport = "nothing" if job.ensemble else transport_name(comm.group, comm.center)
-        return RankResult(tallies, reporter.losses, transport, _gather_lanes(base, context))
+        return RankResult(all_stats, reporter.losses, transport, _gather_lanes(base, context))
 
     devices, request = rank_devices(job, rank), replace(plan, job=job)
-    resumes = job.asynchronous and saver.checkpoint is not None and saver.latest is not None
+    resumes = job.asynchronous and checkpoints.checkpoint is not None and checkpoints.latest is not None
     return run_rank(request, rank, connect, train_rank, devices=devices, replica=replica, state=state, resumes=resumes)
 
 
@@ -457,13 +459,13 @@ def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
 
 def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> None:
     """Set up checkpoints of the center by rank 0, and load the latest one if there is one. Collective."""
-    context, saver = reporter.run, reporter.saver
+    context, checkpoints = reporter.run, reporter.checkpoints
     between = not isinstance(center, SharedMemoryParameterServer)
     if context.rank == 0:
         kind = ShardedCheckpointer if between else AsyncCheckpointer
-        reporter.checkpointer = kind(center, context.control_block, saver, context.job, reporter.conductor)
+        reporter.checkpointer = kind(center, context.control_block, checkpoints, context.job, reporter.callbacks)
         reporter.checkpointer.slots_of = lambda rank: (
-            {"rows": context.tally.rows},
+            {"rows": context.stats.rows},
             {"optimizer": context.replica.optimizer_state()},
         )
     elif between:
@@ -506,32 +508,32 @@ def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
 
 def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Array, Array]) -> list[WorkerStats]:
     """Set the trained weights and the history in every rank; return the counts of all ranks. Collective."""
-    context, base, saver = reporter.run, reporter.base, reporter.saver
+    context, base, checkpoints = reporter.run, reporter.base, reporter.checkpoints
     replica, center = context.replica, context.center
     if center is not None:
         # All ranks have passed the barrier, so the logs of all epochs have arrived.
         reporter.run_epoch_callbacks()
         if reporter.checkpointer is not None:
             reporter.checkpointer.save()
-            saver.flush()
+            checkpoints.flush()
         trainable, others = buffers
         center.read(trainable, others)
         replica.set(trainable)
-        replica.set_others(others)
+        replica.set_statistics(others)
         if replica.averages:
-            replica.set_average(mean_average(replica, base, context.tally.rows))
+            replica.set_average(mean_average(replica, base, context.stats.rows))
             replica.finish()
         if (rate := context.control_block.rate()) is not None:  # set by callbacks after this rank's last exchange
             replica.learning_rate = rate
     for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
         variable.assign(value)
-    code = _ending(reporter.conductor)
+    code = _ending(reporter.callbacks)
     for variable in model_variables(model):  # a callback may have set them in on_train_end
         variable.assign(base.broadcast(np.array(to_host([variable])[0])))
-    _share_history(base, reporter.conductor)
+    _share_history(base, reporter.callbacks)
     if (code := share_value(base, code)) is not None:
         raise SystemExit(code)
-    return gather_messages(base, context.tally)
+    return gather_messages(base, context.stats)
 
 
 def _gather_lanes(base: Group, context: WorkerContext) -> list[bytes]:
@@ -559,18 +561,18 @@ def report_exit(rank: int, size: int) -> Iterator[None]:
         raise
 
 
-def _ending(conductor: CallbackRunner) -> int | None:
+def _ending(callbacks: CallbackRunner) -> int | None:
     """Run the last callbacks. If one of them raises ``SystemExit``, return its code, so that all ranks end with it."""
     try:
-        conductor.end()
+        callbacks.end()
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 1
     return None
 
 
-def _share_history(base: Group, conductor: CallbackRunner) -> None:
+def _share_history(base: Group, callbacks: CallbackRunner) -> None:
     """Copy rank 0's history to every rank, because its callbacks may have stopped training or added logs."""
-    history = getattr(conductor, "history", None)
+    history = getattr(callbacks, "history", None)
     contents = share_value(base, None if history is None else [history.epoch, history.history])
     if contents is not None and history is not None and base.rank:
         history.epoch, history.history = contents

@@ -68,7 +68,7 @@ class LocalRun:
     """
 
     def __init__(self, plan: FitRequest, payload: FitPayload, pool: WorkerPool, restarts: int = 0) -> None:
-        self.model, self.algorithm, self.job, self.conductor = plan.model, plan.algorithm, plan.job, plan.conductor
+        self.model, self.algorithm, self.job, self.callbacks = plan.model, plan.algorithm, plan.job, plan.callbacks
         self.first_job, self.started = plan.job, 0.0
         self.payload, self.workers, self.begun, self.ranks = payload, pool, plan.begun, range(plan.job.workers)
         self.stream = plan.source if isinstance(plan.source, StreamSource) else None
@@ -80,14 +80,14 @@ class LocalRun:
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
         self.ended = EpochOptimizerStates()  # the slots and averages at epochs' ends
         self.resumes = False  # True if it resumes from a saved state
-        self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
+        self.checkpoints: CheckpointManager = plan.checkpoints or CheckpointManager(None)
         self.restart_policy = RestartPolicy(restarts, plan.job.workers, rereadable=self.stream is None)
         self.given: list[Array] = []
         self.given_copied = False  # whether ``given`` is unaffected by changes of the model
         self.supervisor: AsyncSupervisor | None = None
         self.hangs: HeartbeatMonitor | None = None  # if workers do not wait for each other
         self.ready: set[int] = set()
-        self.tallies: dict[int, WorkerStats] = {}  # of ranks that have finished
+        self.all_stats: dict[int, WorkerStats] = {}  # of ranks that have finished
         self.receiving = 0.0  # CPU time of this thread when it began to receive the last event
         self.asking: int | None = None  # the rank that waits for the control message after a batch
         self.later: deque[Event] = deque()  # events received while weights were fetched
@@ -96,10 +96,9 @@ class LocalRun:
     # -- the segments
     def open(self) -> None:
         """Create the segments: control block, weights, data, and that of the group or the center."""
-        self.asking = None
         self.later.clear()
         self.departed.clear()
-        job, self.variables = self.job, model_variables(self.model)
+        self.asking, job, self.variables = None, self.job, model_variables(self.model)
         now = host_views(self.variables)
         self.given = self.given or list(now)
         index_of = {id(variable): index for index, variable in enumerate(self.variables)}
@@ -107,9 +106,10 @@ class LocalRun:
         initial = [now[index] for index in self.optimizer_indices]
         if job.asynchronous:  # copied, because on PyTorch a view changes with its variable
             initial = [np.array(array) for array in initial]
-        self.slots = {rank: self.saver.optimizer(rank) or self.saver.optimizer() or initial for rank in self.ranks}
-        self.averages = self.saver.averages()
-        self.ended, self.resumes = EpochOptimizerStates(), self.saver.latest is not None
+        initial = self.checkpoints.optimizer() or initial
+        self.slots = {rank: self.checkpoints.optimizer(rank) or initial for rank in self.ranks}
+        self.averages = self.checkpoints.averages()
+        self.ended, self.resumes = EpochOptimizerStates(), self.checkpoints.latest is not None
         for index, array in zip(self.optimizer_indices, self.slots[0], strict=True):
             now[index] = array
         self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.epoch_values)
@@ -152,9 +152,9 @@ class LocalRun:
         Raises:
             WorkerFailedError: a worker raised, died or hung, and no restart was left.
         """
-        with self.workers.lent(), self.saver.listening(self.ask):
-            self.conductor.fetch = self.fetch
-            self.conductor.lazy.stays = True  # no other code in this process uses the model: workers have copies
+        with self.workers.lent(), self.checkpoints.listening(self.ask):
+            self.callbacks.fetch = self.fetch
+            self.callbacks.lazy.stays = True  # no other code in this process uses the model: workers have copies
             while True:
                 try:
                     self.pool = self.restart_policy.start(self.workers)
@@ -171,8 +171,8 @@ class LocalRun:
         """Prepare a restart of all workers from the last saved state. Return False if no restart is possible."""
         if not self.restart_policy.retry:
             return False
-        self.saver.drop_incomplete()
-        self.job = self.saver.resumed_config(self.first_job)
+        self.checkpoints.drop_incomplete()
+        self.job = self.checkpoints.resumed_config(self.first_job)
         position = (self.job.initial_epoch, self.job.initial_batch)
         self.restart_policy.count(error, position, all_ranks=True)
         return True
@@ -181,7 +181,7 @@ class LocalRun:
         self.open()
         try:
             self.send()
-            tallies = self.follow()
+            all_stats = self.follow()
             self.given = []  # frees each given value when the trained one replaces it
             self.fetch()
             if self.averages:
@@ -192,7 +192,7 @@ class LocalRun:
             self.asking = None  # no rank replies to a request for weights any more
             self.fetch()  # an interrupted run keeps what it has learned, as ``fit`` of plain Keras does
             if isinstance(error, SystemExit):  # the end was requested
-                self.conductor.end()
+                self.callbacks.end()
             raise
         except WorkerFailedError:
             if not self.restart_policy.retry:
@@ -204,14 +204,14 @@ class LocalRun:
             self.workers.kill()
             raise
         finally:
-            self.conductor.lazy.disarm()
+            self.callbacks.lazy.disarm()
             self.close()
         transport = SharedMemoryParameterServer.kind if self.job.asynchronous else "nothing"
         if self.job.synchronous and self.job.workers > 1:
             transport = SharedGroup.kind
         startup, losses = self.started - self.begun, list(self.losses.values())
-        record = RunRecord.of(self.algorithm, self.job.mode, tallies, startup, losses, transport)
-        return replace(record, restarts=tuple(self.restart_policy.done), keeping=record.keeping + self.saver.busy)
+        record = RunRecord.of(self.algorithm, self.job.mode, all_stats, startup, losses, transport)
+        return replace(record, restarts=tuple(self.restart_policy.done), keeping=record.keeping + self.checkpoints.busy)
 
     def send(self) -> None:
         """Send the job to its ranks."""
@@ -221,7 +221,7 @@ class LocalRun:
             messages.DataLayout(self.entries, len(self.payload.model.arrays), self.payload.model.foreign),
             depth=0 if self.stream is None else self.stream.depth,
             ahead=0 if self.stream is None else self.stream.ahead,
-            resumes=self.job.asynchronous and self.saver.latest is not None,
+            resumes=self.job.asynchronous and self.checkpoints.latest is not None,
             snapshots=self.snapshots is not None,
             best=self.best is not None,
         )
@@ -233,8 +233,8 @@ class LocalRun:
         self.started = self.started or time.perf_counter()
         for rank in self.ranks:
             part = None
-            if self.saver.latest is not None:
-                part = self.slots_of(rank) if self.job.asynchronous else self.saver.latest.of_rank(rank)
+            if self.checkpoints.latest is not None:
+                part = self.slots_of(rank) if self.job.asynchronous else self.checkpoints.latest.of_rank(rank)
             self.send_task(rank, task, part, [] if self.line is None or rank else self.line.fds)
         self.weights.fill()
         self.task = task
@@ -252,9 +252,9 @@ class LocalRun:
 
     def follow(self) -> list[WorkerStats]:
         """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
-        self.ready, self.tallies, self.begun_training = set(), {}, False
+        self.ready, self.all_stats, self.begun_training = set(), {}, False
         beats, moved, looked = self.control_block.step_counts(), time.monotonic(), 0.0
-        while len(self.tallies) < self.job.workers:
+        while len(self.all_stats) < self.job.workers:
             # Thousands of records may come in a second. The checks of ``look`` must not wait for the last one.
             while self.line is not None and moved - looked < _LOOK and not self.later:
                 if not self.pool.wait_for(self.line.records, _LOOK):
@@ -264,7 +264,7 @@ class LocalRun:
             event = self.next(0.5)
             if event is not None and isinstance(event[1], messages.BatchRecorded):
                 moved = self.record()
-            self.look()
+            self.poll()
             looked = time.monotonic()
             if not np.array_equal(beats, latest := self.control_block.step_counts()) or event is not None:
                 beats, moved = latest, looked
@@ -275,18 +275,18 @@ class LocalRun:
                 moved = time.monotonic()
         if self.supervisor is not None:
             self.supervisor.save()
-        return [self.tallies[rank] for rank in self.ranks]
+        return [self.all_stats[rank] for rank in self.ranks]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check for conditions without an event: an error of a writer or reader thread, a request to end, a hang."""
-        self.saver.look()
+        self.checkpoints.poll()
         if self.feeder is not None and self.feeder.error is not None:
             raise self.feeder.error
         if self.hangs is not None:
-            self.hangs.look()
+            self.hangs.poll()
         if self.supervisor is not None:
-            self.supervisor.watch(self.tallies)
-        if self.hangs is not None and (late := self.hangs.late(self.job.timeout, self.tallies, self.pool.stopped)):
+            self.supervisor.watch(self.all_stats)
+        if self.hangs is not None and (late := self.hangs.overdue(self.job.timeout, self.all_stats, self.pool.stopped)):
             self.hung(self.hangs.beats, self.job.timeout, late[0])
 
     def check_progress(self, beats: Array, moved: float) -> None:
@@ -307,14 +307,14 @@ class LocalRun:
         elif isinstance(message, messages.EpochEnded):
             self.handle_epoch_end(message)
         elif isinstance(message, messages.StateSaved):
-            complete = self.saver.take(rank, from_blobs(message.part, blobs), message.asked, self.job.workers)
-            self.saver.busy += time.thread_time() - self.receiving
-            if complete and self.saver.asked:
-                raise self.saver.flush_for_exit()
+            complete = self.checkpoints.take(rank, from_blobs(message.part, blobs), message.asked, self.job.workers)
+            self.checkpoints.busy += time.thread_time() - self.receiving
+            if complete and self.checkpoints.asked:
+                raise self.checkpoints.flush_for_exit()
         elif isinstance(message, messages.OptimizerSent):
             self.take_optimizer(rank, *from_blobs(message.part, blobs))
         elif isinstance(message, messages.WorkerDone):
-            self.tallies[rank] = message.stats
+            self.all_stats[rank] = message.stats
             self.files |= message.files
             self.lanes[rank] = [bytes(blobs.pop(0)) for _ in range(message.lanes)]
             if blobs:
@@ -322,19 +322,19 @@ class LocalRun:
 
     def handle_failure(self, rank: int, report: RankFailure) -> None:
         """End the run, unless the worker had finished or is replaced."""
-        if report.died and rank in self.tallies:  # recorded: it may be the cause of a later failure
+        if report.died and rank in self.all_stats:  # recorded: it may be the cause of a later failure
             self.departed.append((rank, report, []))
-        elif rank in self.tallies or self.supervisor is None or not self.supervisor.revive(rank, report):
-            self.fail(rank, report, self.tallies)
+        elif rank in self.all_stats or self.supervisor is None or not self.supervisor.revive(rank, report):
+            self.fail(rank, report, self.all_stats)
 
     def handle_ready(self, rank: int) -> None:
         """Start training when all ranks are ready. A rank that is restarted later starts at once."""
         self.ready.add(rank)
         if self.begun_training:
-            self.publish(self.conductor.begin(self.job.initial_epoch), ranks=[rank])
+            self.publish(self.callbacks.begin(self.job.initial_epoch), ranks=[rank])
         elif len(self.ready) == self.job.workers:
             self.begun_training, self.restart_policy.idle = True, set()
-            self.publish(self.conductor.begin(self.job.initial_epoch), everyone=True)
+            self.publish(self.callbacks.begin(self.job.initial_epoch), everyone=True)
 
     def handle_batch(self, rank: int, message: messages.BatchEnded) -> None:
         """Run the callbacks of a batch."""
@@ -343,7 +343,7 @@ class LocalRun:
         if self.job.per_batch:
             self.batch(rank, message.epoch, message.step, message.logs)
         else:
-            self.conductor.batch(message.epoch, message.step, message.logs)
+            self.callbacks.batch(message.epoch, message.step, message.logs)
 
     def handle_epoch_end(self, message: messages.EpochEnded) -> None:
         """Run the callbacks of an epoch's end, and open the next epoch for asynchronous ranks."""
@@ -356,8 +356,8 @@ class LocalRun:
                 self.handle(*event)
         if "loss" in logs:
             self.losses[epoch] = (message.seconds, epoch, logs["loss"])
-        self.publish(self.conductor.epoch_end(epoch, logs, message.metrics))
-        reached = self.conductor.epoch  # the callbacks of an epoch that was reported too early have not run yet
+        self.publish(self.callbacks.epoch_end(epoch, logs, message.metrics))
+        reached = self.callbacks.epoch  # the callbacks of an epoch that was reported too early have not run yet
         self.control_block.allow_epoch(epoch + 1 if reached is None else reached)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
             self.hangs.restart_clock()
@@ -373,7 +373,7 @@ class LocalRun:
     def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
         """Run the callbacks of a batch, and reply to the rank that waits for the control message."""
         self.asking = None if self.job.asynchronous else rank
-        control = self.conductor.batch(epoch, step, logs)
+        control = self.callbacks.batch(epoch, step, logs)
         self.asking = None
         if self.hangs is not None:
             self.hangs.restart_clock(rank)
@@ -415,7 +415,7 @@ class LocalRun:
             if self.center is not None and control.weights:
                 self.center.replace(*flat_vectors(self.model))
         if not self.job.synchronous:
-            self.control_block.publish(control, self.conductor.epoch)
+            self.control_block.publish(control, self.callbacks.epoch)
         waiting = self.ranks if self.job.synchronous or everyone else []
         for rank in waiting if ranks is None else ranks:
             self.send_to(rank, messages.Control(control))
@@ -481,7 +481,7 @@ class LocalRun:
             with suppress(CommTimeoutError):
                 number, event, blobs = self.receive(0.5)
                 if number == rank and isinstance(event, messages.WeightsShown):
-                    self.conductor.show_metrics(event.metrics)
+                    self.callbacks.show_metrics(event.metrics)
                     return
                 if number == rank and isinstance(event, RankFailure):
                     self.fail(number, event)
@@ -525,7 +525,7 @@ class LocalRun:
         if (epoch := facts["epoch"]) is not None:
             average = [self.averages[rank][1]] if groups["average"] else []
             part = facts, {"optimizer": self.slots[rank] if groups["optimizer"] else [], "average": average}
-            self.ended.put(rank, epoch, part, epoch if self.conductor.epoch is None else self.conductor.epoch)
+            self.ended.put(rank, epoch, part, epoch if self.callbacks.epoch is None else self.callbacks.epoch)
 
     def slots_of(self, rank: int) -> Part:
         """Return an asynchronous worker's last optimizer state, for a checkpoint or for its new process."""

@@ -61,13 +61,13 @@ class RemoteRun(CallbackServer):
     def __init__(
         self, plan: FitRequest, payload: FitPayload, launcher: Launcher, how: LaunchPreferences, restarts: int = 0
     ) -> None:
-        super().__init__(plan.model, plan.job, plan.conductor)
+        super().__init__(plan.model, plan.job, plan.callbacks)
         self.plan, self.payload, self.launcher, self.how = plan, payload, launcher, how
         self.given = shown(self.model)
         self.output: deque[str] = deque(maxlen=_OUTPUT_LINES)
         self.patience = 0.0  # seconds that ranks may take to end by themselves
         self.entries, self.nbytes = serialization.layout(payload.arrays)
-        self.saver: CheckpointManager = plan.saver or CheckpointManager(None)
+        self.checkpoints: CheckpointManager = plan.checkpoints or CheckpointManager(None)
         self.restart_policy, self.first_job = RestartPolicy(restarts, plan.job.workers), plan.job
         self.asked = threading.Event()
         self.lanes: list[bytes] = []
@@ -81,19 +81,19 @@ class RemoteRun(CallbackServer):
         startup = time.perf_counter() - self.plan.begun
         with (
             SharedCodeFolder([self.payload.model.code, *self.payload.blobs]) as folder,
-            self.saver.listening(self.asked.set),
+            self.checkpoints.listening(self.asked.set),
         ):
             self.folder = folder
             while True:
                 try:
-                    tallies, losses, transport = self._attempt()
+                    all_stats, losses, transport = self._attempt()
                     break
                 except WorkerFailedError as error:
                     if not self.prepare_restart(error):
                         raise
         put(self.model, self.latest)
-        record = RunRecord.of(self.plan.algorithm, self.job.mode, tallies, startup, losses, transport)
-        return replace(record, restarts=tuple(self.restart_policy.done), keeping=record.keeping + self.saver.busy)
+        record = RunRecord.of(self.plan.algorithm, self.job.mode, all_stats, startup, losses, transport)
+        return replace(record, restarts=tuple(self.restart_policy.done), keeping=record.keeping + self.checkpoints.busy)
 
     def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
         """Start the ranks, and process their events until they end."""
@@ -120,7 +120,7 @@ class RemoteRun(CallbackServer):
         """Prepare a restart of all ranks from the last state. Return False if no restart is possible."""
         if not (self.restart_policy.retry and self.hosts):  # if no rank has connected, a restart is not likely to help
             return False
-        self.job = self.saver.resumed_config(self.first_job)
+        self.job = self.checkpoints.resumed_config(self.first_job)
         self.restart_policy.count(error, (self.job.initial_epoch, self.job.initial_batch), all_ranks=True)
         return True
 
@@ -143,11 +143,11 @@ class RemoteRun(CallbackServer):
             serialization.write(self.entries, self.payload.arrays, data)
             return {}, [data]
         layout = DataLayout(self.entries, len(self.payload.model.arrays))
-        return header_of(JobReply(self.job, layout, self.nbytes, self.folder.files, self.conductor.steps)), []
+        return header_of(JobReply(self.job, layout, self.nbytes, self.folder.files, self.callbacks.steps)), []
 
     def state_of(self, rank: int) -> Reply:
         """Return the state from which a rank resumes. Of asynchronous ranks only rank 0 gets arrays."""
-        latest = self.saver.latest
+        latest = self.checkpoints.latest
         if latest is None:
             return header_of(StateReply(None, None)), []
         # The other asynchronous ranks take their weights from the center, which rank 0 restores.
@@ -165,9 +165,9 @@ class RemoteRun(CallbackServer):
             # A short wait: this loop must also notice a failed write of a checkpoint, and a launcher that ends without
             # a message.
             item = self.next(0.5)
-            self.saver.look()
+            self.checkpoints.poll()
             # The time limit of ``CHOROS_STOP_AT`` sends no signal, so it is polled.
-            if self.saver.checkpoint is not None and self.saver.checkpoint.asked:
+            if self.checkpoints.checkpoint is not None and self.checkpoints.checkpoint.asked:
                 self.asked.set()
             if item is None:
                 if process.code() is not None:
@@ -181,13 +181,13 @@ class RemoteRun(CallbackServer):
             if isinstance(message, RankFailure):
                 self.fail(process, rank, message)
             elif isinstance(message, RunStateSaved):
-                self.saver.store_state(Snapshot.of(message.facts, read_raw(arrays, message.kinds)))
+                self.checkpoints.store_state(Snapshot.of(message.facts, read_raw(arrays, message.kinds)))
                 back.put(({}, []))
             elif isinstance(message, EndedOnRequest):
                 back.put(({}, []))
                 # The ranks end by themselves, with the exit code that the job's script expects.
                 self.patience = _ENDS
-                raise self.saver.flush_for_exit()
+                raise self.checkpoints.flush_for_exit()
             elif isinstance(message, ConnectionClosed) and rank not in done:
                 self.fail_without_report(process, rank)
             elif isinstance(message, RanksDone):

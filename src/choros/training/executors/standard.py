@@ -53,7 +53,7 @@ class LocalExecutor:
         finally:
             if self.owned and not self.kept:
                 self.pool.close()
-        request.conductor.end()
+        request.callbacks.end()
         return result
 
     @property
@@ -88,7 +88,7 @@ class RemoteExecutor:
         request, payload = load_payload(request, here=False)
         run = RemoteRun(request, payload, self.launcher, self.preferences, self.restarts)
         record = run.run()
-        request.conductor.end()
+        request.callbacks.end()
         return FitResult(record, lanes=run.lanes)
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class AllReduceSteps:
             summed, lost = self._sum(batch)
         self.open = False
         self.loop.finite.note(lost, *self.loop.current_batch)
-        self.run.tally.exchanges += 1
+        self.run.stats.exchanges += 1
         with self.run.span("compute", "optimizer"):
             if self.shard is None:
                 self.replica.apply(summed[: self.count])
@@ -127,7 +127,7 @@ class AllReduceSteps:
         with run.span("compute", "gradients"):
             replica.gradients(batch, slot[:count])
         self._check_weights(batch)
-        lost = self.loop.finite.look(slot[: count - 2], slot.item(count - 2))
+        lost = self.loop.finite.check(slot[: count - 2], slot.item(count - 2))
         if tail is not None:
             state = replica.state_after_gradients()
             self.values = state.size
@@ -147,14 +147,14 @@ class AllReduceSteps:
                     run.group.close_slots()
                     self.shard.detach()
                     summed = run.group.sum_slots(size, replica.dtype)
-        run.tally.exchanging += time.perf_counter() - begun
+        run.stats.exchanging += time.perf_counter() - begun
         return summed, lost
 
     def _close_slots(self) -> None:
         """Wait until no rank reads the gradients, or writes weights, any more. Collective."""
         begun = time.perf_counter()
         self.run.group.close_slots()
-        self.run.tally.exchanging += time.perf_counter() - begun
+        self.run.stats.exchanging += time.perf_counter() - begun
 
     def _plan(self) -> None:
         """Decide in the first step whether the ranks divide the update: callbacks have set what they set before."""
@@ -178,7 +178,7 @@ class AllReduceSteps:
         if self.shard is not None and self.shard.sets_weights():
             raise InvalidInputError(
                 f"A layer of model {self.replica.model.name!r} has set a trainable weight within a step (rank "
-                f"{self.run.rank} on {self.run.tally.host}), and all ranks share the weights: give "
+                f"{self.run.rank} on {self.run.stats.host}), and all ranks share the weights: give "
                 "Trainer(shard_optimizer=False)."
             )
         if self._planned is not None and batch.rows:
@@ -267,7 +267,7 @@ def planned_shard(run: WorkerContext) -> OptimizerShard | None:
         shard = None
     if shard is None and requested:
         raise InvalidInputError(
-            f"Rank {run.rank} on {run.tally.host}: shard_optimizer=True needs ranks of one host that sum in shared "
+            f"Rank {run.rank} on {run.stats.host}: shard_optimizer=True needs ranks of one host that sum in shared "
             "memory, with a model on the CPU, and in a job no callbacks with batch hooks (JAX allows them): leave it "
             "out, and the update is divided where it can be."
         )

@@ -77,14 +77,14 @@ class WorkerContext:
     reporter: CallbackChannel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = WorkerStats(self.rank, host=platform.node())
+        self.stats = WorkerStats(self.rank, host=platform.node())
         self.begin = (self.job.initial_epoch, self.job.initial_batch)
         self.score = math.inf  # of an Ensemble's member: its last validation loss, or training loss
         self._reported = time.perf_counter()
         self._ready = self.before = 0.0  # ``before``: seconds of training before a restart of this run
         self._compiling = 0.0
         self.last_rows = 0
-        self.open: int | None = None  # rows of the batch that is being trained, not counted in ``tally`` yet
+        self.open: int | None = None  # rows of the batch that is being trained, not counted in ``stats`` yet
         self.latest: list[Array] = []  # the weights that callbacks may read, if they run in this process
         self.leaving = False  # set by the loop over ``batches``: this batch is the last
         self.dropped = False  # set by that loop: callbacks stopped training, so this batch was not trained
@@ -137,7 +137,7 @@ class WorkerContext:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch; count steps, rows and times, and send heartbeats."""
-        job, tally, synchronous = self.job, self.tally, self.job.synchronous
+        job, stats, synchronous = self.job, self.stats, self.job.synchronous
         rank, size, batch_size = self.rank, job.workers, job.batch_size
         if job.ensemble:  # each member has a separate shard
             rank, size, synchronous, batch_size = 0, 1, True, -(-batch_size // size)
@@ -145,8 +145,8 @@ class WorkerContext:
         self._epoch_begin = self.counted()
         job.follow_datasets(epoch, source=self.source)
         since = time.perf_counter()
-        times, read, copied = FeedTimes(), tally.reading, tally.copying
-        tally.ahead = self.source.ahead
+        times, read, copied = FeedTimes(), stats.reading, stats.copying
+        stats.ahead = self.source.ahead
         batches = feed(
             self.source,
             self.replica.ready,
@@ -163,9 +163,9 @@ class WorkerContext:
         )
         for batch in batches:
             fresh = batch.rows not in self._shapes
-            begun, exchanged, packing = time.perf_counter(), tally.exchanging, self.replica.packing
-            tally.waiting += begun - since
-            tally.reading = read + times.reading
+            begun, exchanged, packing = time.perf_counter(), stats.exchanging, self.replica.packing
+            stats.waiting += begun - since
+            stats.reading = read + times.reading
             if self.events is not None:
                 now = time.monotonic_ns()
                 self.events.append(("data", "next batch", now - int(1e9 * (begun - since)), now, -1))
@@ -180,18 +180,18 @@ class WorkerContext:
             self.open = None
             if self.dropped:
                 return
-            tally.steps += self._made(batch.rows)
+            stats.steps += self._made(batch.rows)
             self.last_rows = batch.rows
-            tally.rows += batch.rows
+            stats.rows += batch.rows
             if fresh:  # the first step of each shape compiles, which counts as start-up
                 self._shapes.add(batch.rows)
-                tally.first_rows += batch.rows
+                stats.first_rows += batch.rows
                 # In such a step an exchange also waits for ranks that still compile.
-                tally.exchanging = exchanged
+                stats.exchanging = exchanged
                 self._compiling += time.perf_counter() - begun
             else:
                 copied += self.replica.packing - packing
-            tally.copying = copied + times.copying
+            stats.copying = copied + times.copying
             self.control_block.count_step(self.rank)
             if self.leaving:
                 return
@@ -209,16 +209,16 @@ class WorkerContext:
 
     def stop_clock(self) -> None:
         """End the time that counts as training."""
-        self.tally.startup = self._ready - self.arrived + self._compiling
-        self.tally.seconds = self.clock()
+        self.stats.startup = self._ready - self.arrived + self._compiling
+        self.stats.seconds = self.clock()
         shard = self.replica.shard
-        self.tally.divided = 0 if shard is None else shard.values
+        self.stats.divided = 0 if shard is None else shard.values
 
     def counted(self) -> WorkerStats:
         """Return the counts so far, including the batch that was just trained."""
         more = 0 if self.open is None else self._made(self.open)
-        rows = self.tally.rows + (self.open or 0)
-        return replace(self.tally, steps=self.tally.steps + more, rows=rows, seconds=self.clock())
+        rows = self.stats.rows + (self.open or 0)
+        return replace(self.stats, steps=self.stats.steps + more, rows=rows, seconds=self.clock())
 
     def epoch_counts(self) -> list[float]:
         """Return the numbers of this rank's ``EpochCounts``, from the beginning of the epoch until now.
@@ -381,7 +381,7 @@ def vectors(replica: Replica) -> tuple[Array, Array]:
     """Return a replica's trainable vector and its moving statistics."""
     trainable, others = blank_vectors(replica)
     replica.get(trainable)
-    replica.get_others(others)
+    replica.get_statistics(others)
     return trainable, others
 
 

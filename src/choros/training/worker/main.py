@@ -121,7 +121,7 @@ class PipeCallbackChannel:
         head, blobs = to_blobs(part)
         self._send(OptimizerSent(head), blobs)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do nothing: the callbacks run in the caller."""
 
     def _control(self) -> TrainerControl:
@@ -210,7 +210,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
             train(context)
             trained = raw(context.replica.snapshot()) if job.ensemble else []
             lanes = context.lane()
-            done = WorkerDone(context.tally, context.score, len(lanes), loaded_files(_begun))
+            done = WorkerDone(context.stats, context.score, len(lanes), loaded_files(_begun))
             link.send(header_of(done), [*lanes, *trained])
 
         if replica is None and key is not None and sample is not None:

@@ -91,20 +91,20 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     data = _data(line, group, reply.nbytes)
     code = read_code(reply.code)
     source, validation, written = unpack_payload(job, reply.data, code, data)
-    saver = None
+    checkpoints = None
     if job.keep is not None:
-        saver = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
+        checkpoints = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
     begun, model = time.perf_counter(), written.unpack()
-    conductor: CallbackRunner | RemoteCallbackRunner
+    callbacks: CallbackRunner | RemoteCallbackRunner
     if place.rank == 0:
         put(model, line.request(header_of(GetWeights()))[1])
-        conductor = RemoteCallbackRunner(line, model, job)
+        callbacks = RemoteCallbackRunner(line, model, job)
     else:  # the other ranks get the weights from rank 0
-        conductor = CallbackRunner(model, None, 0, job.epochs, reply.steps)
+        callbacks = CallbackRunner(model, None, 0, job.epochs, reply.steps)
     algorithm = unpack_algorithm(job, code[1:])
-    request = FitRequest(model, algorithm, job, source, validation, conductor, written, begun, saver)
+    request = FitRequest(model, algorithm, job, source, validation, callbacks, written, begun, checkpoints)
     result = in_job.run(request, place.rank)
-    done = RanksDone(result.tallies, result.losses, result.transport, len(result.lanes))
+    done = RanksDone(result.all_stats, result.losses, result.transport, len(result.lanes))
     lanes = [np.frombuffer(lane, np.uint8) for lane in result.lanes]
     line.request(header_of(done), () if place.rank else [*lanes, *shown(model)])
 

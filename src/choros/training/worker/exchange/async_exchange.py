@@ -29,7 +29,7 @@ class AsyncExchange:
         >>> server = InMemoryParameterServer(AEASGD(alpha=0.25), np.zeros(1), workers=2)
         >>> exchange = AsyncExchange(server.at(0), np.zeros(1))
         >>> local = np.ones(1)
-        >>> exchange.run(local, window=8, others=np.zeros(0)), local.tolist()
+        >>> exchange.run(local, window=8, statistics=np.zeros(0)), local.tolist()
         (0, [0.75])
     """
 
@@ -39,19 +39,19 @@ class AsyncExchange:
         self.staleness = 0
         self.seconds = 0.0
 
-    def run(self, local: Array, window: int, others: Array) -> int:
+    def run(self, local: Array, window: int, statistics: Array) -> int:
         """Send this worker's update to the center, and adopt the center's answer.
 
         Args:
             local: this worker's vector, changed in place.
             window: int. Its optimizer steps since the last exchange.
-            others: this worker's moving statistics (as of BatchNorm), changed in place. May be empty.
+            statistics: this worker's moving statistics (as of BatchNorm), changed in place. May be empty.
 
         Returns:
             The staleness of this exchange: merges by other workers since this worker's last one.
         """
         begun = time.perf_counter()
-        staleness = self.center.exchange(local, self.seen, window, others)
+        staleness = self.center.exchange(local, self.seen, window, statistics)
         self.exchanges += 1
         self.staleness += staleness
         self.seconds += time.perf_counter() - begun

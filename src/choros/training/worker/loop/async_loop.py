@@ -32,7 +32,7 @@ class AsyncLoop:
 
     def __init__(self, run: WorkerContext) -> None:
         self.run, self.replica = run, run.replica
-        self.local, self.others = run.vectors()
+        self.local, self.statistics = run.vectors()
         self.schedule = Schedule(run.algorithm.window)
         self.exchange = None if run.center is None else AsyncExchange(run.center, self.local.copy())
         self.solo = SingleRankGroup()
@@ -49,7 +49,7 @@ class AsyncLoop:
         self.apply_rate()
         if self.exchange is not None:
             # After ``begin``, whose callbacks may have replaced the center.
-            run.center.read(self.local, self.others, adopt=True)
+            run.center.read(self.local, self.statistics, adopt=True)
             self.exchange.seen[...] = self.local
             self.adopt_weights()
         restarted = run.resumes and resume_worker(run)
@@ -110,10 +110,10 @@ class AsyncLoop:
             show = self.show if run.job.ensemble else None
             with run.span("wait", "callbacks of a batch"):
                 run.reporter.batch(epoch, number, self.replica.peek(self.replica.metric_state()), show)
-            run.tally.calling += time.perf_counter() - begun
+            run.stats.calling += time.perf_counter() - begun
         elif not self.steps.waiting:
             run.progress(epoch, number)
-        run.reporter.look()
+        run.reporter.poll()
         run.leaving = run.control_block.stopped
 
     def show(self) -> list[float]:
@@ -127,9 +127,9 @@ class AsyncLoop:
         if self.exchange is None or not self.schedule.pending or not (run.job.watched or run.job.validates(epoch)):
             return
         self.replica.get(self.local)
-        self.replica.get_others(self.others)
+        self.replica.get_statistics(self.statistics)
         steps = self.schedule.trial_steps(epoch + 1 == run.job.epochs)
-        run.center.publish_pending(self.local, self.exchange.seen, steps, self.others)
+        run.center.publish_pending(self.local, self.exchange.seen, steps, self.statistics)
 
     def wait_for_all(self, epoch: int) -> None:
         """Wait until all workers have ended an epoch and its callbacks have run.
@@ -140,7 +140,7 @@ class AsyncLoop:
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "all workers at the end of an epoch"):
             while not (run.control_block.stopped or run.control_block.allowed_epoch > epoch):
-                run.reporter.look()
+                run.reporter.poll()
                 if time.monotonic() > limit:
                     raise CommTimeoutError(
                         f"rank {run.rank} has waited {run.job.first_timeout:g} s for all workers to end epoch "
@@ -159,18 +159,18 @@ class AsyncLoop:
             # Waits for the steps on the device, which is time of training and not of the exchange.
             self.replica.get(self.local)
         self.finite.weights(self.local, self.position[0], self.position[1] - 1)
-        self.replica.get_others(self.others)
+        self.replica.get_statistics(self.statistics)
         # Stored with the exchange: a new process resumes from it.
         run.center.position_word = encode_position(*self.position)
-        run.tally.exchanges += 1
+        run.stats.exchanges += 1
         if run.job.keep is not None:
             save_position(run, self.position)
         begun = time.perf_counter()
         with run.span("exchange", "weights", self.local.nbytes):
-            run.tally.staleness += self.exchange.run(self.local, pending, self.others)
+            run.stats.staleness += self.exchange.run(self.local, pending, self.statistics)
         self.finite.exchanged(self.local)
         self.adopt_weights()
-        run.tally.exchanging += time.perf_counter() - begun
+        run.stats.exchanging += time.perf_counter() - begun
 
     def apply_rate(self) -> None:
         """Take the learning rate if a callback has set one since the last call."""
@@ -181,7 +181,7 @@ class AsyncLoop:
     def adopt_weights(self) -> None:
         """Continue from the weights and moving statistics of the last exchange."""
         self.replica.set(self.local)
-        self.replica.set_others(self.others)
+        self.replica.set_statistics(self.statistics)
 
     def end_epoch(self, epoch: int, state: Array) -> None:
         """Add the metrics to the control block. The last worker sums them, validates the center and reports.
@@ -261,15 +261,15 @@ class AsyncLoop:
 
         If the epoch is reported again because its first reporter died, return the saved center.
         """
-        run, center, others = self.run, np.empty_like(self.local), np.empty_like(self.others)
+        run, center, statistics = self.run, np.empty_like(self.local), np.empty_like(self.statistics)
         if run.snapshots is None:
-            run.center.trial(center, others)
-            return center, others
+            run.center.trial(center, statistics)
+            return center, statistics
         self.wait_for_room(epoch)
-        if not run.snapshots.read(epoch, center, others):
-            run.center.trial(center, others)
-            run.snapshots.put(epoch, center, others)
-        return center, others
+        if not run.snapshots.read(epoch, center, statistics):
+            run.center.trial(center, statistics)
+            run.snapshots.put(epoch, center, statistics)
+        return center, statistics
 
     def wait_for_room(self, epoch: int) -> None:
         """Wait until the slot of an epoch may be written.
@@ -280,7 +280,7 @@ class AsyncLoop:
         run, limit = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "callbacks of an earlier epoch"):
             while not has_room(run.control_block, run.job.initial_epoch, epoch):
-                run.reporter.look()
+                run.reporter.poll()
                 if time.monotonic() > limit:
                     raise CommTimeoutError(
                         f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for "
@@ -289,14 +289,14 @@ class AsyncLoop:
                     )
                 time.sleep(_LOOK)
 
-    def validate_at(self, epoch: int, center: Array, others: Array) -> dict[str, float]:
+    def validate_at(self, epoch: int, center: Array, statistics: Array) -> dict[str, float]:
         """Validate a snapshot of the center while the other workers continue."""
-        replica, values = self.replica, np.empty_like(self.others)
-        replica.get_others(values)
+        replica, values = self.replica, np.empty_like(self.statistics)
+        replica.get_statistics(values)
         with self.run.using_weights(center):
-            replica.set_others(others)
+            replica.set_statistics(statistics)
             logs = self.run.validate(self.solo, epoch)
-            replica.set_others(values)
+            replica.set_statistics(values)
         return logs
 
     def last(self) -> Array:
@@ -304,7 +304,7 @@ class AsyncLoop:
         if self.exchange is None:
             self.replica.get(self.local)
         else:
-            self.run.center.read(self.local, self.others)
+            self.run.center.read(self.local, self.statistics)
         return self.local
 
     def write_last(self) -> None:
@@ -334,4 +334,4 @@ class AsyncLoop:
         }
         if replica.averages:
             groups["average"] = [average_of(replica)]
-        run.reporter.optimizer(({"rows": run.tally.rows, "epoch": epoch}, groups))
+        run.reporter.optimizer(({"rows": run.stats.rows, "epoch": epoch}, groups))

@@ -26,4 +26,4 @@ def check_epoch(recheck: Recheck | None, run: WorkerContext, epoch: int, last: b
 
 def finite(run: WorkerContext) -> NonFiniteDetector:
     """Return the detector of this rank's first value that is not finite."""
-    return NonFiniteDetector(lambda: run.tally, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])
+    return NonFiniteDetector(lambda: run.stats, run.job.workers, run.replica.model.optimizer, lambda: run.vectors()[0])

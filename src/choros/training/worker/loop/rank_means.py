@@ -13,7 +13,7 @@ from choros.types import Array
 def mean_others(run: WorkerContext, rows: int) -> Array:
     """Return the mean of the moving statistics over the ranks, weighted by the rows of each rank. Collective."""
     values = np.empty(run.replica.others, run.replica.dtype)
-    run.replica.get_others(values)
+    run.replica.get_statistics(values)
     others = np.empty(len(values) + 1, np.float64)
     others[:-1] = values
     others[:-1] *= rows

@@ -80,7 +80,7 @@ class SyncLoop:
         for epoch in range(run.job.initial_epoch, run.job.epochs):
             if run.state is None or not run.first(epoch):
                 self.replica.reset_metrics()
-                self.rows_before = run.tally.rows
+                self.rows_before = run.stats.rows
             self.written = False
             step = self.reducing or self.window
             for number, batch in enumerate(run.batches(epoch), run.first(epoch)):
@@ -105,7 +105,7 @@ class SyncLoop:
             check_epoch(self.recheck, run, epoch, epoch == run.job.epochs - 1 or run.leaving)
             if self.exchange is not None and run.algorithm.window == 0:
                 self.exchange_weights()
-            logs, metric_values = self.end_epoch(epoch, run.tally.rows - self.rows_before)
+            logs, metric_values = self.end_epoch(epoch, run.stats.rows - self.rows_before)
             with run.span("wait", "callbacks of an epoch"):
                 control = run.reporter.epoch_end(epoch, logs if run.rank == 0 else None, run.clock(), metric_values)
             self.apply_control(control)
@@ -192,8 +192,8 @@ class SyncLoop:
         self.finite.exchanged(self.local)
         self.replica.set(self.local)
         self.rows = 0
-        self.run.tally.exchanging += time.perf_counter() - begun
-        self.run.tally.exchanges += 1
+        self.run.stats.exchanging += time.perf_counter() - begun
+        self.run.stats.exchanges += 1
 
     def end_epoch(self, epoch: int, rows: int) -> tuple[dict[str, float], list[float]]:
         """Average the moving statistics, sum the metrics, validate, and write the weights of the center.
@@ -205,7 +205,7 @@ class SyncLoop:
         with run.span("compute", "steps on the device"):
             state = replica.metric_state()  # waits for these steps
         if replica.others and group.size > 1:
-            replica.set_others(mean_others(run, rows))
+            replica.set_statistics(mean_others(run, rows))
         if self.exchange is not None and replica.averages:
             replica.set_average(mean_average(replica, group, rows))
         replica.set_metric_state(group.sum(state))
@@ -258,8 +258,8 @@ class SyncLoop:
             run.last_rows,
             self.replica.own_logs(),
             replica_divergence.mark(shared),
-            run.tally.host,
-            run.tally.lost_epoch,
+            run.stats.host,
+            run.stats.lost_epoch,
             run.epoch_counts(),
         )
         reports = gather_messages(run.group, local_report)
