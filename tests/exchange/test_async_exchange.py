@@ -102,15 +102,15 @@ def test_threads_lose_nothing():
 
 def test_moving_statistics_are_averaged_at_each_meeting():
     """c <- c + (others - c) / p, and the worker goes on with c."""
-    center = InMemoryParameterServer(AEASGD(alpha=0.3), np.zeros(1), 2, others=np.zeros(2))
+    center = InMemoryParameterServer(AEASGD(alpha=0.3), np.zeros(1), 2, statistics=np.zeros(2))
     others = np.array([4.0, 8.0])
     AsyncExchange(center.at(1), np.zeros(1)).run(np.zeros(1), 1, others)
     np.testing.assert_array_equal(others, [2.0, 4.0])
-    np.testing.assert_array_equal(center.others, [2.0, 4.0])
+    np.testing.assert_array_equal(center.statistics, [2.0, 4.0])
 
 
 def test_read_copies_and_tells_the_clock():
-    center = InMemoryParameterServer(DOWNPOUR(), np.zeros(2), 1, others=np.ones(1))
+    center = InMemoryParameterServer(DOWNPOUR(), np.zeros(2), 1, statistics=np.ones(1))
     seat = center.at(0)
 
     seat.exchange(np.ones(2), np.zeros(2), 1, np.ones(1))

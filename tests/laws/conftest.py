@@ -160,7 +160,7 @@ def make_center(request):
 
     def make(algorithm, start, others):
         if request.param == "memory":
-            return InMemoryParameterServer(algorithm, start, workers=1, others=others).at(0)
+            return InMemoryParameterServer(algorithm, start, workers=1, statistics=others).at(0)
         segment = SharedMemoryParameterServer.create(start, others, algorithm.start(start, 1), workers=1)
         made.append(segment)
         return SharedMemoryParameterServer(segment, algorithm, 0, workers=1)

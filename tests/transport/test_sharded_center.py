@@ -106,7 +106,7 @@ def test_every_algorithm_gives_what_it_gives_in_one_process(hosts, kind, cuts):
         out, others = np.empty_like(begin), np.empty_like(values)
         assert center.read(out, others) == 7
         np.testing.assert_allclose(out, first.center, rtol=0, atol=2e-6)
-        np.testing.assert_allclose(others, first.others, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(others, first.statistics, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("cuts", CUTS)
@@ -148,7 +148,7 @@ def test_a_trial_is_the_center_with_what_all_have_left(hosts, kind, cuts):
         centers[rank].exchange(*actual[rank][:2], 4, actual[rank][2])
         first.exchange(rank, *expected[rank][:2], 4, expected[rank][2])
     np.testing.assert_allclose(repeated[0], first.center, rtol=0, atol=4e-6)
-    np.testing.assert_allclose(repeated[1], first.others, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(repeated[1], first.statistics, rtol=0, atol=4e-6)
     centers[2].trial(out, mean)  # nobody has left anything since
     centers[0].read(*repeated)
     np.testing.assert_array_equal(out, repeated[0])
@@ -215,7 +215,7 @@ def test_what_a_host_complains_of_reaches_the_worker_and_the_next_question_is_an
     at = hosts(rule, zero, none, CUTS["two"])
     center = at(0, 2)
     assert center.timeout == 5.0
-    with pytest.raises(InvalidInputError, match="host 0: InvalidInputError: rank 0 gave a others of shape"):
+    with pytest.raises(InvalidInputError, match="host 0: InvalidInputError: rank 0 gave statistics of shape"):
         center.exchange(zero.copy(), zero.copy(), 1, np.zeros(3, "float32"))
     assert center.read(np.empty_like(zero), none) == 0
     line = center._remote_shards[0][1].connection

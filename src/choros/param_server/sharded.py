@@ -151,8 +151,8 @@ class ShardedParameterServer:
         with self.no_reply_left(ExchangeReply):
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
-                statistics = _shard_statistics(index, statistics)
-                shard.send(Exchange(window, self.position_word, *shard.counters(), message, statistics))
+                held = _shard_statistics(index, statistics)
+                shard.send(Exchange(window, self.position_word, *shard.counters(), message, held))
             for index, part, server in self._local_shards:
                 server.position_word = self.position_word
                 shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, statistics))
@@ -284,8 +284,8 @@ class ShardedParameterServer:
         clock = max(clocks + [reply.clock for _, _, reply in times_set_before])
         with self.no_reply_left(Done):
             for index, shard, reply in times_set_before:
-                statistics = _shard_statistics(index, statistics)
-                shard.send(ReplaceCenter(reply.times_set, clock, center[shard.part], statistics))
+                held = _shard_statistics(index, statistics)
+                shard.send(ReplaceCenter(reply.times_set, clock, center[shard.part], held))
             for index, part, server in self._local_shards:
                 server.replace(center[part], _shard_statistics(index, statistics), clock=clock)
         self.receive_all(Done)

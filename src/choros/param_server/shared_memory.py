@@ -513,11 +513,12 @@ class SharedMemoryParameterServer:
         return int(clock), int(times_set)
 
     def _check_vectors(self, vector: Array, statistics: Array) -> None:
-        for name, array, pair in (("vector", vector, self._buffers[0]), ("statistics", statistics, self._buffers[1])):
+        parts = ("a vector", vector, self._buffers[0]), ("statistics", statistics, self._buffers[1])
+        for name, array, pair in parts:
             expected = pair[0]
             if array.shape != expected.shape or (expected.size and array.dtype != expected.dtype):
                 raise InvalidInputError(
-                    f"{self._name} gave a {name} of shape {array.shape} and type {array.dtype}; "
+                    f"{self._name} gave {name} of shape {array.shape} and type {array.dtype}; "
                     f"the center's has {expected.shape} and {expected.dtype}."
                 )
 

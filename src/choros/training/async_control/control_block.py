@@ -234,10 +234,10 @@ class ControlBlock:
             if not self._ended[epoch, rank]:
                 self._parts[epoch, rank, 0, : len(train)] = train
                 self._parts[epoch, rank, 1, : len(validation)] = validation
-                statistics = np.delete(self._ended[epoch], rank)
+                others = np.delete(self._ended[epoch], rank)
                 fence()  # ``complete``, ``sums``, ``rank_metrics`` and ``export_metrics`` read without the lock
                 # Written last: a rank that is killed before this line has added nothing.
-                self._ended[epoch, rank] = _LAST if statistics.all() else 1
+                self._ended[epoch, rank] = _LAST if others.all() else 1
             return bool(self._ended[epoch, rank] == _LAST)
 
     def ended(self, epoch: int, rank: int) -> bool:
