@@ -90,7 +90,7 @@ def normed():
 
 def test_moving_statistics_are_apart_from_weights_and_seeds(lab):
     (replica,) = lab.ranks_of(normed, 1, lab.X, lab.SOFT, None)
-    assert replica.others == 8
+    assert replica.statistics_size == 8
     assert replica.size == 8 + 10
     replica.set_statistics(np.arange(8, dtype=replica.dtype))
     out = np.empty(8, replica.dtype)

@@ -88,7 +88,7 @@ def replica_of(model, source):
 
     replica = make_replica(model)
     replica.build(source.sample(BATCH))
-    start, others = np.empty(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
+    start, others = np.empty(replica.size, replica.dtype), np.empty(replica.statistics_size, replica.dtype)
     replica.get(start)
     replica.get_statistics(others)
     return replica, start, others

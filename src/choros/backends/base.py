@@ -183,7 +183,7 @@ class BaseReplica(SingleSteps, Metrics):
         self.slices = slices_of(self.trainable)
         self.moving_slices = slices_of(self.moving)
         self.size = self.slices[-1].stop if self.slices else 0
-        self.others = self.moving_slices[-1].stop if self.moving_slices else 0
+        self.statistics_size = self.moving_slices[-1].stop if self.moving_slices else 0
         self.dtype = vector_dtype(self.trainable)
 
     def build(self, batch: Batch) -> None:

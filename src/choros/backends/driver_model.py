@@ -201,10 +201,10 @@ def split_vector(model: keras.Model, vector: Array) -> list[Array]:
     return _split(model.trainable_variables, vector)
 
 
-def assign_vectors(model: keras.Model, trainable: Array, others: Array) -> None:
+def assign_vectors(model: keras.Model, trainable: Array, statistics: Array) -> None:
     """Set the model's trainable variables and moving statistics to copies of flat vectors."""
     moving = moving_statistics(model)
-    for variables, vector in ((model.trainable_variables, trainable), (moving, others)):
+    for variables, vector in ((model.trainable_variables, trainable), (moving, statistics)):
         for variable, part in zip(variables, _split(variables, vector), strict=True):
             variable.assign(part)
 

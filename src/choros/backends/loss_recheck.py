@@ -78,7 +78,7 @@ class Recheck:
         self.parts = workers if parts is None else parts
         apt = self.parts > 1 and not plain(self.replica.model) and self.replica.weigher.refusal is None
         self.tests: dict[str, Callable[[Batch], float | None]] = {}
-        if apt and replica.others:
+        if apt and replica.statistics_size:
             self.tests = {"labels": self.look_at_labels, "parts": self.look_at_parts}
         elif apt:
             self.tests = {"rows": self.look_at_rows}
@@ -263,7 +263,7 @@ class Recheck:
         a, b = np.arange(half), np.arange(half, 2 * half)
         rest = np.arange(2 * half, batch.rows)
         variables, before, generators = self._state()
-        logs, couples, numbers = replica._logs, replica.others, NumberAttributes(replica.model)
+        logs, couples, numbers = replica._logs, replica.statistics_size, NumberAttributes(replica.model)
         statistics: list[Array] = []
         apart, scale = np.zeros(replica.size), 0.0
         for rows, sign in (((a, b), 1), ((b, a), 1), ((a, a), -1), ((b, b), -1)):

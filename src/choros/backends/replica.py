@@ -51,7 +51,9 @@ class Replica(Protocol):
 
     model: keras.Model
     size: int  # number of trainable values
-    others: int  # number of float non-trainable values that are averaged (moving statistics of BatchNormalization)
+    statistics_size: (
+        int  # number of float non-trainable values that are averaged (moving statistics of BatchNormalization)
+    )
     dtype: np.dtype[Any]  # float64 if any trainable variable has it, else float32
     seeds: list[Any]  # variables that hold the seed states of random layers
     packing: float  # seconds in which steps converted batches and copied them to the device (JAX: converted them only)

@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def indexed(self) -> bool:
-        """Whether rows, or batches of a PyDataset, can be read by index. If False, each batch of a stream is sliced."""
+        """True if rows or batches can be read by index. False for a stream, which is read in order."""
         ...
 
     @property

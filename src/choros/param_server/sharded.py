@@ -151,15 +151,17 @@ class ShardedParameterServer:
         with self.no_reply_left(ExchangeReply):
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
-                held = _shard_statistics(index, statistics)
-                shard.send(Exchange(window, self.position_word, *shard.counters(), message, held))
+                shard_statistics = statistics_of_shard(index, statistics)
+                shard.send(Exchange(window, self.position_word, *shard.counters(), message, shard_statistics))
             for index, part, server in self._local_shards:
                 server.position_word = self.position_word
-                shard_staleness = server.exchange(local[part], seen[part], window, _shard_statistics(index, statistics))
+                shard_staleness = server.exchange(
+                    local[part], seen[part], window, statistics_of_shard(index, statistics)
+                )
                 staleness = shard_staleness if index == 0 else staleness
         for index, shard, reply in self.receive_all(ExchangeReply):
             self._adopt(local[shard.part], seen[shard.part], reply.shown, reply.taken)
-            _shard_statistics(index, statistics)[:] = reply.statistics
+            statistics_of_shard(index, statistics)[:] = reply.statistics
             staleness = reply.staleness if index == 0 else staleness
         return staleness
 
@@ -168,9 +170,9 @@ class ShardedParameterServer:
         with self.no_reply_left(Done):
             for index, shard in self._remote_shards:
                 message = self._propose(shard, local[shard.part], seen[shard.part], window)
-                shard.send(PublishPending(window, *shard.counters(), message, _shard_statistics(index, statistics)))
+                shard.send(PublishPending(window, *shard.counters(), message, statistics_of_shard(index, statistics)))
             for index, part, server in self._local_shards:
-                server.publish_pending(local[part], seen[part], window, _shard_statistics(index, statistics))
+                server.publish_pending(local[part], seen[part], window, statistics_of_shard(index, statistics))
         self.receive_all(Done)
 
     def trial(self, out: Array, statistics: Array) -> None:
@@ -179,10 +181,10 @@ class ShardedParameterServer:
             for _, shard in self._remote_shards:
                 shard.send(Trial())
             for index, part, server in self._local_shards:
-                server.trial(out[part], _shard_statistics(index, statistics))
+                server.trial(out[part], statistics_of_shard(index, statistics))
         for index, shard, reply in self.receive_all(TrialReply):
             out[shard.part] = reply.center
-            _shard_statistics(index, statistics)[:] = reply.statistics
+            statistics_of_shard(index, statistics)[:] = reply.statistics
 
     @property
     def trace(self) -> Trace | None:
@@ -257,11 +259,11 @@ class ShardedParameterServer:
             for _, shard in self._remote_shards:
                 shard.send(ReadCenter())
             for index, part, server in self._local_shards:
-                shard_clock = server.read(out[part], _shard_statistics(index, statistics), adopt=adopt)
+                shard_clock = server.read(out[part], statistics_of_shard(index, statistics), adopt=adopt)
                 clock = shard_clock if index == 0 else clock
         for index, shard, reply in self.receive_all(CenterReply):
             out[shard.part] = reply.center
-            _shard_statistics(index, statistics)[:] = reply.statistics
+            statistics_of_shard(index, statistics)[:] = reply.statistics
             if adopt:
                 shard.clock, shard.times_set = reply.clock, reply.times_set
             clock = reply.clock if index == 0 else clock
@@ -284,10 +286,10 @@ class ShardedParameterServer:
         clock = max(clocks + [reply.clock for _, _, reply in times_set_before])
         with self.no_reply_left(Done):
             for index, shard, reply in times_set_before:
-                held = _shard_statistics(index, statistics)
-                shard.send(ReplaceCenter(reply.times_set, clock, center[shard.part], held))
+                shard_statistics = statistics_of_shard(index, statistics)
+                shard.send(ReplaceCenter(reply.times_set, clock, center[shard.part], shard_statistics))
             for index, part, server in self._local_shards:
-                server.replace(center[part], _shard_statistics(index, statistics), clock=clock)
+                server.replace(center[part], statistics_of_shard(index, statistics), clock=clock)
         self.receive_all(Done)
 
     @property
@@ -306,6 +308,6 @@ class ShardedParameterServer:
             server.close()
 
 
-def _shard_statistics(part: int, statistics: Array) -> Array:
+def statistics_of_shard(part: int, statistics: Array) -> Array:
     """Return a shard's moving statistics: the first shard has all of them, the others none."""
     return statistics if part == 0 else statistics[:0]

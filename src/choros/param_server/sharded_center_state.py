@@ -22,7 +22,7 @@ from choros.param_server.messages import (
     ShardState,
     WorkerPosition,
 )
-from choros.param_server.sharded import ShardedParameterServer
+from choros.param_server.sharded import ShardedParameterServer, statistics_of_shard
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array
 
@@ -63,7 +63,7 @@ def import_state(server: ShardedParameterServer, header: Array, vectors: list[Ar
                 ShardState(header, [vector[shard.part], statistics[:0], *(vector_[shard.part] for vector_ in memory)])
             )
         for index, part, local in server._local_shards:
-            shard_statistics = statistics if index == 0 else statistics[:0]
+            shard_statistics = statistics_of_shard(index, statistics)
             center_state.import_state(
                 local, header, [vector[part], shard_statistics, *(vector_[part] for vector_ in memory)]
             )

@@ -87,7 +87,7 @@ class SharedMemoryParameterServer:
         self._words = self._segment.words
         self.workers = self._words[fields.WORKERS]
         self.count = self._words[fields.COUNT]
-        self.statistics = self._words[fields.STATISTICS]
+        self.statistics_size = self._words[fields.STATISTICS]
         self.rank, self.timeout = rank, timeout
         self._rule = BlockRule(rule) if rule is not None else None
         self._name = "the controller" if rank is None else f"rank {rank}"
@@ -127,7 +127,7 @@ class SharedMemoryParameterServer:
         statistics_dtype = dtype_name((header[fields.DTYPE_STATISTICS], header[fields.DTYPE_STATISTICS + 1]))
         vectors = [
             (dtype, self.count),
-            (statistics_dtype, self.statistics),
+            (statistics_dtype, self.statistics_size),
             *[(dtype, self.count)] * header[fields.MEMORIES],
         ]
         layout = Layout.of(self.workers, [np.dtype(vector_dtype).itemsize * count for vector_dtype, count in vectors])
@@ -146,7 +146,7 @@ class SharedMemoryParameterServer:
         self._messages = [
             (
                 segment.array(dtype, self.count, message),
-                segment.array(statistics_dtype, self.statistics, mean if self.statistics else 0),
+                segment.array(statistics_dtype, self.statistics_size, mean if self.statistics_size else 0),
             )
             for message, mean in layout.messages
         ]
@@ -457,7 +457,7 @@ class SharedMemoryParameterServer:
 
     def _average(self, header: Array, statistics: Array) -> None:
         """Moving statistics: c <- c + (statistics - c) / workers, statistics <- c."""
-        if not self.statistics:
+        if not self.statistics_size:
             return
         active = int(header[fields.ACTIVE + 1])
         old, new = self._buffers[1][active], self._buffers[1][1 - active]

@@ -104,7 +104,12 @@ class MirroredReplica(SingleSteps):
         """Create on every device the variables that the first ``fit`` creates."""
         self.threads.each(lambda number: self.replicas[number].build(batch))
         lead = self.lead
-        self.size, self.others, self.dtype, self.seeds = lead.size, lead.others, lead.dtype, lead.seeds
+        self.size, self.statistics_size, self.dtype, self.seeds = (
+            lead.size,
+            lead.statistics_size,
+            lead.dtype,
+            lead.seeds,
+        )
         self.blind = lead.blind
         self.slots = [aligned(self.size + 2, self.dtype) for _ in self.replicas]
         self.summed = aligned(self.size + 2, self.dtype)
@@ -427,8 +432,8 @@ class MirroredReplica(SingleSteps):
 
     def _agree(self) -> None:
         """Set the moving statistics of all devices to their mean, weighted by the rows that each device trained."""
-        if not self.others or not self.rows.any():
+        if not self.statistics_size or not self.rows.any():
             return
-        stacked = np.empty((len(self.replicas), self.others), np.float64)
+        stacked = np.empty((len(self.replicas), self.statistics_size), np.float64)
         self.threads.each(lambda number: self.replicas[number].get_statistics(stacked[number]))
         self.set_statistics((self.rows @ stacked / self.rows.sum()).astype(self.dtype))

@@ -71,10 +71,10 @@ class CenterSnapshots:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self._head = segment.array(np.int64, _HEAD, 0)
-        size, statistics, itemsize = (int(value) for value in self._head[:3])
+        size, statistics_size, itemsize = (int(value) for value in self._head[:3])
         dtype = np.dtype(f"f{itemsize}")
-        slot_bytes = align((size + statistics) * itemsize)
-        flat = [segment.array(dtype, size + statistics, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
+        slot_bytes = align((size + statistics_size) * itemsize)
+        flat = [segment.array(dtype, size + statistics_size, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
         self._slots = [(both[:size], both[size:]) for both in flat]
 
     @classmethod

@@ -480,10 +480,10 @@ def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Ar
     context = reporter.run
     reporter.fetching()
     if context.center is not None:
-        trainable, others = buffers
-        if epoch is None or context.snapshots is None or not context.snapshots.read(epoch, trainable, others):
-            context.center.read(trainable, others)
-        assign_vectors(model, trainable, others)
+        trainable, statistics = buffers
+        if epoch is None or context.snapshots is None or not context.snapshots.read(epoch, trainable, statistics):
+            context.center.read(trainable, statistics)
+        assign_vectors(model, trainable, statistics)
         optimizer_state = None if epoch is None else reporter.ended.optimizer(epoch)
         assign_optimizer(model, optimizer_state or context.replica.optimizer_state())
     elif context.latest:
@@ -516,10 +516,10 @@ def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Arra
         if reporter.checkpointer is not None:
             reporter.checkpointer.save()
             checkpoints.flush()
-        trainable, others = buffers
-        center.read(trainable, others)
+        trainable, statistics = buffers
+        center.read(trainable, statistics)
         replica.set(trainable)
-        replica.set_statistics(others)
+        replica.set_statistics(statistics)
         if replica.averages:
             replica.set_average(mean_average(replica, base, context.stats.rows))
             replica.finish()

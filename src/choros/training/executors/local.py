@@ -535,8 +535,8 @@ class LocalRun:
     def last(self) -> list[Array]:
         """Return the last center as a list of arrays in the order of ``model.trainable_variables``."""
         if self.center is not None:
-            trainable, others = flat_vectors(self.model)
-            self.center.read(trainable, others)
+            trainable, statistics = flat_vectors(self.model)
+            self.center.read(trainable, statistics)
             return split_vector(self.model, trainable)
         views = self.weights.views()
         index_of = {id(variable): index for index, variable in enumerate(self.variables)}

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from choros.algorithms import Algorithm
 from choros.cluster.hardware import usable_cores
 from choros.cluster.hardware.network_address import own_address
@@ -29,7 +27,7 @@ from choros.comm.single_rank_group import SingleRankGroup
 from choros.comm.tcp.auth_socket import RankGreeting
 from choros.comm.tcp.reconnecting_client import ReconnectingClient
 from choros.param_server.shard_service import reply_segment
-from choros.param_server.sharded import ShardedParameterServer
+from choros.param_server.sharded import ShardedParameterServer, statistics_of_shard
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.param_server.transfer_client import TransferClient
 from choros.param_server.transfer_slots import TransferSlots, VectorRelay
@@ -194,7 +192,7 @@ def _vector_messages(base: Group, nbytes: int) -> PointToPoint | None:
 
 
 def _between(
-    base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, others: Array, hosts: list[list[int]]
+    base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, statistics: Array, hosts: list[list[int]]
 ) -> CommHandles:
     """Connect to a center on several hosts: each host holds a part, or the first host holds all of it."""
     host_number = next(i for i, ranks in enumerate(hosts) if base.rank in ranks)
@@ -207,7 +205,7 @@ def _between(
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
     control_block, epoch_log, center = None, None, None
     if host_number == 0:
-        control_block, epoch_log = _notes(host_group, job, lambda: (trainable, others))
+        control_block, epoch_log = _notes(host_group, job, lambda: (trainable, statistics))
     messages = _vector_messages(base, trainable.nbytes // len(cuts))
     if messages is not None:
         # Its end is that of the messages: it waits until the other ranks leave too.
@@ -217,13 +215,13 @@ def _between(
     server_address, server = "", None
     if host_number < len(cuts):
         cut = cuts[host_number]
-        # Moving statistics are small and not divided: the first host has them.
-        statistics = others if host_number == 0 else np.empty(0, others.dtype)
+        # Moving statistics are small and not divided.
+        shard_statistics = statistics_of_shard(host_number, statistics)
         made = None
         if host_group.rank == 0:
             vector = trainable[cut]
             made = SharedMemoryParameterServer.create(
-                vector, statistics, algorithm.start(vector, job.workers), job.workers
+                vector, shard_statistics, algorithm.start(vector, job.workers), job.workers
             )
         segment = share(host_group, made)
         resources.append(segment)

@@ -374,15 +374,15 @@ class WorkerContext:
 
 def blank_vectors(replica: Replica) -> tuple[Array, Array]:
     """Return memory for a trainable vector and moving statistics; the system provides it when it is written."""
-    return aligned(replica.size, replica.dtype), np.empty(replica.others, replica.dtype)
+    return aligned(replica.size, replica.dtype), np.empty(replica.statistics_size, replica.dtype)
 
 
 def vectors(replica: Replica) -> tuple[Array, Array]:
     """Return a replica's trainable vector and its moving statistics."""
-    trainable, others = blank_vectors(replica)
+    trainable, statistics = blank_vectors(replica)
     replica.get(trainable)
-    replica.get_statistics(others)
-    return trainable, others
+    replica.get_statistics(statistics)
+    return trainable, statistics
 
 
 def mean_own_logs(of_ranks: Sequence[Sequence[Any]]) -> dict[str, float]:

@@ -122,9 +122,9 @@ def create_exchange_segment(
             copies take as much memory as the model.
     """
     if job.asynchronous:
-        trainable, others = vectors()
+        trainable, statistics = vectors()
         memory = algorithm.start(trainable, job.workers)
-        return SharedMemoryParameterServer.create(trainable, others, memory, job.workers)
+        return SharedMemoryParameterServer.create(trainable, statistics, memory, job.workers)
     if job.synchronous and job.workers > 1:
         more = GradientTail.of(job, 0).size if job.per_batch else 0
         return SharedGroup.create(job.workers, max(nbytes + (2 + more) * _VALUE, _LEAST))

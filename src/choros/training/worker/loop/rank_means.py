@@ -10,15 +10,15 @@ from choros.training.worker.context import WorkerContext
 from choros.types import Array
 
 
-def mean_others(run: WorkerContext, rows: int) -> Array:
+def mean_statistics(run: WorkerContext, rows: int) -> Array:
     """Return the mean of the moving statistics over the ranks, weighted by the rows of each rank. Collective."""
-    values = np.empty(run.replica.others, run.replica.dtype)
+    values = np.empty(run.replica.statistics_size, run.replica.dtype)
     run.replica.get_statistics(values)
-    others = np.empty(len(values) + 1, np.float64)
-    others[:-1] = values
-    others[:-1] *= rows
-    others[-1] = rows
-    summed = run.group.sum(others)
+    weighted = np.empty(len(values) + 1, np.float64)
+    weighted[:-1] = values
+    weighted[:-1] *= rows
+    weighted[-1] = rows
+    summed = run.group.sum(weighted)
     mean: Array = (summed[:-1] / summed[-1]).astype(run.replica.dtype) if summed[-1] else values
     return mean
 

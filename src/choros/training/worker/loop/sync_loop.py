@@ -18,7 +18,7 @@ from choros.training.worker.context import WorkerContext, mean_own_logs
 from choros.training.worker.exchange import Schedule, SyncExchange
 from choros.training.worker.local_steps import LocalSteps
 from choros.training.worker.loop.checks import check_epoch, finite, late_check
-from choros.training.worker.loop.rank_means import average_of, mean_average, mean_others
+from choros.training.worker.loop.rank_means import average_of, mean_average, mean_statistics
 from choros.training.worker.setup import adding
 from choros.types import Array, Batch, aligned
 
@@ -204,8 +204,8 @@ class SyncLoop:
         run, replica, group = self.run, self.replica, self.run.group
         with run.span("compute", "steps on the device"):
             state = replica.metric_state()  # waits for these steps
-        if replica.others and group.size > 1:
-            replica.set_statistics(mean_others(run, rows))
+        if replica.statistics_size and group.size > 1:
+            replica.set_statistics(mean_statistics(run, rows))
         if self.exchange is not None and replica.averages:
             replica.set_average(mean_average(replica, group, rows))
         replica.set_metric_state(group.sum(state))
