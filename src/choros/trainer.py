@@ -304,7 +304,8 @@ class Trainer:
                 data has trained. This run continues with the rest. Defaults to 0.
             checkpoint: ``choros.Checkpoint``, or a directory for checkpoints after each epoch. Defaults to None.
             resume: bool. Whether to resume from the newest checkpoint. If there is none, training starts from the
-                beginning. The history has only the epochs of this call. Defaults to False.
+                beginning. The history has only the epochs of this call. Defaults to False: a directory with
+                checkpoints is refused.
 
         Returns:
             ``keras.callbacks.History`` with Keras' keys. ``history.run`` (``choros.RunRecord``) has the figures of the

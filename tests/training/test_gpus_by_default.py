@@ -69,6 +69,13 @@ def test_each_worker_is_shown_gpus_of_its_own(machine, monkeypatch):
     assert shown(choros.WorkerPool(2)) == ["GPU-2", "0"]
 
 
+def test_workers_on_pytorch_compute_on_the_cpu_if_told_so_whatever_gpus_keras_finds(machine):
+    for vendor in ("intel", "nvidia", ""):
+        machine(1, build=vendor)
+        for environment in environments(choros.WorkerPool(2, backend="torch", devices="cpu")):
+            assert environment["KERAS_TORCH_DEVICE"] == "cpu"
+
+
 def test_more_workers_than_gpus_are_refused_or_share(machine, make_model, data):
     machine(2)
     trainer = choros.Trainer(make_model(), workers=3)

@@ -301,10 +301,11 @@ def test_asynchronous_workers_meet_once_more_after_the_last_validation(pools, da
         ({"batch_size": 12, "resume": True}, "batch_size=10; this one has 12"),
         ({"shuffle": False, "resume": True}, "shuffle=True; this one has False"),
         ({"seed": 9, "resume": True}, "seed=8; this one has 9"),
+        ({}, "a checkpoint of an earlier training, checkpoint-00000001.choros. Give resume=True"),
     ],
 )
 def test_what_does_not_fit_is_refused(how, message, pools, data, make_model, tmp_path):
-    if len(how) > 1:
+    if len(how) != 1:
         small(pools, data, make_model, checkpoint=tmp_path, epochs=1, seed=8)
         how = {"checkpoint": tmp_path, **how}
     with pytest.raises(InvalidInputError, match=message):
@@ -334,8 +335,8 @@ def test_another_model_or_other_data_are_refused(pools, data, make_model, tmp_pa
         "numbers that its metrics keep=5; this one has 3": {"model": make_model(metrics=())},
         r"of another model: layer 1 \(Dense\): units 6 and 7": {"model": other(7)},
         r"of another model: layer 1 \(Dense\): activation 'relu' and 'tanh'": {"model": other(activation="tanh")},
-        "first rows='": {"seeded": 1},
-        "first rows=' ": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
+        "of other data: the first rows or their weights differ": {"seeded": 1},
+        "of other data: the first rows or their weights differ ": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
     }.items():
         with pytest.raises(InvalidInputError, match=message.rstrip()):
             small(pools, data, make_model, checkpoint=tmp_path, epochs=2, resume=True, seed=8, **how)
@@ -364,6 +365,21 @@ def test_epochs_that_ended_before_the_checkpoint_are_reported_after_a_resume(poo
     trainer = choros.Trainer(make_model(), choros.DOWNPOUR(window=2), workers=2, pool=pools(2))
     history = trainer.fit(x, y, callbacks=[seen], resume=True, **how)
     assert history.epoch == ended == [1, 2]
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused_by_its_name(pools, data, make_model, tmp_path):
+    small(pools, data, make_model, checkpoint=tmp_path, epochs=1)
+    trainer = choros.Trainer(make_model(), "aeasgd", workers=2, pool=pools(2))
+    with pytest.raises(InvalidInputError, match="a training by AllReduce; this one uses AEASGD"):
+        trainer.fit(*data(), batch_size=10, verbose=0, checkpoint=tmp_path, resume=True)
+
+
+def test_a_resume_from_damaged_checkpoints_only_does_not_begin_again(pools, data, make_model, tmp_path):
+    small(pools, data, make_model, checkpoint=tmp_path, epochs=2)
+    for path in CheckpointStore(tmp_path).paths():
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"has only damaged checkpoints \(2\)"):
+        small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True)
 
 
 def test_a_directory_that_cannot_be_written_to_is_found_before_training(pools, data, make_model, tmp_path):

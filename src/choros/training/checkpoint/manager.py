@@ -92,6 +92,8 @@ class CheckpointManager:
         # Facts of a checkpoint have passed through JSON, which makes lists of tuples. So these facts do too.
         self._run = json.loads(json.dumps(facts_now, default=named))
         if self.checkpoint is not None and lead:
+            if not resume:
+                self.checkpoint.store.check_unused()
             # Before training: a directory that cannot be written must not be noticed only after the first epoch.
             self.checkpoint.store.try_out()
         saved = self.checkpoint.store.latest() if resume and self.checkpoint is not None else None
@@ -144,11 +146,20 @@ class CheckpointManager:
                         "give another directory."
                     )
             elif then.get(name) != now:
-                label, was, new = unlike(_WORDS.get(name, name), then.get(name), now)
                 raise InvalidInputError(
-                    f"{path} belongs to a training with {label}={was!r}; this one has {new!r}. Resume with the same "
-                    "settings and data, or give another directory."
+                    f"{path} belongs to {self._difference(name, then)}. Resume with the same settings and data, or "
+                    "give another directory."
                 )
+
+    def _difference(self, name: str, then: dict[str, Any]) -> str:
+        """Return the training of a checkpoint as text, by a property in which it differs from this one."""
+        before, now = ((run.get("algorithm") or {}).get("name") for run in (then, self._run))
+        if before != now:  # the modes differ too, which says less
+            return f"a training by {before}; this one uses {now}"
+        if name == "first rows":
+            return "the training of other data: the first rows or their weights differ"
+        label, was, new = unlike(_WORDS.get(name, name), then.get(name), self._run[name])
+        return f"a training with {label}={was!r}; this one has {new!r}"
 
     def resumed_config(self, job: FitConfig, in_same_fit: bool = True) -> FitConfig:
         """Return the job that resumes from the latest state."""
@@ -257,7 +268,7 @@ class CheckpointManager:
                 seed = self._run["seed"]
                 run = {name: value for name, value in self._run.items() if name != "seed"}
                 self.checkpoint.store.save({**facts, "run": run, "seed": seed}, arrays)
-            # Raised by ``look`` in the thread that trains. Here the exception would end only this thread, without a
+            # Raised by ``poll`` in the thread that trains. Here the exception would end only this thread, without a
             # message.
             except BaseException as error:
                 self._error = error

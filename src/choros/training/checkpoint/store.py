@@ -145,16 +145,34 @@ class CheckpointStore:
         except OSError as error:
             raise self._failed(error, "nothing was trained") from error
 
+    def check_unused(self) -> None:
+        """Refuse a directory with checkpoints: those of two trainings would mix, and the older ones be removed.
+
+        Raises:
+            InvalidInputError: the directory has a checkpoint.
+            CheckpointError: the directory cannot be read.
+        """
+        try:
+            paths = self.paths()
+        except OSError as error:
+            raise self._unreadable(self.directory, error) from error
+        if paths:
+            raise InvalidInputError(
+                f"checkpoint={str(self.directory)!r}: the directory has a checkpoint of an earlier training, "
+                f"{paths[-1].name}. Give resume=True to continue that training, or another directory."
+            )
+
     def latest(self) -> StoredCheckpoint | None:
-        """Return the content of the newest undamaged file, or None. Report damaged files on stderr.
+        """Return the content of the newest undamaged file; None if there is no file. Log a warning of damaged files.
 
         Raises:
             CheckpointError: the directory or a file cannot be read, or a file was written by another version of Choros.
-                Its content may be good, so no older file is used.
+                Its content may be good, so no older file is used. Or all files are damaged.
         """
-        path = self.directory
+        path, paths = self.directory, list[Path]()
         try:
-            for path in reversed(self.paths()):
+            paths = self.paths()
+            for path in reversed(paths):
                 try:
                     return read(path)
                 except _OtherVersionError as error:
@@ -165,12 +183,20 @@ class CheckpointStore:
                 except (CheckpointError, FileNotFoundError) as error:
                     logger.warning(f"{path} is left out: {error}")
         except (OSError, MemoryError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
-            remedy = "" if path == self.directory else ", or move it away to resume from an older checkpoint"
+            raise self._unreadable(path, error) from error
+        if paths:  # to start from the beginning would silently undo the training
             raise CheckpointError(
-                f"{path} could not be read on {os.uname().nodename} ({reason}). Make it readable{remedy}."
-            ) from error
+                f"{self.directory} has only damaged checkpoints ({len(paths)}); the warnings above say how. Restore one "
+                "from a copy, or give another directory to start from the beginning."
+            )
         return None
+
+    def _unreadable(self, path: Path, error: OSError | MemoryError) -> CheckpointError:
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+        remedy = "" if path == self.directory else ", or move it away to resume from an older checkpoint"
+        return CheckpointError(
+            f"{path} could not be read on {os.uname().nodename} ({reason}). Make it readable{remedy}."
+        )
 
     def _temporary(self, number: int) -> Path:
         return self.directory / f".checkpoint-{number:08}.{os.uname().nodename}.{os.getpid()}.new"

@@ -285,8 +285,10 @@ def each_devices(devices: int | Sequence[int], workers: int) -> list[int]:
 def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:
     """Return the environment variables that give a worker its GPUs, or keep it on the CPU."""
     if not gpus:
-        # HIP treats an empty variable as one that is not set.
+        # HIP treats an empty variable as one that is not set. Keras on PyTorch computes on a GPU of Intel or Apple if
+        # there is one, and no variable hides it.
         hidden = {"HIP_VISIBLE_DEVICES": "-1"} if gpu_vendor(backend) == AMD else {}
+        hidden |= {"KERAS_TORCH_DEVICE": "cpu"} if backend == "torch" else {}
         return {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", **hidden}
     vendor = gpu_vendor(backend, {})
     # Settings that keep the caller on the CPU must not apply to its workers.
