@@ -95,9 +95,7 @@ def run(
     if start_timeout is not None and not 0 < start_timeout < 1e6:
         raise InvalidInputError(f"start_timeout={start_timeout!r}: give a number of seconds above 0")
     if not sys.executable:
-        raise InvalidInputError(
-            "this interpreter does not know its own executable (sys.executable), so it starts no rank"
-        )
+        raise InvalidInputError("this interpreter has no path (sys.executable is empty), so it starts no rank")
     for line in answers(horovod, inspect.signature(run).parameters):
         logger.info(f"{line}")
     wish = LaunchOptions(

@@ -1,7 +1,7 @@
 """Export and import of a sharded parameter server's state: rank 0 joins the shards to whole vectors, and divides them.
 
 The shards' states belong together only if no worker is in an exchange meanwhile;
-``training/async_control/quiesce.py`` ensures that. A state does not depend on the number of hosts.
+``training/async_control/pause.py`` ensures that. A state does not depend on the number of hosts.
 """
 
 from __future__ import annotations

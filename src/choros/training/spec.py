@@ -59,8 +59,8 @@ class FitConfig:
     # Under AllReduce, train_step uses updated weights after the update: it runs again with the summed gradients.
     repeats: bool = False
     shard_optimizer: bool | None = None  # ranks of a host divide the optimizer's update; None: where it pays
-    # The rule of checkpoints: "batches" or "seconds"; "asks": poll for requests to end; "signals" that request an end.
-    keep: dict[str, Any] | None = None
+    # "batches" or "seconds"; "asks": poll for requests to end; "signals" that request an end.
+    checkpoint_schedule: dict[str, Any] | None = None
     timeline: list[Any] | None = None  # the ``trace_format.Clock`` of time 0 if ranks record a timeline
     profile: dict[str, Any] | None = None  # ranks profile steps: "directory", "first_step", "steps"
     algorithm_code: int | None = None  # the index, among the payload's pickles, of the class of a custom algorithm

@@ -47,24 +47,24 @@ class ControlServer:
     def __init__(self, listener: AuthListener[ProcessGreeting], called: Callable[[], object] = lambda: None) -> None:
         self.address, self._listener, self._called = listener.address, listener, called
         self.received: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
-        self._lines: dict[int, _Line] = {}
+        self._connections: dict[int, _ProcessConnection] = {}
         self._over = False
         threading.Thread(target=self._welcome, name="choros-control", daemon=True).start()
 
     def send(self, number: int, message: object) -> bool:
         """Queue a message for a process. Return False if it is not connected, or does not read."""
-        line = self._lines.get(number)
-        return line is not None and line.send(header_of(message))
+        connection = self._connections.get(number)
+        return connection is not None and connection.send(header_of(message))
 
     def close(self) -> None:
         """Stop accepting, send queued messages for at most 2 s, then close all connections."""
         self._over = True
         self._listener.close()
-        limit, lines = time.monotonic() + _LAST, list(self._lines.values())
-        for line in lines:
-            line.finish()
-        for line in lines:
-            line.close(limit - time.monotonic())
+        limit, connections = time.monotonic() + _LAST, list(self._connections.values())
+        for connection in connections:
+            connection.finish()
+        for connection in connections:
+            connection.close(limit - time.monotonic())
 
     def _welcome(self) -> None:
         while not self._over:
@@ -74,24 +74,24 @@ class ControlServer:
                 continue
             number = greeting.member
             # Each process connects once. A second connection with its number cannot be its own.
-            if number in self._lines:
+            if number in self._connections:
                 end.close()
                 continue
-            line = self._lines[number] = _Line(end, f"process {number} of the job")
+            connection = self._connections[number] = _ProcessConnection(end, f"process {number} of the job")
             self._receive(number, Connected())
-            threading.Thread(target=self._listen, args=(number, line), name="choros-listen", daemon=True).start()
+            threading.Thread(target=self._listen, args=(number, connection), name="choros-listen", daemon=True).start()
 
-    def _listen(self, number: int, line: _Line) -> None:
+    def _listen(self, number: int, connection: _ProcessConnection) -> None:
         with suppress(ChorosError, ValueError):  # the process has ended; the driver sees its exit status
             while True:
-                self._receive(number, OF_PROCESSES.decode(line.channel.receive()[0]))
+                self._receive(number, OF_PROCESSES.decode(connection.channel.receive()[0]))
 
     def _receive(self, number: int, message: object) -> None:
         self.received.put((number, message))
         self._called()
 
 
-class _Line:
+class _ProcessConnection:
     """The socket to one process, with a thread that sends, so that the driver never blocks on a slow process."""
 
     def __init__(self, end: socket.socket, peer: str) -> None:

@@ -71,16 +71,16 @@ class AsyncCheckpointer:
         """Save the state if a checkpoint is due by seconds or batches."""
         if self.checkpoints.checkpoint is None:
             return
-        rule, now = self.job.keep or {}, time.monotonic()
+        schedule, now = self.job.checkpoint_schedule or {}, time.monotonic()
         steps = self.control_block.step_counts().sum() / self.job.workers
-        late = now - self.saved_at >= rule.get("seconds", np.inf)
-        if late or steps - self.saved_steps >= rule.get("batches", np.inf):
+        late = now - self.saved_at >= schedule.get("seconds", np.inf)
+        if late or steps - self.saved_steps >= schedule.get("batches", np.inf):
             self.saved_at, self.saved_steps = now, steps
             self.save()
 
     def ended(self) -> None:
         """Save the state after the callbacks of an epoch's end, unless the schedule is in seconds."""
-        if "seconds" not in (self.job.keep or {}):
+        if "seconds" not in (self.job.checkpoint_schedule or {}):
             self.save()
 
     def save(self, asked: bool = False) -> None:
@@ -126,16 +126,16 @@ class AsyncSupervisor(AsyncCheckpointer):
     The new process resumes from the worker's last exchange.
 
     Args:
-        engine: ``LocalRun``, with its segments created and no job sent yet.
+        run: ``LocalRun``, with its segments created and no job sent yet.
         center: the parameter server, as the caller sees it.
     """
 
-    def __init__(self, engine: Any, center: SharedMemoryParameterServer) -> None:
-        super().__init__(center, engine.control_block, engine.checkpoints, engine.job, engine.callbacks)
+    def __init__(self, run: Any, center: SharedMemoryParameterServer) -> None:
+        super().__init__(center, run.control_block, run.checkpoints, run.job, run.callbacks)
         self.local_center = center
-        self.slots_of, self.ranks = engine.slots_of, engine.ranks
-        self.engine, self.restart_policy = engine, engine.restart_policy
-        self.hangs = engine.hangs
+        self.slots_of, self.ranks = run.slots_of, run.ranks
+        self.run, self.restart_policy = run, run.restart_policy
+        self.hangs = run.hangs
         self.hung: dict[int, str] = {}  # ranks that this supervisor has ended, with the reason
 
     def revive(self, rank: int, report: RankFailure) -> bool:
@@ -146,18 +146,18 @@ class AsyncSupervisor(AsyncCheckpointer):
         self.restart_policy.judge(report)
         if not self.restart_policy.retry:
             return False
-        engine = self.engine
+        run = self.run
         position = center_state.position_of(self.local_center, rank)
-        failure = engine.pool.failure(rank, report)
+        failure = run.pool.failure(rank, report)
         # This supervisor has killed the process, so its signal is not the reason to report.
         if rank in self.hung:
             failure = WorkerFailedError(self.hung.pop(rank), rank=rank, host=failure.host, weights=failure.weights)
         self.restart_policy.count(failure, position, all_ranks=False)
-        engine.pool.replace(rank)
+        run.pool.replace(rank)
         # The new process reports that it is ready, as at the start of a run.
-        engine.ready.discard(rank)
-        restart = replace(engine.task, job=replace(engine.task.job, continues_counts=True), resumes=True)
-        engine.send_task(rank, restart, engine.slots_of(rank))
+        run.ready.discard(rank)
+        restart = replace(run.task, job=replace(run.task.job, continues_counts=True), resumes=True)
+        run.send_task(rank, restart, run.slots_of(rank))
         self.hangs.process_restarted(rank)
         return True
 
@@ -179,7 +179,7 @@ class AsyncSupervisor(AsyncCheckpointer):
             self.hung[rank] = f"{worker_name} made no step for {how}, and was ended"
             # The others may have waited for that lock. They get the whole time again.
             self.hangs.restart_clock()
-            self.engine.pool.end(rank)
+            self.run.pool.end(rank)
         if self.checkpoints.checkpoint is not None and self.checkpoints.checkpoint.asked:
             self.save(asked=True)
             raise self.checkpoints.flush_for_exit()

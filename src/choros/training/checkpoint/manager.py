@@ -82,12 +82,12 @@ class CheckpointManager:
         """
         if self.checkpoint is None and not restarts:
             return job
-        rule = (
-            self.checkpoint.rule | {"asks": True, "signals": list(self.checkpoint.signals)}
+        schedule = (
+            self.checkpoint.schedule | {"asks": True, "signals": list(self.checkpoint.signals)}
             if self.checkpoint is not None
             else {}
         )
-        job, self._epochs, self._asynchronous = replace(job, keep=rule), job.epochs, job.asynchronous
+        job, self._epochs, self._asynchronous = replace(job, checkpoint_schedule=schedule), job.epochs, job.asynchronous
         facts_now = {name: getattr(job, name) for name in _SAME} | facts()
         # Facts of a checkpoint have passed through JSON, which makes lists of tuples. So these facts do too.
         self._run = json.loads(json.dumps(facts_now, default=named))

@@ -48,9 +48,9 @@ class Checkpoint:
         InvalidInputError: an argument, or ``CHOROS_STOP_AT``, has no valid value.
 
     Example:
-        >>> Checkpoint("state", every=timedelta(seconds=30)).rule
+        >>> Checkpoint("state", every=timedelta(seconds=30)).schedule
         {'seconds': 30.0}
-        >>> Checkpoint("state", every=100).rule
+        >>> Checkpoint("state", every=100).schedule
         {'batches': 100}
     """
 
@@ -65,7 +65,7 @@ class Checkpoint:
         self.store = CheckpointStore(path, keep)
         self._arguments = (path, every, keep)
         self.signals = check_signals(signals)
-        self.rule: dict[str, Any] = rule_of(every)
+        self.schedule: dict[str, Any] = schedule_of(every)
         self._end = stop_time()
         self._requested = False
 
@@ -136,11 +136,11 @@ def stop_time() -> float:
     return seconds
 
 
-def rule_of(every: object) -> dict[str, Any]:
+def schedule_of(every: object) -> dict[str, Any]:
     """Return the schedule of checkpoints as JSON values.
 
     Example:
-        >>> rule_of("epoch")
+        >>> schedule_of("epoch")
         {}
     """
     if every == "epoch":

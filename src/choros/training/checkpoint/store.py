@@ -186,8 +186,8 @@ class CheckpointStore:
             raise self._unreadable(path, error) from error
         if paths:  # to start from the beginning would silently undo the training
             raise CheckpointError(
-                f"{self.directory} has only damaged checkpoints ({len(paths)}); the warnings above say how. Restore one "
-                "from a copy, or give another directory to start from the beginning."
+                f"{self.directory} has only damaged checkpoints ({len(paths)}); the warnings above say how. Restore a "
+                "checkpoint from a copy, or give another directory to start from the beginning."
             )
         return None
 

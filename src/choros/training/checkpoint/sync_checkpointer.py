@@ -43,15 +43,15 @@ class SyncCheckpointer:
 
     def __init__(self, loop: Any) -> None:
         self.loop, self.run = loop, loop.run
-        self.rule: dict[str, Any] = self.run.job.keep or {}
-        self.asks = self.rule.get("asks", False)
-        self.seconds = self.rule.get("seconds", 0.0)
+        self.schedule: dict[str, Any] = self.run.job.checkpoint_schedule or {}
+        self.asks = self.schedule.get("asks", False)
+        self.seconds = self.schedule.get("seconds", 0.0)
         self.saved = self.looked = time.monotonic()
         self.wait = self.waited = 1
 
     def stepped(self, epoch: int, batch: int) -> None:
         """Save the state if a checkpoint is due after ``batch`` batches of the epoch."""
-        batches = self.rule.get("batches")
+        batches = self.schedule.get("batches")
         if batches is not None and batch % batches == 0:
             self.save(epoch, batch)
         # Only right after an exchange, where the ranks have just waited for each other: there a small gather is cheap.
@@ -64,7 +64,7 @@ class SyncCheckpointer:
 
     def due(self, batch: int) -> bool:
         """Return whether ``stepped`` may save the state after ``batch`` batches. The result is equal on all ranks."""
-        batches = self.rule.get("batches")
+        batches = self.schedule.get("batches")
         by_clock = bool(self.asks or self.seconds) and self.wait <= 1
         return by_clock or (batches is not None and batch % batches == 0)
 

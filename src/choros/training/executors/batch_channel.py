@@ -21,7 +21,7 @@ _MOST = 256  # most numbers in a record: 2048 bytes, which Linux writes to a pip
 _GO_ON = b"\x00"
 
 
-class BatchLine:
+class BatchChannel:
     """The caller's end of the batch channel.
 
     Attributes:
@@ -29,10 +29,10 @@ class BatchLine:
         names: tuple of str. The names of the last logs from the socket. The worker holds the same names.
 
     Example:
-        >>> line = BatchLine()
-        >>> line.fds[0] > 0
+        >>> channel = BatchChannel()
+        >>> channel.fds[0] > 0
         True
-        >>> line.close()
+        >>> channel.close()
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class BatchLine:
         return [self._write_record, self._read_answer]
 
     def learn(self, logs: Logs) -> None:
-        """Store the names of logs from the socket, as ``WorkerBatchLine.report`` does on the other side."""
+        """Store the names of logs from the socket, as ``WorkerBatchChannel.report`` does on the other side."""
         self.names = tuple(logs)
         self._format = _format(len(self.names))
 
@@ -67,12 +67,12 @@ class BatchLine:
                 os.close(end)
 
 
-class WorkerBatchLine:
+class WorkerBatchChannel:
     """Rank 0's end of the batch channel.
 
     Args:
         link: WorkerConnection. The socket connection with the caller.
-        fds: the two descriptors of ``BatchLine.fds``. ``close`` closes them.
+        fds: the two descriptors of ``BatchChannel.fds``. ``close`` closes them.
     """
 
     def __init__(self, link: WorkerConnection, fds: list[int]) -> None:

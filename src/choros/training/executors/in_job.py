@@ -35,7 +35,7 @@ from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.center_snapshots import SLOTS
 from choros.training.async_control.hang_detection import JobHangs
 from choros.training.async_control.optimizer_states import EpochOptimizerStates
-from choros.training.async_control.quiesce import QuiesceClient, ShardedCheckpointer
+from choros.training.async_control.pause import PauseClient, ShardedCheckpointer
 from choros.training.async_control.recovery import state_of
 from choros.training.async_control.supervisor import AsyncCheckpointer
 from choros.training.callback_runner import CallbackRunner
@@ -107,7 +107,7 @@ class InJobCallbackChannel:
     ) -> None:
         self.checkpoints = checkpoints
         self.checkpointer: AsyncCheckpointer | None = None  # on rank 0, saves the center
-        self.quiesce: QuiesceClient | None = None  # on other ranks, if the center is divided among hosts
+        self.pause_client: PauseClient | None = None  # on other ranks, if the center is divided among hosts
         self.hangs: JobHangs | None = None  # of asynchronous ranks
         self.run, self.callbacks, self.base, self.epoch_log, self.lead = run, callbacks, base, epoch_log, run.rank == 0
         self.synchronous = run.job.synchronous
@@ -305,8 +305,8 @@ class InJobCallbackChannel:
                 code = self.checkpoints.flush_for_exit().code  # first writes the state: no rank may end before
                 self.run.control_block.set_exit_code(code if isinstance(code, int) else 1)
                 self.checkpointer.wait_for_exits()
-        if self.quiesce is not None:
-            self.quiesce.poll()
+        if self.pause_client is not None:
+            self.pause_client.poll()
         self.exit_if_requested()
 
     def exit_if_requested(self) -> None:
@@ -317,9 +317,9 @@ class InJobCallbackChannel:
         """
         code = self.run.control_block.exit_code if self.checkpoints.checkpoint is not None else None
         if code is not None:
-            if self.quiesce is not None:
+            if self.pause_client is not None:
                 # Rank 0 waits for this mark before its host stops to serve the control block (``wait_for_exits``).
-                self.quiesce.done()
+                self.pause_client.done()
             raise RequestedExit(code)
 
     def run_late_callbacks(self) -> None:
@@ -469,7 +469,7 @@ def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> Non
             {"optimizer": context.replica.optimizer_state()},
         )
     elif between:
-        reporter.quiesce = QuiesceClient(context.control_block, context.rank, context.job.timeout)
+        reporter.pause_client = PauseClient(context.control_block, context.rank, context.job.timeout)
     # The constructor of rank 0's checkpointer has restored the center. No rank may read it earlier.
     reporter.base.barrier()
     state_of(center).refresh(center)
@@ -493,9 +493,9 @@ def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Ar
 
 def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
     """Wait until all ranks have trained. Rank 0 runs callbacks until then."""
-    if reporter.quiesce is not None:
+    if reporter.pause_client is not None:
         # This rank makes no more exchanges and may wait long in the barrier, where it could not join a pause.
-        reporter.quiesce.done()
+        reporter.pause_client.done()
     if reporter.run.job.asynchronous and reporter.lead:
         reporter.run_late_callbacks()
     try:

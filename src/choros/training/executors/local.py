@@ -41,7 +41,7 @@ from choros.training.async_control.optimizer_states import EpochOptimizerStates
 from choros.training.async_control.supervisor import AsyncSupervisor
 from choros.training.checkpoint.manager import CheckpointManager, mean_of
 from choros.training.checkpoint.snapshot import Part, from_blobs, to_blobs
-from choros.training.executors.batch_channel import BatchLine
+from choros.training.executors.batch_channel import BatchChannel
 from choros.training.executors.restart_policy import RestartPolicy
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamFeeder
@@ -124,7 +124,7 @@ class LocalRun:
             job, self.algorithm, vector_nbytes(self.model), partial(flat_vectors, self.model)
         )
         self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
-        self.line = BatchLine() if job.synchronous and job.per_batch else None
+        self.line = BatchChannel() if job.synchronous and job.per_batch else None
         self.hangs = None if job.synchronous else HeartbeatMonitor(self.control_block, job)
         self.center: SharedMemoryParameterServer | None = None
         self.snapshots: CenterSnapshots | None = None

@@ -97,10 +97,10 @@ class _RemoteCheckpoint(Checkpoint):
     """The caller's checkpoint in a rank. Signals of this process count as well as those of the caller."""
 
     def __init__(self, job: FitConfig, lead: bool, dial: Callable[[], RpcConnection]) -> None:
-        rule = job.keep or {}
-        super().__init__(_RemoteStore.directory, signals=rule.get("signals", ()))
+        schedule = job.checkpoint_schedule or {}
+        super().__init__(_RemoteStore.directory, signals=schedule.get("signals", ()))
         self.store = _RemoteStore(dial)  # type: ignore[assignment]
-        self._lead, self._dial, self._asks = lead, dial, rule.get("asks", False)
+        self._lead, self._dial, self._asks = lead, dial, schedule.get("asks", False)
 
     @contextmanager
     def listening(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:

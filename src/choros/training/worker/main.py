@@ -28,7 +28,7 @@ from choros.training.async_control.best_member import BestMemberSlots
 from choros.training.async_control.center_snapshots import CenterSnapshots
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.checkpoint.snapshot import Part, from_blobs, raw, to_blobs
-from choros.training.executors.batch_channel import WorkerBatchLine
+from choros.training.executors.batch_channel import WorkerBatchChannel
 from choros.training.executors.shared_weights import SharedWeights
 from choros.training.executors.stream_feeder import StreamReader
 from choros.training.model_io.redraw import redraw
@@ -67,7 +67,7 @@ class PipeCallbackChannel:
     """The channel to callbacks over the worker's socket connection with the caller that started it."""
 
     def __init__(
-        self, link: Any, group: Group, *, synchronous: bool, per_batch: bool, line: WorkerBatchLine | None = None
+        self, link: Any, group: Group, *, synchronous: bool, per_batch: bool, line: WorkerBatchChannel | None = None
     ) -> None:
         self.link, self.group, self.synchronous, self.per_batch = link, group, synchronous, per_batch
         self.line = line
@@ -149,7 +149,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         task: the job of this rank.
         blobs: the model's pickle, the sources' pickles, then the arrays of the state to resume from.
         fds: descriptors of the segments: control block, weights, frozen weights, data; then, as far as they exist, of
-            the stream, of the group or the center, of the snapshots or the best member; then the two of ``BatchLine``.
+            the stream, of the group or the center, of the snapshots or the best member; then two of ``BatchChannel``.
     """
     arrived = time.perf_counter()
     job, rank, state = task.job, link.rank, None
@@ -158,7 +158,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         state, blobs = from_blobs(task.state, blobs[first:]), blobs[:first]
     configure_keras(job.keras)
     check_gpus()
-    line = WorkerBatchLine(link, [fds.pop(-2), fds.pop(-1)]) if task.line else None
+    line = WorkerBatchChannel(link, [fds.pop(-2), fds.pop(-1)]) if task.line else None
     with ExitStack() as stack:
         if line is not None:
             stack.callback(line.close)
@@ -168,7 +168,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         control_block = stack.enter_context(
             closing(ControlBlock(Segment.attach(fds[0]), job.workers, epochs, job.epoch_values))
         )
-        stack.enter_context(signals_ignored((job.keep or {}).get("signals", ())))
+        stack.enter_context(signals_ignored((job.checkpoint_schedule or {}).get("signals", ())))
         devices = rank_devices(job, rank)
         layout = stack.enter_context(laid_out(job.layout))
         code = [bytes(blob) for blob in blobs]

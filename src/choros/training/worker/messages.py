@@ -64,7 +64,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class BatchRecorded:
-    """A record of rank 0 has arrived in the pipe of ``BatchLine``."""
+    """A record of rank 0 has arrived in the pipe of ``BatchChannel``."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class WorkerTask:
         resumes: bool. Whether this rank has exchanged before. Defaults to False.
         snapshots: bool. Whether there are snapshots of the center. Defaults to False.
         best: bool. Whether there are slots for the best member. Defaults to False.
-        line: bool. Whether there is a ``BatchLine``. Defaults to False.
+        line: bool. Whether there is a ``BatchChannel``. Defaults to False.
         state: dict. The layout of the state to resume from; empty (default) at the beginning of a run.
     """
 

@@ -92,7 +92,7 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     code = read_code(reply.code)
     source, validation, written = unpack_payload(job, reply.data, code, data)
     checkpoints = None
-    if job.keep is not None:
+    if job.checkpoint_schedule is not None:
         checkpoints = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
     begun, model = time.perf_counter(), written.unpack()
     callbacks: CallbackRunner | RemoteCallbackRunner

@@ -55,7 +55,7 @@ class AsyncLoop:
         restarted = run.resumes and resume_worker(run)
         if not restarted:
             self.replica.reset_metrics()
-        if run.job.keep is not None and self.exchange is not None:
+        if run.job.checkpoint_schedule is not None and self.exchange is not None:
             save_position(run, run.begin)
         run.start_clock()
         if run.resumes:
@@ -81,7 +81,7 @@ class AsyncLoop:
             if self.schedule.pending and (run.algorithm.window == 0 or run.job.whole_epochs):
                 self.exchange_weights()
             # Before ``end_epoch``: the state must have arrived when the callbacks of this epoch run.
-            if run.job.watched or run.job.keep is not None:
+            if run.job.watched or run.job.checkpoint_schedule is not None:
                 self.give_optimizer(epoch)
             # Before ``end_epoch``: the worker that completes the epoch makes the trial from what all workers have
             # published.
@@ -163,7 +163,7 @@ class AsyncLoop:
         # Stored with the exchange: a new process resumes from it.
         run.center.position_word = encode_position(*self.position)
         run.stats.exchanges += 1
-        if run.job.keep is not None:
+        if run.job.checkpoint_schedule is not None:
             save_position(run, self.position)
         begun = time.perf_counter()
         with run.span("exchange", "weights", self.local.nbytes):
@@ -323,7 +323,7 @@ class AsyncLoop:
         """
         run, replica = self.run, self.replica
         in_job = run.weights is None
-        checkpointed = run.job.keep is not None and not in_job
+        checkpointed = run.job.checkpoint_schedule is not None and not in_job
         if self.exchange is None or (in_job and (run.rank or epoch is None)):
             return
         if run.rank and not replica.averages and not checkpointed:

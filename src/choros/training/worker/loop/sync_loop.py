@@ -60,7 +60,7 @@ class SyncLoop:
         self.current_batch = (run.begin[0], -1)  # the epoch, and the number of the batch in it; -1 before the first
         self.trial: Array | None = None  # the center that callbacks saw at the last epoch's end, if it was a trial
         self.written = False  # whether the caller's memory holds the weights as they are
-        self.checkpointer = None if run.job.keep is None else SyncCheckpointer(self)
+        self.checkpointer = None if run.job.checkpoint_schedule is None else SyncCheckpointer(self)
         self.reducing = AllReduceSteps(self) if self.gradients else None
         if run.algorithm.level == "parameters" and run.job.mode is not None:
             self.replica.get(self.local)

@@ -9,7 +9,7 @@ import pytest
 from choros.errors import CheckpointError
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.control_block import DONE, ControlBlock
-from choros.training.async_control.quiesce import ShardedCheckpointer
+from choros.training.async_control.pause import ShardedCheckpointer
 
 
 @pytest.fixture

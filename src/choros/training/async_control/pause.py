@@ -35,7 +35,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
         stay_paused = False
         try:
             # Half of the timeout at most: ranks that have joined the pause give up after the whole timeout
-            # (``QuiesceClient``).
+            # (``PauseClient``).
             late = self._late(self.number, min(_COME, 0.5 * self.job.timeout))
             if late:
                 self._warn(late, asked)
@@ -74,7 +74,7 @@ class ShardedCheckpointer(AsyncCheckpointer):
             time.sleep(_LOOK)
 
 
-class QuiesceClient:
+class PauseClient:
     """The part of the other ranks in a pause.
 
     Args:

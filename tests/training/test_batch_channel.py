@@ -7,26 +7,26 @@ import pytest
 
 from choros.launch.process.unix_socket import UnixConnection
 from choros.launch.process.worker_connection import WorkerConnection
-from choros.training.executors.batch_channel import BatchLine, WorkerBatchLine
+from choros.training.executors.batch_channel import BatchChannel, WorkerBatchChannel
 
 
 @pytest.fixture
 def ends():
     ours, expected = UnixConnection.pair()
-    line = BatchLine()
-    worker = WorkerBatchLine(WorkerConnection(expected, 0, 1), [os.dup(fd) for fd in line.fds])
-    yield line, worker, ours
-    for end in (line, worker, ours, expected):
+    channel = BatchChannel()
+    worker = WorkerBatchChannel(WorkerConnection(expected, 0, 1), [os.dup(fd) for fd in channel.fds])
+    yield channel, worker, ours
+    for end in (channel, worker, ours, expected):
         end.close()
 
 
 def test_the_first_logs_teach_names_and_later_ones_are_records(ends):
-    line, worker, _ = ends
+    channel, worker, _ = ends
     logs = {"loss": 0.5, "accuracy": 1 / 3}
     assert not worker.report(0, 0, logs)
-    line.learn(logs)
+    channel.learn(logs)
     assert worker.report(3, 17, {"loss": 1e300, "accuracy": float("inf")})
-    assert line.read() == (3, 17, {"loss": 1e300, "accuracy": float("inf")})
+    assert channel.read() == (3, 17, {"loss": 1e300, "accuracy": float("inf")})
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_the_first_logs_teach_names_and_later_ones_are_records(ends):
     ids=["another name", "another order", "no number", "nothing"],
 )
 def test_other_logs_take_the_socket(ends, logs):
-    line, worker, _ = ends
+    channel, worker, _ = ends
     worker.report(0, 0, {"loss": 0.5, "accuracy": 1.0})
     assert not worker.report(0, 1, logs)
-    assert not select.select([line.records], [], [], 0)[0]
+    assert not select.select([channel.records], [], [], 0)[0]
 
 
 def test_too_many_numbers_for_one_record_take_the_socket(ends):
@@ -48,8 +48,8 @@ def test_too_many_numbers_for_one_record_take_the_socket(ends):
 
 
 def test_an_answer_is_one_byte_or_a_frame_of_the_socket(ends):
-    line, worker, ours = ends
-    line.send_no_change()
+    channel, worker, ours = ends
+    channel.send_no_change()
     assert worker.no_change_arrived()
     ours.send({"control": {}})
     assert not worker.no_change_arrived()
