@@ -29,6 +29,7 @@ from choros.data import validation as checks
 from choros.data.sample_rows import spread
 from choros.device_choice import SHARE, choose_device
 from choros.errors import InvalidInputError, counted
+from choros.launch.process.interrupts import ignored_interrupts_repeated
 from choros.launch.process.rank_limit import open_files_explained
 from choros.launch.specs import LaunchPreferences, launcher_of
 from choros.training.autolog_warning import warn_of_autologging
@@ -325,7 +326,7 @@ class Trainer:
             validation_batch_size, validation_freq, seed, initial_batch, checkpoint, resume,
         ).checked(self._synchronous)  # fmt: skip
         check_distribution()
-        with open_files_explained():
+        with open_files_explained(), ignored_interrupts_repeated():
             request = self._request(arguments, begun)
             warn_of_autologging(request.callbacks.user)
             if request.verbose:

@@ -1,5 +1,6 @@
 """A worker that raises, is killed or hangs: the caller is told in seconds, with the last center."""
 
+import gc
 import os
 import re
 import resource
@@ -121,6 +122,28 @@ def test_interrupting_stops_the_workers_and_keeps_the_model_usable(children, cap
     assert children() <= already
     assert "the workers have ended, the model has the latest weights." in capfd.readouterr().out
     assert np.isfinite(trained.predict(np.zeros((2, 8), "float32"), verbose=0)).all()
+
+
+def test_an_interrupt_that_python_ignores_in_a_garbage_collection_ends_training(children):
+    """As JAX has a callback of the collector, in which the handler of SIGINT may run."""
+    already = children()
+
+    def interrupted(phase, info):
+        gc.callbacks.remove(interrupted)
+        signal.raise_signal(signal.SIGINT)
+
+    def collect(epoch, logs=None):
+        gc.callbacks.append(interrupted)
+        gc.collect(0)
+
+    trainer = choros.Trainer(model(), "aeasgd", workers=2, echo=False)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(
+            Failing(signal.SIGKILL, step=-1, batches=10_000),
+            verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=collect)],
+        )
+    assert children() <= already
 
 
 def test_a_process_without_free_descriptors_is_told_its_limit():
