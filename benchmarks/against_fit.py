@@ -48,7 +48,6 @@ MODELS = {
 }
 ALGORITHMS = {"allreduce": "AllReduce", "aeasgd": "AEASGD"}
 RUN = 60.0  # seconds of plain fit, in the ratio with start-up
-WINDOWS_SINCE = "2026-11-28"  # local steps between two exchanges run as one compiled program
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- begin: against_fit -->\n", "<!-- end: against_fit -->\n"
 TITLES = {"jax": "JAX", "torch": "PyTorch", "tensorflow": "TensorFlow"}
@@ -219,6 +218,14 @@ def _superlinear(values: dict[str, Any]) -> str:
     )
 
 
+def _spread(values: dict[str, Any]) -> str:
+    """Return how far the rounds of a ratio are apart, as a sentence; "" if there is one round."""
+    spreads = [max(result["ratios"]) / min(result["ratios"]) - 1 for result in values["results"]]
+    if not any(spreads):
+        return ""
+    return f" The rounds of a ratio differ by {statistics.median(spreads):.0%} (median), at most by {max(spreads):.0%}."
+
+
 def _notes(values: dict[str, Any]) -> str:
     """Return what the table's figures mean, its models with their global batches, and the machine."""
     facts, optimizer = values["machine"], values.get("optimizer", "momentum")
@@ -228,12 +235,11 @@ def _notes(values: dict[str, Any]) -> str:
         for name in dict.fromkeys(result["model"] for result in values["results"])
     )
     rounds = min(len(result["ratios"]) for result in values["results"])
-    windows = "; before Choros compiled several steps into one call" if facts["date"] < WINDOWS_SINCE else ""
     return (
         f"In brackets: with start-up, for a training that takes plain `fit` {RUN:.0f} s. {_superlinear(values)}"
         f"{' '.join(models)} Optimizer: {optimizer}. Measured in "
         f"{'one round' if rounds == 1 else f'{rounds} rounds'} on {facts['date']}, {facts['cores']} cores "
-        f"({facts['processor']}), no GPU{windows}."
+        f"({facts['processor'].replace('(R)', '')}), no GPU.{_spread(values)}"
     )
 
 
