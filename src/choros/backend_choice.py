@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("jax", "torch", "tensorflow")
-_OTHERS = ("numpy", "openvino")  # Keras runs on these too, but cannot train on them
+OTHERS = ("numpy", "openvino")  # Keras runs on these too, but cannot train on them
 _VARIABLE = "KERAS_BACKEND"
 
 chosen = ""  # the backend that ``choose`` set in this process
@@ -141,7 +141,7 @@ def problem() -> str:
     if _is_usable(name):
         return ""
     if place == _VARIABLE:
-        if name not in (*BACKENDS, *_OTHERS):
+        if name not in (*BACKENDS, *OTHERS):
             return f"{_VARIABLE} is {name!r}, which is not a backend of Keras: set it to {', '.join(BACKENDS)}."
         brings = f"pip install 'choros[{name}]'" if name in BACKENDS else f"pip install {name}"
         instead = f", or set {setting}" if present else ""
@@ -153,7 +153,7 @@ def problem() -> str:
 
 
 def _is_usable(name: str) -> bool:
-    return name in (*BACKENDS, *_OTHERS) and is_installed(name)
+    return name in (*BACKENDS, *OTHERS) and is_installed(name)
 
 
 def _is_first_rank() -> bool:

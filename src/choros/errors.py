@@ -208,12 +208,12 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1.
 
     Example:
-        >>> counted(1, "rank"), counted(4, "epoch"), counted(0, "batch")
-        ('1 rank', '4 epochs', '0 batches')
+        >>> counted(1, "rank"), counted(4, "epoch"), counted(0, "batch"), counted(2, "process")
+        ('1 rank', '4 epochs', '0 batches', '2 processes')
     """
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('tch') else 's'}"
+    return f"{number} {noun}{'es' if noun.endswith(('tch', 'ss')) else 's'}"
 
 
 def named_type(value: object) -> str:
@@ -236,15 +236,16 @@ def _restore(kind: type[ChorosError], arguments: tuple[Any, ...], attributes: di
 
 
 def brief(error: BaseException) -> str:
-    r"""Return an exception as one line, without terminal colors and without the text that Keras adds to the cause.
+    r"""Return an exception as one line, without terminal colors, the text that Keras adds, and a final full stop.
 
     Example:
-        >>> brief(ValueError("\x1b[1mno\x1b[0m\n\nArguments received by Dense.call(): ..."))
+        >>> brief(ValueError("\x1b[1mno.\x1b[0m\n\nArguments received by Dense.call(): ..."))
         'ValueError: no'
     """
     first = str(error).rsplit("Exception encountered: ", 1)[-1]
     text = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {first}")
-    return textwrap.shorten(re.split("Example:|Arguments received by", text)[0], 320, placeholder=" ...")
+    line = textwrap.shorten(re.split("Example:|Arguments received by", text)[0], 320, placeholder=" ...")
+    return re.sub(r"(?<=[^\s.])\.$", "", line)
 
 
 _warned_of: set[tuple[str, str]] = set()  # a name of Choros and an argument of it

@@ -207,6 +207,29 @@ def test_a_file_with_a_builder_or_with_data(tmp_path):
     assert main(["check", str(tmp_path / "none.py")]) == 2
 
 
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ("keras.Sequential([keras.layers.Dense(1)])", "add keras.Input(...) as the first layer, or define x and y"),
+        ("Own()", "no rows can be drawn: define x and y"),
+    ],
+)
+def test_a_model_without_inputs_needs_data(tmp_path, capsys, model, remedy):
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import keras\n"
+        "class Own(keras.Model):\n"
+        "    def call(self, x):\n"
+        "        return x\n"
+        f"model = {model}\n"
+        'model.compile("sgd", "mse")\n'
+    )
+    assert main(["check", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert remedy in err
+    assert "Traceback" not in err
+
+
 def test_a_file_that_cannot_define_a_model_is_not_run(tmp_path, capsys):
     """It may be a script that trains for hours."""
     file, ran = tmp_path / "train.py", tmp_path / "ran"

@@ -85,6 +85,11 @@ def test_more_ranks_than_cores_run_unbound_on_one_thread(script):
         assert seen["env"]["OMP_NUM_THREADS"] == "1"
 
 
+def test_ranks_get_the_network(script):
+    (seen,) = found(choros("run", "-n", 1, "--network", "lo", script(LOOK)))
+    assert seen["env"]["CHOROS_NETWORK"] == "lo"
+
+
 def test_ranks_meet_in_the_group_they_inherit(script):
     path = script(
         "import os, numpy as np\n"
@@ -140,6 +145,35 @@ def test_a_job_that_asks_for_another_turn_is_not_started_again(script):
     assert "started again" not in done.stderr
 
 
+def test_an_interrupt_shows_one_traceback_and_all_other_errors(script, tmp_path):
+    path = script(
+        "import os, time\n"
+        "print('here', flush=True)\n"
+        "try:\n"
+        "    time.sleep(100)\n"
+        "except KeyboardInterrupt:\n"
+        "    if os.environ['CHOROS_RANK'] == '3':\n"
+        "        raise RuntimeError('of rank 3') from None\n"
+        "    raise\n"
+    )
+    command = ["-m", "choros", "run", "-n", "4", "--output-filename", str(tmp_path / "out"), str(path)]
+    with subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for _ in range(4):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    begins = sorted(line for line in err.splitlines() if "Traceback" in line)
+    assert begins == ["[0] Traceback (most recent call last):", "[3] Traceback (most recent call last):"]
+    assert "[0] KeyboardInterrupt" in err.splitlines()
+    assert "[3] RuntimeError: of rank 3" in err.splitlines()
+    assert "choros run: interrupted; not shown: the KeyboardInterrupt of 2 other ranks" in err.splitlines()
+    assert not any(line.startswith(("[1]", "[2]")) for line in err.splitlines())
+    assert "KeyboardInterrupt" in (tmp_path / "out" / "rank.2" / "stderr").read_text()
+
+
 def test_kill_9_of_the_launcher_leaves_no_ranks(script):
     path = script("import os, time\nprint(os.getpid())\ntime.sleep(100)")
     with subprocess.Popen(
@@ -161,13 +195,15 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
     [
         (["run", "-n", "0", "x.py"], "must be a whole number of 1 or more, got 0"),
         (["run", "-n", "two", "x.py"], "must be a whole number of 1 or more, got two"),
-        (["run", "x.py"], "give the number of ranks: -n N (or -np N, -H localhost:N"),
+        (["run", "true", "-n", "2"], "give the number of ranks, before the program: -n N (or -np N, -H localhost:N"),
         (["run", "-np", "two", "x.py"], "must be a whole number of 1 or more, got two"),
         (["run", "-np", "3", "-H", "localhost:2", "true"], "3 ranks were asked for, but the hosts have 2 slots"),
         (["run", "-H", "localhost", "true"], "not of the form host:slots"),
         (["run", "-H", "localhost:2", "-hostfile", "README.md", "true"], "not allowed with argument"),
         (["run", "--hostfile", "README.md", "true"], "line 1 of the host file README.md is 'text'"),
         (["run", "--hostfile", "none", "true"], "the host file none cannot be read"),
+        (["run", "-n", "2", "--network", "nosuch0", "true"], "has no such interface that is up with an address"),
+        (["run", "-n", "2", "--min-np", "1", "--network", "nosuch0", "true"], "has no such interface"),
         (["run", "-n", "2", "--output-filename", "README.md", "true"], "cannot be kept in README.md"),
         (["run", "-n", "2", "--start-timeout", "0", "true"], "must be more than 0 seconds, got 0"),
         (["run", "-n", "2", "--stall-check-warning-time-seconds", "-1", "true"], "must be a number of seconds, got -1"),
@@ -177,6 +213,8 @@ def test_kill_9_of_the_launcher_leaves_no_ranks(script):
         (["run", "-n", "2"], "nothing to run"),
         (["run", "-n", "2", "-m"], "nothing to run"),
         (["run", "-n", "2", "absent.py"], "the script absent.py does not exist"),
+        (["run", "absent.py", "-n", "2"], "the script absent.py does not exist"),
+        (["run", "-n", "2", "--launcher", "no-srun", "absent.py"], "the script absent.py does not exist"),
         (["run", "-n", "2", "."], "a directory without a __main__.py"),
         (["run", "-n", "2", "no-such-program"], "neither a file nor a program"),
         (["run", "-n", "2", "README.md"], "is not executable"),

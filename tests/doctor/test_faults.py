@@ -90,10 +90,18 @@ def test_another_backend_on_one_rank(doctor):
     assert "Export the same KERAS_BACKEND" in finding["remedy"]
 
 
-def test_a_backend_that_is_not_installed(doctor, first_on_path):
-    path = first_on_path("torch-0.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion:\n")
-    finding = doctor(1, by=None, KERAS_BACKEND="torch", PYTHONPATH=path).one("no-backend", [0])
-    assert "pip install 'choros[torch]'" in finding["remedy"]
+def test_a_backend_that_is_not_installed(user):
+    done = user("-m", "choros", "doctor", "--no-smoke", KERAS_BACKEND="torch", code=1)
+    assert "ERROR no-backend: Rank 0 on " in done.stdout
+    assert "Keras would take torch (KERAS_BACKEND), which is not installed." in done.stdout
+    assert "pip install 'choros[torch]'" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "reason"), [("foo", "is not a backend of Keras"), ("numpy", "cannot train a model")])
+def test_a_backend_that_cannot_train(doctor, name, reason):
+    finding = doctor(1, by=None, KERAS_BACKEND=name).one("no-backend", [0])
+    assert f"Keras would take {name} (KERAS_BACKEND), which {reason}." in finding["what"]
+    assert "Set KERAS_BACKEND to jax, torch or tensorflow" in finding["remedy"]
 
 
 def test_a_processor_that_can_do_less_than_the_submitting_machines(doctor):
@@ -148,9 +156,9 @@ def test_a_backend_that_dies_of_sigill_in_training(doctor, first_on_path):
 
 
 def test_a_backend_that_fails_in_training(doctor, first_on_path):
-    path = first_on_path("torch/__init__.py", "raise ImportError('libcudart is missing')\n")
+    path = first_on_path("torch/__init__.py", "raise ImportError('libcudart is missing.')\n")
     finding = doctor(1, "--backends", "torch", by=None, smoke=True, PYTHONPATH=path).one("training", [0])
-    assert "ImportError: libcudart is missing" in finding["what"]
+    assert finding["what"].endswith("ImportError: libcudart is missing.")
 
 
 def test_a_training_that_does_not_end(doctor, first_on_path):

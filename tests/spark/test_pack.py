@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import venv
+import zipfile
 
 import pytest
 
@@ -53,6 +54,23 @@ def test_a_task_runs_in_the_packed_environment(cluster, tmp_path, capsys):
     assert prefix.startswith(str(tmp_path / "work"))
     assert prefix.endswith("/environment")
     assert numpy.startswith(prefix)
+
+
+def test_a_file_is_replaced_only_if_asked(tmp_path, capsys, recwarn):
+    pytest.importorskip("venv_pack", reason="it is packed by venv-pack2: pip install 'choros[spark]'")
+    made, file = tmp_path / "made", tmp_path / "packed.zip"
+    venv.create(made, symlinks=True)
+    file.write_text("mine")
+    command = ["spark", "pack", str(file), "--prefix", str(made)]
+    assert main(command) == 2
+    assert f"{file} exists: give another name, or --force to replace it" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+    assert main([*command, "--force"]) == 0
+    assert zipfile.is_zipfile(file)
+    assert [str(warning.message) for warning in recwarn] == []
+    missing = tmp_path / "none" / "packed.zip"
+    assert main(["spark", "pack", str(missing), "--prefix", str(made)]) == 2
+    assert f"{missing} cannot be written: {missing.parent} is not a directory" in capsys.readouterr().err
 
 
 def test_what_cannot_be_packed_is_told(tmp_path, capsys):

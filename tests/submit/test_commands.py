@@ -187,6 +187,50 @@ def test_a_script_that_is_not_there(folder, capsys, target, why):
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "gone.py",
+        "gone.py --on slurm",
+        "--on pbs gone.py",
+        "--site frontier gone.py",
+        "--on spark gone.py",
+    ],
+)
+def test_a_script_that_is_not_there_is_reported_before_the_missing_scheduler(folder, capsys, arguments):
+    assert main(["submit", *arguments.split()]) == 2
+    assert "choros submit: error: the script gone.py does not exist" in capsys.readouterr().err
+
+
+def test_an_option_after_the_script_is_reported_where_no_scheduler_is(folder, capsys):
+    assert main(["submit", "train.py", "--on", "slurm"]) == 2
+    assert "; --on comes before train.py, which gets all words after it\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ("--on slurm --nodes 2", "the 2 ranks need it to communicate: pip install 'choros[mpi]', or export CHOROS_SEC"),
+        ("--on pbs --mpi mpich --ranks-per-node 4", "the 4 ranks need it to communicate: pip install 'choros[mpi]'\n"),
+        ("--on slurm", ""),
+        ("--on slurm --nodes 2 --setup true", ""),
+        ("--on slurm --nodes 2 --python python", ""),
+        ("--on slurm --nodes 2 --env CHOROS_SECRET=ab", ""),
+        ("--on k8s --nodes 2 --image i", ""),
+    ],
+)
+def test_ranks_without_a_way_to_communicate_are_warned_of(folder, command, capsys, monkeypatch, options, warned):
+    monkeypatch.delenv("CHOROS_SECRET", raising=False)
+    monkeypatch.delenv("CHOROS_COMM", raising=False)
+    monkeypatch.setattr("choros.backend_choice.is_installed", lambda name: name != "mpi4py")
+    command("sbatch", "echo 7")
+    for dry_run in (["--dry-run"], []) if "slurm" in options else (["--dry-run"],):
+        assert main(["submit", *options.split(), *dry_run, "train.py"]) == 0
+        err = capsys.readouterr().err
+        assert (warned in err) if warned else (err == "")
+        assert ("choros submit: warning: mpi4py is not installed here" in err) is bool(warned)
+
+
 def test_no_scheduler_is_here(folder, capsys, monkeypatch):
     assert main(["submit", "train.py"]) == 2
     assert "no scheduler is here (looked on PATH for sbatch, qsub, flux, bsub): name it by --on" in (

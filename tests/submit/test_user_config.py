@@ -53,6 +53,29 @@ def test_defaults_that_a_scheduler_does_not_know_are_left_out(script_folder, wri
     assert "physics" not in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(
+    "text", ['on = "slurm"', 'site = "mine"', 'site = "mine"\non = "pbs"'], ids=["on", "site", "both"]
+)
+@pytest.mark.parametrize("verb", ["status", "log", "cancel"])
+def test_commands_for_jobs_use_the_default_scheduler(script_folder, write, capsys, monkeypatch, verb, text):
+    monkeypatch.setenv("PATH", "")
+    write("sites/mine.toml", 'scheduler = "slurm"\n')
+    file = write("config.toml", f"[defaults]\n{text}\n")
+    assert main([verb, "7"]) == 2
+    said, error, _ = capsys.readouterr().err.splitlines()
+    assert said == f"choros {verb}: from {file}: --on slurm"
+    assert f"choros {verb}: error: there is no {'scancel' if verb == 'cancel' else 'scontrol'} on PATH" in error
+    assert main([verb, "--on", "pbs", "7"]) == 2  # the option has priority
+    assert "there is no q" in capsys.readouterr().err
+
+
+def test_jobs_of_spark_have_no_status(script_folder, write, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    write("config.toml", '[defaults]\non = "spark"\n')
+    assert main(["status", "7"]) == 2
+    assert "no scheduler is here" in capsys.readouterr().err
+
+
 FILE_SYSTEMS = '[defaults]\nsite = "polaris"\naccount = "physics"\n'
 
 

@@ -161,7 +161,9 @@ def add_workers_option(add: Callable[..., Any], description: str) -> None:
     add("-n", "-np", "--num-proc", "--workers", dest="workers", type=count, metavar="N", help=description)
 
 
-def job_parser(subparsers: SubParsers, name: str, description: str, options: str = "") -> argparse.ArgumentParser:
+def job_parser(
+    subparsers: SubParsers, name: str, description: str, options: str = "", more: str = ""
+) -> argparse.ArgumentParser:
     """Add the parser of a command about one job of a scheduler.
 
     Args:
@@ -169,17 +171,19 @@ def job_parser(subparsers: SubParsers, name: str, description: str, options: str
         name: the command.
         description: the help text of the command.
         options: options of the examples.
+        more: a text that continues the description on the help page.
 
     Returns:
         The parser.
     """
     from choros.launch.schedulers import SCHEDULERS
 
+    verb, _, rest = description.partition(" ")
     parser = subparsers.add_parser(
         name,
         help=description,
-        description=f"{description[0].upper()}{description[1:]}. A job of Spark runs in choros submit, which prints "
-        "its output; Ctrl-C ends it.",
+        description=f"{verb.capitalize()}s {rest}{more}. A job of Spark runs in choros submit, which prints its "
+        "output; Ctrl-C ends it.",
         epilog=f"examples:\n  choros {name} {options}1234567\n  choros {name} {options}--on k8s job.batch/train\n\n"
         "Exit codes: 0 success; 1 the scheduler does not know the job, does not answer, or its command failed;\n"
         "2 wrong usage, or the scheduler's command is not on PATH.",
@@ -188,26 +192,34 @@ def job_parser(subparsers: SubParsers, name: str, description: str, options: str
         "--on",
         default="",
         choices=sorted(name for name, scheduler in SCHEDULERS.items() if not scheduler.attached),
-        help="scheduler (default: the one whose command is on PATH; k8s must be named)",
+        help="scheduler (default: that of ~/.config/choros/config.toml, else the one whose command is on PATH; k8s "
+        "must be named)",
     )
     parser.add_argument("job", help="id of the job, as choros submit printed it")
     return parser
 
 
 def choose_scheduler(prog: str, name: str | None, attached: bool = False) -> Scheduler:
-    """Return the scheduler of the given name, else the one of this machine; then a line on stderr says which and why.
+    """Return the scheduler of the given name, else the user's default, else that of this machine.
+
+    A line on stderr says which one was chosen, and why.
 
     Args:
         prog: the command as the user typed it, such as "choros logs", for the line.
         name: the name; None or "" if none was given.
-        attached: whether the message of the error lists also the schedulers whose jobs have no status. Defaults to
-            False.
+        attached: whether the command is for schedulers whose jobs have no status too. It then reads the user's defaults
+            itself. Defaults to False.
 
     Raises:
         InvalidInputError: no scheduler has this name, or no command of a scheduler is on PATH.
     """
-    from choros.launch.schedulers import find_scheduler
+    from choros.launch.schedulers import config_file, default_scheduler, find_scheduler
 
+    if not name and not attached and (default := default_scheduler()):
+        scheduler = find_scheduler(default)
+        if not scheduler.attached:
+            print(f"{prog}: from {config_file()}: --on {default}", file=sys.stderr)
+            return scheduler
     scheduler = find_scheduler(name or "", attached)
     if not name:
         reason = " and ".join(filter(None, (scheduler.program, scheduler.beside)))

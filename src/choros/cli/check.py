@@ -23,7 +23,7 @@ _HELP = """\
 Runs a Python file that defines `model`, compiled (or `build()` or `make_model()`, which returns one), and `x` and `y`
 (or `data()`, which returns them), trains the model in one process by plain fit, by 1, 2 and 3 workers and after a
 resume, and compares weights, optimizer slots and metrics. Without data, rows are drawn by the shapes of the model's
-inputs and outputs.
+inputs and outputs; a Sequential has them if its first layer is keras.Input.
 """
 _EPILOG = """\
 examples:

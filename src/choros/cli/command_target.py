@@ -39,9 +39,9 @@ def command_of(
     first = target[0]
     if first.startswith("-"):
         raise InvalidInputError(f"{first} is not an option of 'choros {name}'; see choros {name} --help")
-    if first.endswith(_SCRIPTS) or (here and os.path.isdir(first)):
+    if is_script(first) or (here and os.path.isdir(first)):
         if here:
-            _check_script(first)
+            check_script(first)
         return [python, *target]
     if here and shutil.which(first) is None:
         reason = "is not executable" if os.path.exists(first) else "is neither a file nor a program on PATH"
@@ -49,7 +49,22 @@ def command_of(
     return target
 
 
-def _check_script(name: str) -> None:
+def is_script(name: str) -> bool:
+    """Return whether the name is that of a Python script.
+
+    Example:
+        >>> is_script("train.py"), is_script("hostname")
+        (True, False)
+    """
+    return name.endswith(_SCRIPTS)
+
+
+def check_script(name: str) -> None:
+    """Refuse a script that is not here.
+
+    Raises:
+        InvalidInputError: it does not exist, or is a directory that Python cannot run.
+    """
     if not os.path.exists(name):
         raise InvalidInputError(f"the script {name} does not exist (the directory is {os.getcwd()})")
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):

@@ -18,7 +18,8 @@ def add_parser(subparsers: SubParsers) -> None:
     Args:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
-    parser = job_parser(subparsers, "log", "print a job's log", "-f ")
+    where = ", from the file that the scheduler names, else from the current directory"
+    parser = job_parser(subparsers, "log", "print a job's log", "-f ", where)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the job ends")
 
 

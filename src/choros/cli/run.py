@@ -20,6 +20,7 @@ from choros.cli.arguments import Known, add_workers_option, count, seconds, some
 from choros.cli.command_target import command_of
 from choros.cluster import is_this_machine
 from choros.cluster.hardware import raise_descriptors
+from choros.cluster.hardware.network_address import own_address
 from choros.device_choice import SHARE
 from choros.errors import InvalidInputError
 from choros.launch.elastic.driver import start_elastic
@@ -128,8 +129,8 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "--network-interface",
         default=os.environ.get("CHOROS_NETWORK", ""),
         metavar="NAME",
-        help="interface (ib0) or domain (.hsn.example.org) by which the hosts reach each other "
-        "(default: CHOROS_NETWORK, else the route to the other hosts)",
+        help="interface (ib0), address range (10.0.0.0/16) or domain (.hsn.example.org) by which the hosts reach each "
+        "other (default: CHOROS_NETWORK, else the route to the other hosts)",
     )
 
 
@@ -332,10 +333,12 @@ def main(args: argparse.Namespace) -> int:
             f"itself. With --launcher {args.launcher} leave it out; that program starts them, and has options of its "
             "own"
         )
+    command = command_of(args.target, args.module)
     size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
-        raise InvalidInputError("give the number of ranks: -n N (or -np N, -H localhost:N, --hostfile FILE)")
-    command = command_of(args.target, args.module)
+        raise InvalidInputError(
+            "give the number of ranks, before the program: -n N (or -np N, -H localhost:N, --hostfile FILE)"
+        )
     check_outside("run the script itself there, without 'choros run'")
     for line in answers:
         print(f"choros run: {line}", file=sys.stderr)
@@ -347,17 +350,21 @@ def main(args: argparse.Namespace) -> int:
         stall_warning=args.stall_check_warning_time_seconds,
         stall_shutdown=args.stall_check_shutdown_time_seconds,
     )
+    network = args.network.split(",")[0]
     environment |= {SHARE: "1"} if args.share_gpus else {}
+    environment |= {"CHOROS_NETWORK": network} if network else {}
     wish = LaunchOptions(
         size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, environment
     )
     port = f" -p {args.ssh_port}" if args.ssh_port else ""
     key = f" -i {shlex.quote(args.ssh_identity_file)}" if args.ssh_identity_file else ""
-    ssh, network = f"{args.ssh}{port}{key}", args.network.split(",")[0]
+    ssh = f"{args.ssh}{port}{key}"
     is_local = all(is_this_machine(host) for host, _ in slots)
     if args.launcher == "ssh" and not is_local:
         check_ssh(ssh)
-    elif args.launcher == "ssh" and terms is None:
+    elif network and args.launcher == "ssh":
+        own_address(network)  # the ranks would refuse it later; between hosts the launchers look for it
+    if args.launcher == "ssh" and is_local and terms is None:
         check_ranks(size)
         if warning := crowding(size, "ranks", "-n "):
             print(f"choros run: warning: {warning}", file=sys.stderr)

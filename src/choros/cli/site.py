@@ -64,7 +64,8 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     text = "list clusters, or write the file of this one for choros submit --site"
-    parser = subparsers.add_parser("site", help=text, description=f"{text.capitalize()}.", epilog=_EPILOG)
+    about = "Lists clusters, or writes the file of this one for choros submit --site."
+    parser = subparsers.add_parser("site", help=text, description=about, epilog=_EPILOG)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     actions.add_parser(
         "list",

@@ -29,8 +29,8 @@ examples:
   choros spark doctor spark://head:7077
   choros spark doctor 'local[2]'           two slots on this machine
 
-Exit codes: 0 nothing is wrong; 1 a problem was found, no task could start, or pyspark or Java is missing; 2 wrong
-usage; 130 interrupted (Ctrl-C).
+Exit codes: 0 nothing is wrong; 1 a problem was found, no server answers at the URL, no task could start, or pyspark or
+Java is missing; 2 wrong usage, such as a URL of another form; 130 interrupted (Ctrl-C).
 """
 _PACK = """\
 examples:
@@ -38,8 +38,8 @@ examples:
   choros spark pack --prefix ~/venv --python-prefix /usr environment.tar.gz
   choros submit --on spark --master yarn --archive environment.tar.gz train.py
 
-Exit codes: 0 success; 1 venv-pack2 or conda-pack is missing, or the file cannot be written; 2 wrong usage, or the
-environment cannot be packed; 130 interrupted (Ctrl-C).
+Exit codes: 0 success; 1 venv-pack2 or conda-pack is missing, or the file cannot be written; 2 wrong usage, the
+file exists, or the environment cannot be packed; 130 interrupted (Ctrl-C).
 """
 
 
@@ -75,6 +75,7 @@ def add_parser(subparsers: SubParsers) -> None:
     add("--prefix", default=sys.prefix, metavar="DIR", help="directory of the environment (default: this Python's)")
     add("--python-prefix", default="", metavar="DIR", help="where executors have the venv's Python, such as /usr")
     add("--level", type=level, default=1, metavar="N", help="level of compression, 0 to 9 (default: 1)")
+    add("--force", action="store_true", help="replace an existing file (default: refused)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -87,16 +88,19 @@ def main(args: argparse.Namespace) -> int:
         0; 1 if the doctor found a problem.
 
     Raises:
-        InvalidInputError: there is no such environment.
+        InvalidInputError: there is no such environment, the file exists, or the URL of the cluster has an unknown form.
         MissingPackageError: a package is missing.
     """
     if args.action == "pack":
         from choros.spark.pack_environment import pack, usage
 
-        write_line(usage(pack(args.output, args.prefix, python_prefix=args.python_prefix, level=args.level)))
+        options = {"python_prefix": args.python_prefix, "level": args.level, "force": args.force}
+        write_line(usage(pack(args.output, args.prefix, **options)))
         return 0
+    from choros.spark.master_url import check_url
     from choros.spark.optional_import import require_pyspark
 
+    check_url(args.master)
     require_pyspark()
     from choros.spark.doctor import check
 

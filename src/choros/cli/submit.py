@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import announce
 from choros.cli.arguments import Known, choose_scheduler, count, whole
-from choros.cli.command_target import command_of
+from choros.cli.command_target import check_script, command_of, is_script
 from choros.cli.parser import Parser
 from choros.errors import InvalidInputError, MissingPackageError
 from choros.launch.retired import cobalt
@@ -34,6 +34,7 @@ from choros.launch.schedulers import (
     require_program,
     site_names,
     submit_job,
+    transport_warning,
     write_script,
 )
 from choros.launch.schedulers.job import MOST
@@ -63,6 +64,7 @@ examples:
   site = "mine"                        a preset, or a file of choros site init
   account = "MyProject"
   setup = ["module load python"]
+choros status, log and cancel take the scheduler of its site, or its on, too.
 
 Exit codes: 0 submitted; 1 the scheduler refused the script or did not answer, and the script is kept in its file;
 2 wrong usage, or no command of the scheduler on PATH, and nothing was written; with --on spark the code of the job,
@@ -110,7 +112,8 @@ def _add_cluster(add: Callable[..., Any]) -> None:
     add(
         "--on",
         choices=sorted(SCHEDULERS),
-        help="scheduler (default: the site's, else the one whose command is on PATH; k8s and spark must be named)",
+        help="scheduler (default: the site's, else that of ~/.config/choros/config.toml, else the one whose command is "
+        "on PATH; k8s and spark must be named)",
     )
     add(
         "--site",
@@ -201,7 +204,7 @@ def _add_ranks(add: Callable[..., Any]) -> None:
     add(
         "--python",
         metavar="PROGRAM",
-        help="Python interpreter of the ranks (default: this one; 'python' if --setup is given)",
+        help="Python interpreter of the ranks (default: this one; 'python' with --setup or --on k8s)",
     )
 
 
@@ -284,7 +287,7 @@ def _refuse_invalid(options: Sequence[str]) -> None:
     args, unknown = commands.choices["submit"].parse_known_args(words)
     if unknown or args.target != ["train"]:  # the value of an unknown option is taken for the target
         args.parser.refuse(unknown or options)
-    scheduler, job = _scheduler_and_job(args)
+    scheduler, job, _ = _scheduler_and_job(args)
     scheduler.script(job)
 
 
@@ -301,10 +304,11 @@ def main(args: argparse.Namespace) -> int:
         InvalidInputError: an argument is not valid, and nothing was written.
         SchedulerError: the scheduler refuses the script, which is kept, or does not answer.
     """
-    scheduler, job = _scheduler_and_job(args)
+    scheduler, job, warning = _scheduler_and_job(args)
     text = scheduler.script(job)
-    if scheduler.name == "slurm" and (warning := srun_mpi_warning(job.mpi)):
-        print(f"choros submit: warning: {warning}", file=sys.stderr)
+    for problem in (srun_mpi_warning(job.mpi) if scheduler.name == "slurm" else "", warning):
+        if problem:
+            print(f"choros submit: warning: {problem}", file=sys.stderr)
     if scheduler.attached:
         _warn_of_local_workers(job)
     announce()
@@ -321,25 +325,43 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job]:
-    """Return the scheduler and the job for the options, after a check of both."""
+def _scheduler_and_job(args: argparse.Namespace) -> tuple[Scheduler, Job, str]:
+    """Return the scheduler and the job for the options, after a check of both; and a warning, or ""."""
     options = JobOptions(**{field.name: getattr(args, field.name) for field in fields(JobOptions)})
-    scheduler, site, defaults = complete(options, partial(choose_scheduler, "choros submit", attached=True))
+    target = args.target[1:] if args.target[:1] == ["--"] else args.target
+    scheduler, site, defaults = complete(options, partial(_choose, target, args.module))
     on, written_by = scheduler.name, args.written_by
     if defaults:
         print(f"choros submit: from {config_file()}: {defaults}", file=sys.stderr)
         written_by = written_by.replace("choros submit", f"choros submit {defaults}", 1)
     _ask_for_nodes(options)
-    target, python = args.target[1:] if args.target[:1] == ["--"] else args.target, options.interpreter(on)
-    command = command_of(target, args.module, name="submit", python=python, here=on != "k8s" and not options.setup)
-    if on != "k8s" and not args.module and command[0] == python and not os.path.exists(command[1]):
-        raise InvalidInputError(f"the script {command[1]} does not exist (the directory is {os.getcwd()})")
+    here = on != "k8s" and not options.setup
+    command = command_of(target, args.module, name="submit", python=options.interpreter(on), here=here)
     if options.archive and "://" not in options.archive and not os.path.isfile(options.archive):
         raise InvalidInputError(
             f"--archive {options.archive} is not a file (the directory is {os.getcwd()}): choros spark pack makes one"
         )
     options.name = options.name or name_of(target[0])
-    return scheduler, job_of(options, site, on, command, written_by)
+    job = job_of(options, site, on, command, written_by)
+    return scheduler, job, transport_warning(options, scheduler, job)
+
+
+def _choose(target: Sequence[str], is_module: bool, name: str) -> Scheduler:
+    """Return the scheduler; a script that is missing is reported first.
+
+    Args:
+        target: the words of the target.
+        is_module: whether the target is a module.
+        name: the scheduler's name; "" for that of this machine.
+    """
+    if name != "k8s" and not is_module and target and is_script(target[0]):  # a container has its own files
+        check_script(target[0])
+    try:
+        return choose_scheduler("choros submit", name, attached=True)
+    except InvalidInputError as error:
+        if name or "--on" not in target:
+            raise
+        raise InvalidInputError(f"{error}; --on comes before {target[0]}, which gets all words after it") from None
 
 
 def _nodes(text: str) -> int | str:

@@ -10,7 +10,7 @@ from choros.backend_choice import announce
 from choros.cli.arguments import count, list_of, some_seconds, whole
 from choros.cli.terminal import write_report
 from choros.cluster.hardware import physical_cores
-from choros.errors import InvalidInputError, WorkerFailedError
+from choros.errors import InvalidInputError, WorkerFailedError, counted
 
 if TYPE_CHECKING:
     from choros.cli.arguments import SubParsers
@@ -39,7 +39,11 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers: the result of ``argparse.ArgumentParser.add_subparsers``.
     """
     parser = subparsers.add_parser(
-        "tune", help="find the ranks and threads with which a script trains fastest", description=_HELP, epilog=_EPILOG
+        "tune",
+        help="find the ranks and threads with which a script trains fastest",
+        description=_HELP,
+        epilog=_EPILOG,
+        usage="choros tune [OPTIONS] (script.py | -m module) [ARGS ...]",
     )
     add = parser.add_argument_group("settings to try").add_argument
     add(
@@ -108,7 +112,9 @@ def main(args: argparse.Namespace) -> int:
     trials = grid(ranks, args.threads, cores)
     if not trials:
         threads = ",".join(map(str, args.threads))
-        raise InvalidInputError(f"No trial of --threads {threads} fits on {cores} cores: give smaller numbers.")
+        raise InvalidInputError(
+            f"No trial of --threads {threads} fits on {counted(cores, 'core')}: give smaller numbers."
+        )
     settings = TuneSettings(args.warmup, args.steps)
     bindings = {"yes": [True], "no": [False], "both": [True, False]}[args.bind]
 

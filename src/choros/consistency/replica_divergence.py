@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.errors import counted
 from choros.types import Array
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ def warn(drift: ReplicaDivergence, consequence: str) -> None:
     """
     rank, distance = max(drift.near.items(), key=lambda item: item[1])
     logger.warning(
-        f"the weights of {len(drift.near)} ranks differ from those of rank {drift.usual} in their last bits "
+        f"the weights of {counted(len(drift.near), 'rank')} differ from those of rank {drift.usual} in their last bits "
         f"(the most those of rank {rank}, by {distance:.1g} of their norm), as on unlike processors or with unlike "
         f"libraries; {consequence}. This warning appears once."
     )

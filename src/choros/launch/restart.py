@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from choros.console import LAUNCHER
-from choros.errors import AGAIN
+from choros.errors import AGAIN, counted
 from choros.launch.process.rank_supervisor import JobResult
 
 logger = logging.getLogger(LAUNCHER)
@@ -37,5 +37,5 @@ def run_with_restarts(start: Callable[[dict[str, str]], JobResult], restarts: in
         if outcome.code in (0, AGAIN) or outcome.signal or turn >= restarts:
             return outcome
         turn += 1
-        left = f"{restarts - turn} restart{'s' * (restarts - turn != 1)}"
+        left = counted(restarts - turn, "restart")
         logger.warning(f"the job ended with code {outcome.code}: started again ({left} left)")

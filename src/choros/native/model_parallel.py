@@ -25,7 +25,7 @@ from choros.comm.group import Group
 from choros.comm.shared_values import gather_values
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.consistency.rank_agreement import difference, facts_of_model
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.object_text import call_text
 from choros.types import ArrayTree
 
@@ -83,7 +83,7 @@ class ModelParallel:
         self.place: Place = find_place(check_number("timeout", timeout, "a number of seconds"))
         if process_count() != self.place.size:
             raise InvalidInputError(
-                f"JAX knows {process_count()} processes, and this job has {self.place.size} ranks: call "
+                f"JAX knows {counted(process_count(), 'process')}, and this job has {self.place.size} ranks: call "
                 'choros.native.initialize("jax") at the top of the script.'
             )
         self.layout = describe(layout, device_count(), "in this job")

@@ -11,7 +11,7 @@ from choros.backends.devices import Devices, choose_devices
 from choros.backends.devices.placement import Placement
 from choros.console import write_line
 from choros.data import Source, feed, make_source, make_validation, prefetch, without_augment
-from choros.errors import InvalidInputError, warn_without_effect
+from choros.errors import InvalidInputError, counted, warn_without_effect
 from choros.parallel.in_process import InProcessExecutor
 from choros.trainer import Trainer
 from choros.training.validation import check_model
@@ -98,7 +98,7 @@ class ModelMGPU:
         return self.serial(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"{self.serial.name} over {len(self.devices)} devices ({', '.join(self.devices)})"
+        return f"{self.serial.name} over {counted(len(self.devices), 'device')} ({', '.join(self.devices)})"
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the serial model."""

@@ -9,13 +9,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from choros.backend_choice import named_backend
 from choros.console import write_line
+from choros.errors import ChorosError, SchedulerError, brief
 from choros.launch.process.failure_report import amount
 from choros.spark.java import session
+from choros.spark.master_url import unreachable
 from choros.spark.task_errors import translate
 from choros.spark.task_slots import setting, wait_for_slots
 
@@ -204,12 +209,30 @@ def check(master: str = "") -> int:
 
     Raises:
         MissingPackageError: pyspark, Java or the backend is missing.
-        Exception: no task could start, or Spark found no cluster.
+        InvalidInputError: no task could start.
+        SchedulerError: no server answers at the URL, or Spark could not start there.
     """
-    spark = session(master, "choros doctor")
+    url = master or os.environ.get("SPARK_REMOTE", "")
+    if reason := unreachable(url):
+        raise SchedulerError(reason)
+    try:
+        spark = session(master, "choros doctor")
+    except (ChorosError, OSError):
+        raise
+    except Exception as error:  # of pyspark, with the traceback of the JVM
+        raise SchedulerError(
+            f"Spark could not start at {url or 'the master of its own settings'} ({_cause(error)}): correct the URL, "
+            "or see whether the cluster runs and can be reached from here"
+        ) from None
     try:
         facts = examine(spark)
     finally:
         spark.stop()
     write_line(report(facts))
     return 1 if findings(facts) else 0
+
+
+def _cause(error: Exception) -> str:
+    """Return the cause of an error of pyspark: the message of the last Java exception, else the error in brief."""
+    messages = re.findall(r"\b(?:java|org|io)\.[\w.$]+(?:Exception|Error): ([^\n]+)", str(error))
+    return textwrap.shorten(messages[-1], 200, placeholder=" ...").rstrip(".") if messages else brief(error)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import choros.errors
 from choros.comm.messages import decode, header_of
-from choros.errors import ChorosError, InvalidInputError, WorkerFailedError
+from choros.errors import ChorosError, InvalidInputError, WorkerFailedError, counted
 from choros.launch.process.failure_report import RankFailure, failure, raised
 
 _SAID = re.compile(r"<choros:([A-Za-z0-9+/=]+)>")
@@ -87,8 +87,8 @@ def translate(error: BaseException, size: int) -> BaseException:
         )
     if "SPARK-24819" in text or "requires more slots" in text:
         return InvalidInputError(
-            f"This cluster cannot run {size} workers at once, which Spark found when it had waited for them: give "
-            "fewer workers, or more executors or cores."
+            f"This cluster cannot run {counted(size, 'worker')} at once, which Spark found when it had waited for "
+            "them: give fewer workers, or more executors or cores."
         )
     if "SPARK-24942" in text:
         return InvalidInputError(

@@ -53,9 +53,10 @@ def describe(
     else:
         raise InvalidInputError(f"The layout is of type {type(layout).__name__}: give a keras.distribution.LayoutMap.")
     if math.prod(shape) != devices:
+        needed = counted(math.prod(shape), "device")
         raise InvalidInputError(
-            f"The layout's mesh is {' x '.join(map(str, shape))}, which takes {math.prod(shape)} devices, and there "
-            f"are {devices} {where}: make these numbers equal."
+            f"The layout's mesh is {' x '.join(map(str, shape))}, which takes {needed}, and there are {devices} "
+            f"{where}: make these numbers equal."
         )
     plain = [[str(pattern), _axes_of(pattern, given, axes)] for pattern, given in rules]
     return {"shape": shape, "axes": axes, "batch": batch or axes[0], "rules": plain, "whole": whole}
@@ -138,7 +139,9 @@ def _check_shape(layout: dict[str, Any], path: str, shape: tuple[int, ...], axes
 
 def say_mesh(workers: int, devices: list[int], layout: dict[str, Any] | None, model: keras.Model) -> str:
     """Return a line of text about the devices of the workers and the division of weights and rows among them."""
-    device_text = f"{devices[0]} devices each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
+    device_text = (
+        f"{counted(devices[0], 'device')} each" if len(set(devices)) == 1 else f"{', '.join(map(str, devices))} devices"
+    )
     line = f"{counted(workers, 'worker')}, {device_text}"
     if layout is None:
         return f"{line}: every device has all weights, and its share of the worker's rows"

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from choros.comm.collectives.object_codec import decode, encode, name_of
 from choros.comm.collectives.reduce_ops import AVERAGE, SUM, Op, reduced, refusal
 from choros.comm.group import Group
-from choros.errors import InvalidInputError, RankMismatchError
+from choros.errors import InvalidInputError, RankMismatchError, counted
 from choros.types import Array, dtype_of
 
 _JOIN = {"call": "join"}
@@ -404,14 +404,14 @@ def _split_rows(x: Array, splits: ArrayLike | None, size: int) -> tuple[str, lis
     """Return the reason why the rows cannot be split, or "", and the number of rows for each rank."""
     if splits is None:
         if len(x) % size:
-            return f"{len(x)} rows do not divide among {size} ranks: give splits", []
+            return f"{counted(len(x), 'row')} cannot be divided equally among {size} ranks: give splits", []
         return "", [len(x) // size] * size
     values = np.asarray(splits).reshape(-1)
     if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.trunc(values))).all():
         return f"splits={values.tolist()} are not whole numbers", []
     parts = [int(n) for n in values]
     if len(parts) != size or min(parts, default=0) < 0 or sum(parts) != len(x):
-        return f"splits={parts} are not {size} parts of {len(x)} rows", []
+        return f"splits={parts} are not {size} parts of {counted(len(x), 'row')}", []
     return "", parts
 
 

@@ -12,7 +12,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
+from choros.launch.process.interrupt_filter import InterruptFilter
 
 
 class Output:
@@ -29,6 +30,8 @@ class Output:
 
     Attributes:
         on_broken: function called, in any thread, when the reader of stdout or stderr has closed it.
+        is_interrupted: bool. Whether the ranks were interrupted: the tracebacks of ``KeyboardInterrupt`` of all but the
+            first are then not shown; files have them. Defaults to False.
 
     Raises:
         InvalidInputError: the folder or its files cannot be created.
@@ -51,6 +54,7 @@ class Output:
     ) -> None:
         self._first, self._marks = first, marks
         self.on_broken: Callable[[], None] = lambda: None
+        self.is_interrupted, self._interrupts = False, InterruptFilter()
         self._timestamps = timestamps
         self._files: dict[tuple[int, str], TextIOWrapper] = {}
         self._lock = threading.Lock()
@@ -95,7 +99,10 @@ class Output:
                 with contextlib.suppress(OSError):
                     self._files.pop((rank, kind)).close()
                 self._show("err", f"choros run: what rank {rank} prints is no longer kept: {error}")
-            self._show(kind, f"{stamp}[{self._first + rank}] {line}" if self._marks and mark else line)
+            text = f"{stamp}[{self._first + rank}] {line}" if self._marks and mark else line
+            is_filtered = self.is_interrupted and kind == "err"
+            for each in self._interrupts.feed(rank, line, text) if is_filtered else (text,):
+                self._show(kind, each)
 
     def say(self, text: str) -> None:
         """Show a line from Choros on stderr."""
@@ -105,12 +112,23 @@ class Output:
     def close(self) -> None:
         """Close the files; a second call does nothing."""
         acquired = self._lock.acquire(timeout=1.0)  # another thread may block forever in a write that is not read
+        if acquired:
+            self._end_interrupts()
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 file.close()
         self._files.clear()
         if acquired:
             self._lock.release()
+
+    def _end_interrupts(self) -> None:
+        """Show what the filter holds, and a line on what it has left out."""
+        for text in self._interrupts.rest():
+            self._show("err", text)
+        if count := len(self._interrupts.left_out):
+            self._interrupts.left_out.clear()
+            others = counted(count, "other rank")
+            self._show("err", f"choros run: interrupted; not shown: the KeyboardInterrupt of {others}")
 
     def _show(self, kind: str, text: str) -> None:
         stream = sys.stdout if kind == "out" else sys.stderr

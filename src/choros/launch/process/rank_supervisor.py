@@ -274,6 +274,7 @@ class RankSupervisor:
 
     def _finish(self, number: int) -> None:
         self._deadline = time.monotonic() + self.grace
+        self.output.is_interrupted |= number == signal.SIGINT
         self._signal(number)
 
     def _signal(self, number: int) -> None:

@@ -15,7 +15,15 @@ from choros.launch.schedulers.commands import (
 )
 from choros.launch.schedulers.job import Job, check_name
 from choros.launch.schedulers.registry import SCHEDULERS
-from choros.launch.schedulers.request import JobOptions, complete, job_of, name_of, write_script
+from choros.launch.schedulers.request import (
+    JobOptions,
+    complete,
+    default_scheduler,
+    job_of,
+    name_of,
+    transport_warning,
+    write_script,
+)
 from choros.launch.schedulers.scheduler import Scheduler
 from choros.launch.schedulers.site import Site, load_site, presets, site_names
 from choros.launch.schedulers.user_config import config_file, config_folder
@@ -31,6 +39,7 @@ __all__ = [
     "complete",
     "config_file",
     "config_folder",
+    "default_scheduler",
     "find_scheduler",
     "follow_log",
     "has_ended",
@@ -42,5 +51,6 @@ __all__ = [
     "require_program",
     "site_names",
     "submit_job",
+    "transport_warning",
     "write_script",
 ]

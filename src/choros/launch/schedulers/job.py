@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from choros.cluster.hardware import variables
-from choros.errors import InvalidInputError
+from choros.errors import InvalidInputError, counted
 from choros.launch.schedulers.file_systems import FILE_SYSTEMS, has_option, parse_file_systems
 from choros.launch.schedulers.option_names import named, names_keywords, with_option_names
 from choros.launch.schedulers.site import Site
@@ -162,8 +162,8 @@ class Job:
         }.items():
             if have and label > have:
                 raise InvalidInputError(
-                    f"{self.ranks_per_node} ranks a node would need {label} {node}, and a node of {site.name} has "
-                    f"{have}"
+                    f"{counted(self.ranks_per_node, 'rank')} a node would need {label} {node}, and a node of "
+                    f"{site.name} has {have}"
                 )
         missing = []
         if site.needs_account and not self.account:

@@ -24,6 +24,8 @@ from choros.launch.schedulers.scheduler import Scheduler
 from choros.launch.schedulers.site import Site, load_site
 from choros.launch.schedulers.user_config import submit_defaults
 
+_EXPORT_ENVIRONMENT = ("slurm", "flux", "lsf")  # schedulers that pass this process's environment to the job
+
 
 @dataclass
 class JobOptions:
@@ -99,6 +101,16 @@ def complete(options: JobOptions, choose: Callable[[str], Scheduler]) -> tuple[S
     return scheduler, site, words
 
 
+def default_scheduler() -> str:
+    """Return the scheduler that the user's defaults name, by a site or by its name; "" if they name none.
+
+    Raises:
+        InvalidInputError: the file of the defaults is not valid, or there is no such site or scheduler.
+    """
+    defaults = submit_defaults()
+    return load_site(str(defaults.get("site", "generic"))).scheduler or str(defaults.get("on", ""))
+
+
 def _use_defaults(options: JobOptions, defaults: Mapping[str, str | list[str]], on: str) -> str:
     """Set the options that are not given to the user's defaults, if the script for this scheduler uses them."""
     words: list[str] = []
@@ -169,6 +181,27 @@ def job_of(options: JobOptions, site: Site, on: str, command: Sequence[str], wri
         master=options.master,
         archive=options.archive,
         secret=(os.environ.get("CHOROS_SECRET") or secrets.token_hex(32)) if on == "k8s" else "",
+    )
+
+
+def transport_warning(options: JobOptions, scheduler: Scheduler, job: Job) -> str:
+    """Return a warning if the ranks of a job could not communicate with the packages of this Python, else "".
+
+    Args:
+        options: the options, after ``complete``.
+        scheduler: the scheduler.
+        job: the job of the options.
+    """
+    if scheduler.attached or scheduler.named_only or job.size == 1 or not options.same_environment(scheduler.name):
+        return ""
+    variables = {**os.environ, **job.exports()}
+    chosen = variables.get("CHOROS_SECRET") or variables.get("CHOROS_COMM")
+    if chosen or backend_choice.is_installed("mpi4py") or job.command[0] != sys.executable:
+        return ""
+    secret = ", or export CHOROS_SECRET=$(openssl rand -hex 32) before you submit, for TCP"
+    return (
+        f"mpi4py is not installed here, and the {job.size} ranks need it to communicate: pip install 'choros[mpi]'"
+        f"{secret if scheduler.name in _EXPORT_ENVIRONMENT else ''}"
     )
 
 

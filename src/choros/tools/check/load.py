@@ -93,14 +93,15 @@ def made_rows(model: keras.Model, rows: int = _ROWS, seed: int = 0) -> tuple[Any
 
     from choros.backends.driver_model import pairs
 
-    if isinstance(model, keras.Sequential):  # has no .input before the first call
-        inputs, outputs = (tensors[0] if tensors else None for tensors in (model.inputs, model.outputs))
+    is_sequential = isinstance(model, keras.Sequential)
+    if is_sequential:  # has no .input before the first call, and without an Input no .inputs
+        tensors = (getattr(model, name, None) or [None] for name in ("inputs", "outputs"))
+        inputs, outputs = (first for first, *_ in tensors)
     else:
         inputs, outputs = getattr(model, "input", None), getattr(model, "output", None)
     if inputs is None or outputs is None:
-        raise InvalidInputError(
-            f"The model {model.name!r} has no symbolic inputs, so no rows can be drawn: give x and y."
-        )
+        remedy = "add keras.Input(...) as the first layer, or define x and y" if is_sequential else "define x and y"
+        raise InvalidInputError(f"The model {model.name!r} has no symbolic inputs, so no rows can be drawn: {remedy}.")
     random = np.random.default_rng(seed)
     tables = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
 

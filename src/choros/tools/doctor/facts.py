@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from choros.backend_choice import keras_backend
+from choros.backend_choice import is_installed, keras_backend, named_backend
 from choros.cluster import Place, why
 from choros.cluster.hardware import cpu_features, physical_cores, usable_cores, version
 from choros.cluster.hardware.gpus import DEVICE_VARIABLES, count_gpus
@@ -63,6 +63,7 @@ def look(place: Place) -> Facts:
         "files": limits.open_files(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "backend": keras_backend(),
+        "backend_installed": is_installed(named_backend()[0]),
         "features": list(cpu_features()),
         "submitted": os.environ.get(SUBMITTED, "").split(),
         "devices": {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ},

@@ -30,7 +30,7 @@ from choros.comm.messages import header_of
 from choros.comm.shm.group import SharedGroup
 from choros.comm.shm.segment import Segment
 from choros.data import StreamSource, serialization
-from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError
+from choros.errors import CommTimeoutError, InvalidInputError, PeerLostError, WorkerFailedError, counted
 from choros.launch.process.failure_report import RankFailure
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.training.async_control.best_member import BestMemberSlots
@@ -595,6 +595,6 @@ class LocalRun:
         # All ranks get new processes: those that wait for the hung one do not read messages either.
         self.restart_policy.unfit = set(self.ranks)
         self.restart_policy.judge(None)
-        reason = f"made no step for {limit:.0f} s (after {int(beats[rank])} steps); the run was ended. "
+        reason = f"made no step for {limit:.0f} s (after {counted(int(beats[rank]), 'step')}); the run was ended. "
         reason += "If a step really takes that long, give the Trainer a larger timeout."
         raise self.pool.hung(rank, reason, self.last())

@@ -16,7 +16,7 @@ import numpy as np
 from choros.comm.messages import header_of
 from choros.console import write_line
 from choros.data import serialization
-from choros.errors import WorkerFailedError
+from choros.errors import WorkerFailedError, counted
 from choros.launch.process.failure_report import RankFailure, failure
 from choros.launch.specs import LaunchedJob, Launcher, LaunchPreferences
 from choros.training.checkpoint.manager import CheckpointManager
@@ -236,8 +236,8 @@ class RemoteRun(CallbackServer):
         output = "\n".join(self.output)
         self.restart_policy.judge(None)
         raise WorkerFailedError(
-            f"{self.launcher} ended with code {process.code()}; of {self.job.workers} ranks {len(self.hosts)} had "
-            f"connected and {len(done)} had finished. The last lines that it printed:\n{output}",
+            f"{self.launcher} ended with code {process.code()}; of {counted(self.job.workers, 'rank')} "
+            f"{len(self.hosts)} had connected and {len(done)} had finished. The last lines that it printed:\n{output}",
             rank=min(set(range(self.job.workers)) - done.keys()),
             output=output,
             weights=self.last(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from choros.errors import WorkerFailedError
+from choros.errors import WorkerFailedError, counted
 from choros.launch.process.failure_report import RankFailure
 from choros.launch.process.worker_pool import Pool
 from choros.training.executors.worker_pool import WorkerPool
@@ -94,7 +94,7 @@ class RestartPolicy:
         who_restarts = "all ranks restart" if all_ranks else f"rank {rank} restarts in a new process"
         why = made.reason.rstrip(".")
         position_text = f"epoch {epoch + 1}, after {batch} of its batches"
-        logger.warning(f"{why}; {who_restarts} in {position_text} ({self.left} restarts left)")
+        logger.warning(f"{why}; {who_restarts} in {position_text} ({counted(self.left, 'restart')} left)")
 
     def start(self, workers: WorkerPool) -> Pool:
         """Start the workers, with new processes for ``unfit`` ranks.

@@ -21,7 +21,7 @@ from typing import IO
 
 import numpy as np
 
-from choros.errors import InvalidDataError
+from choros.errors import InvalidDataError, counted
 from choros.tools.demo.datasets.common import Dataset, divide
 
 _NAMES = (
@@ -146,7 +146,7 @@ def _explain(path: str | os.PathLike[str], header: list[str], columns: list[int]
             where = f"{path}, row {number} (line {reader.line_num})"
             if len(row) <= max(columns):
                 raise InvalidDataError(
-                    f"{where} has {len(row)} columns and the header {len(header)}: is the file truncated?"
+                    f"{where} has {counted(len(row), 'column')} and the header {len(header)}: is the file truncated?"
                 )
             column = None if _numbers(numbers(row)) else next(c for c in columns[:-1] if not _numbers([row[c]]))
             if column is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from choros.backend_choice import BACKENDS
+from choros.backend_choice import BACKENDS, OTHERS
 from choros.launch.process.failure_report import signalled
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
@@ -29,7 +29,7 @@ def versions(seen: Observations) -> Iterator[Finding]:
 
 
 def backends(seen: Observations) -> Iterator[Finding]:
-    """Find different backends, and backends that are not installed."""
+    """Find different backends, and backends that are not installed or cannot train."""
     if not seen.ranks:
         return
     (usual, _), *others = alike(seen.ranks, _backend)
@@ -43,8 +43,17 @@ def backends(seen: Observations) -> Iterator[Finding]:
             "--export=ALL), or have one keras.json.",
         )
     for value, some in alike(seen.ranks, _backend):
-        lacking = [facts for facts in some if value in BACKENDS and not facts["versions"].get(value)]
-        if lacking:
+        lacking = [facts for facts in some if not facts["backend_installed"]]
+        if value not in BACKENDS:
+            yield made(
+                ERROR,
+                "no-backend",
+                some,
+                f"{{at}}: Keras would take {some[0]['backend']}, which "
+                f"{'cannot train a model' if value in OTHERS else 'is not a backend of Keras'}.",
+                "Set KERAS_BACKEND to jax, torch or tensorflow, one that is installed.",
+            )
+        elif lacking:
             yield made(
                 ERROR,
                 "no-backend",

@@ -21,7 +21,7 @@ def _ended(end: Mapping[str, Any]) -> tuple[str, str]:
         cause, remedy = signalled(name)
         return f"was ended by {name}" + (f" ({cause})" if cause else ""), remedy
     last = str(end.get("tail", "")).splitlines()[-1:]
-    return f"exited with code {end.get('exit')}" + (f": {last[0]}" if last else ""), ""
+    return f"exited with code {end.get('exit')}" + (f": {last[0].removesuffix('.')}" if last else ""), ""
 
 
 def _name(end: Mapping[str, Any], otherwise: str) -> str:
