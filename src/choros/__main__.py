@@ -1,8 +1,6 @@
 """``python -m choros``, the same as the command ``choros``."""
 
-import sys
-
-from choros.cli import main
+from choros.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
+from typing import NoReturn
 
 from choros.cli.parser import EXIT_CODES, Parser, did_you_mean, print_error
 from choros.errors import ChorosError, InvalidInputError, MissingPackageError
@@ -44,11 +45,27 @@ GROUPS = {
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
+_INTERRUPTED = 128 + signal.SIGINT
 ALIASES = {"logs": "log", "env": "where"}
 _EXAMPLES = """examples:
   choros doctor
   choros run -n 4 train.py
   choros submit --nodes 2 --ranks-per-node 4 --cores 8 --time 1h train.py"""
+
+
+def run() -> NoReturn:
+    """Run the command of this process, and exit: the entry point of ``choros`` and of ``python -m choros``."""
+    from choros.launch.process.interrupts import ignored_interrupts_repeated
+
+    with ignored_interrupts_repeated():
+        code = main()
+    if code == _INTERRUPTED and "jax" in sys.modules:
+        from choros.launch.process.pool_worker import exit_quickly
+
+        # A compilation that was interrupted continues in a thread of XLA. The interpreter's shutdown would destroy
+        # JAX's client, which this thread uses: a segmentation fault.
+        exit_quickly(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_stdout()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
     except ChorosError as error:
         is_failure = isinstance(error, MissingPackageError) or not isinstance(error, InvalidInputError)
         return print_error(prog, str(error), 1 if is_failure else 2)
