@@ -301,7 +301,7 @@ class InJobCallbackChannel:
         if self.checkpointer is not None:
             self.checkpointer.poll()
             if self.run.control_block.end_requested:
-                self.checkpointer.save(asked=True)
+                self.checkpointer.save(end_requested=True)
                 code = self.checkpoints.flush_for_exit().code  # first writes the state: no rank may end before
                 self.run.control_block.set_exit_code(code if isinstance(code, int) else 1)
                 self.checkpointer.wait_for_exits()
