@@ -309,7 +309,7 @@ class LocalRun:
         elif isinstance(message, messages.StateSaved):
             complete = self.checkpoints.take(rank, from_blobs(message.part, blobs), message.asked, self.job.workers)
             self.checkpoints.busy += time.thread_time() - self.receiving
-            if complete and self.checkpoints.asked:
+            if complete and self.checkpoints.end_requested:
                 raise self.checkpoints.flush_for_exit()
         elif isinstance(message, messages.OptimizerSent):
             self.take_optimizer(rank, *from_blobs(message.part, blobs))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import keras
 
 
-_VALUE = 8  # bytes of the widest value of a vector
-_LEAST = 1 << 16  # least bytes of a slot, so that metrics and messages fit even with a tiny model
+_VALUE_BYTES = 8  # bytes of the widest value of a vector
+_MIN_SLOT_BYTES = 1 << 16  # metrics and messages must fit even with a tiny model
 
 
 def build_replica(
@@ -126,8 +126,9 @@ def create_exchange_segment(
         memory = algorithm.start(trainable, job.workers)
         return SharedMemoryParameterServer.create(trainable, statistics, memory, job.workers)
     if job.synchronous and job.workers > 1:
-        more = GradientTail.of(job, 0).size if job.per_batch else 0
-        return SharedGroup.create(job.workers, max(nbytes + (2 + more) * _VALUE, _LEAST))
+        tail_values = GradientTail.of(job, 0).size if job.per_batch else 0
+        # Two values more: the loss and its divisor (``Replica.gradients``).
+        return SharedGroup.create(job.workers, max(nbytes + (2 + tail_values) * _VALUE_BYTES, _MIN_SLOT_BYTES))
     return None
 
 
