@@ -133,7 +133,8 @@ def check_fit(model: keras.Model) -> None:
         raise InvalidInputError(
             f"{loop_owners[0].__name__}.fit preprocesses the samples, and a Trainer runs train_step without it. "
             "Preprocess them before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this "
-            "returns. Then set `model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed samples."
+            "returns. Then set `model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed "
+            "samples."
         )
     owner, name = replaced[0]
     raise InvalidInputError(
@@ -251,8 +252,8 @@ def warn_of_sparse_gradients(model: keras.Model) -> None:
         optimizer_text = f"{type(optimizer).__name__} with clipping" if clips else type(optimizer).__name__
         warn(
             f"Keras on TensorFlow gives {optimizer_text} the gradient of {embeddings[0].name!r} (Embedding) only "
-            "for the rows that a batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the result "
-            "differs from that of one process."
+            "for the rows that a batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the "
+            "result differs from that of one process."
         )
 
 
