@@ -135,8 +135,8 @@ def decode(kind: type[_T], header: dict[str, Any], arrays: Sequence[Array] = ())
     shape = _shape(kind)
     count = len(shape.arrays)
     if len(arrays) < count or (shape.rest is None and len(arrays) > count):
-        least = "" if shape.rest is None else "at least "
-        raise InvalidInputError(f"{where} has {len(arrays)} arrays, and must have {least}{count}.")
+        qualifier = "" if shape.rest is None else "at least "
+        raise InvalidInputError(f"{where} has {len(arrays)} arrays, and must have {qualifier}{count}.")
     vectors: dict[str, Any] = dict(zip(shape.arrays, arrays[:count], strict=True))
     if shape.rest is not None:
         vectors[shape.rest] = list(arrays[count:])

@@ -115,7 +115,10 @@ class SharedMemoryParameterServer:
                 f"{self._name} expects {counted(workers, 'worker')}; this center was created for {self.workers}."
             )
         if rank is not None and not 0 <= rank < self.workers:
-            raise InvalidInputError(f"Rank {rank} was given for a center of {counted(self.workers, 'worker')}.")
+            raise InvalidInputError(
+                f"Rank {rank} was given for a center of {counted(self.workers, 'worker')}: give 0 to "
+                f"{self.workers - 1}."
+            )
         if rule is None and rank is not None:
             raise InvalidInputError(
                 f"{self._name} gave no rule: a worker needs the algorithm, a controller has no rank."

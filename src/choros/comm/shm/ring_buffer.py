@@ -96,7 +96,9 @@ class Ring:
             if self._words[_CLOSED]:
                 raise PeerLostError("The process that reads the data has stopped.")
             if waited > timeout:
-                raise CommTimeoutError(f"No batch came from the data for {waited:.0f} s.")
+                raise CommTimeoutError(
+                    f"No batch came from the data for {waited:.0f} s: read them faster, or set a longer timeout."
+                )
 
         # The count is in shared memory and not in this object: a new object of this reader continues at the message
         # that was not released.
