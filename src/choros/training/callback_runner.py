@@ -269,7 +269,7 @@ class CallbackRunner:
         self._batch_callbacks = [callback for callback in self.list.callbacks if _wants_batches(callback)]
         # Such a callback may read weights in each batch unnoticed, so the weights must be loaded before its hooks.
         self._eager = any(
-            held and wanted for held, wanted in zip(self._may_hold_tensors, have_batch_hooks, strict=True)
+            may_hold and has_hook for may_hold, has_hook in zip(self._may_hold_tensors, have_batch_hooks, strict=True)
         )
         if is_armed:
             if any(self._may_hold_tensors):

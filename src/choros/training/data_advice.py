@@ -73,14 +73,14 @@ def read_remedy(data: DataKind, worker: WorkerRecord) -> str:
         data: the kind of the data.
         worker: the record of the slowest worker.
     """
-    faster = _reader_remedy(data, worker)
+    reader_remedy = _reader_remedy(data, worker)
     if worker.ahead or data.read_ahead or data.kind == "PyDataset":  # these read ahead, or can by themselves
-        return faster
+        return reader_remedy
     saved = min(worker.decoding, _computing(worker))
     prefetch = f"choros.prefetch reads the next batches while a step runs, which saves at most {saved:.0%} of the time"
     if saved > worker.decoding / 2:
         return prefetch
-    return f"{faster}; {prefetch}" if saved >= _MIN_SAVED_SHARE else faster
+    return f"{reader_remedy}; {prefetch}" if saved >= _MIN_SAVED_SHARE else reader_remedy
 
 
 def copy_remedy(worker: WorkerRecord) -> str:

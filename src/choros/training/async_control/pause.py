@@ -100,7 +100,10 @@ class PauseClient:
         # An exit code ends the pause too: the caller of this method then ends the process.
         while self.control_block.requested_pause == number and self.control_block.exit_code is None:
             if time.monotonic() > end:
-                raise CommTimeoutError(f"rank 0 has been saving the state of the center for {self.timeout:g} s.")
+                raise CommTimeoutError(
+                    f"rank 0 has been saving the state of the center for {self.timeout:g} s: see its output, or give "
+                    "the Trainer a larger timeout."
+                )
             time.sleep(_POLL_SECONDS)
 
     def done(self) -> None:

@@ -167,8 +167,8 @@ class RemoteControlBlock:
         # The last arguments of ``save_position``.
         self._unsent: tuple[tuple[int, int], int, list[float], Array] | None = None
 
-    def _control(self, fresh: bool = False) -> list[float]:
-        if fresh or not self._header or time.monotonic() - self._read_at > _HEADER_SECONDS:
+    def _control(self, reload: bool = False) -> list[float]:
+        if reload or not self._header or time.monotonic() - self._read_at > _HEADER_SECONDS:
             self._header = ask(
                 self._client, ReadHeader(self._rank, self._steps, self._end_requested), HeaderReply
             ).words
@@ -240,7 +240,7 @@ class RemoteControlBlock:
 
     def step_counts(self) -> Array:
         """Return the number of steps of each rank, as far as the host of the control block knows it."""
-        self._control(fresh=True)  # sends the steps of this rank first
+        self._control(reload=True)  # sends the steps of this rank first
         return ask(self._client, ReadStepCounts(), StepCountsReply).counts.copy()
 
     @property

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0  # to wait for the end of a server
 _POLL_SECONDS = 1.0  # between two polls of the process, if its pipe shows no end
-_MOST_RESTARTS = 3
+_MAX_RESTARTS = 3
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class ShardServerProcess:
     def _watch(self) -> None:
         """Wait for the end of the server, and restart it unless it was closed. The number of restarts is limited."""
         # One attempt more than restarts: the last one only reports the end, and gives up.
-        for attempt in range(1, _MOST_RESTARTS + 2):
+        for attempt in range(1, _MAX_RESTARTS + 2):
             if not self._has_died():
                 return
             with self._lock:
@@ -187,12 +187,12 @@ class ShardServerProcess:
 
     def _restart(self, attempt: int) -> str:
         """Restart the server if restarts are left, else give up; return the outcome as text for the log."""
-        reason = f"another one was started {_MOST_RESTARTS} times"
+        reason = f"another one was started {_MAX_RESTARTS} times"
         try:
-            if attempt <= _MOST_RESTARTS:
+            if attempt <= _MAX_RESTARTS:
                 self._process = self._start()
                 return (
-                    f"process {self._process.pid} continues with the same center, restart {attempt} of {_MOST_RESTARTS}"
+                    f"process {self._process.pid} continues with the same center, restart {attempt} of {_MAX_RESTARTS}"
                 )
         except OSError as error:
             reason = f"no other one could be started ({error})"

@@ -115,7 +115,10 @@ class CallbackServer(ABC):
                 if isinstance(message, (ConnectionClosed, RankFailure)):
                     raise PeerLostError("rank 0 has ended while a callback read its weights: see what it printed.")
                 if time.monotonic() > deadline:
-                    raise CommTimeoutError(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
+                    raise CommTimeoutError(
+                        f"rank 0 has not sent its weights for a callback within {self.job.timeout:g} s: see its "
+                        "output, or give the Trainer a larger timeout."
+                    )
         put(self.model, self.latest)
 
     @contextmanager

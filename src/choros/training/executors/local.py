@@ -485,7 +485,7 @@ class LocalRun:
                 if sender == rank and isinstance(event, RankFailure):
                     self.fail(sender, event)
                 self.postponed.append((sender, event, blobs))
-        raise CommTimeoutError(f"rank {rank} has not sent the weights for a callback in {self.job.timeout:g} s.")
+        raise CommTimeoutError(f"rank {rank} sent no weights for a callback in {self.job.timeout:g} s: see its output.")
 
     def receive_states(self, epoch: int) -> None:
         """Receive the optimizers' states of an epoch's end. Each rank has sent its state before it ended the epoch.

@@ -180,7 +180,9 @@ class RemoteRun(CallbackServer):
                     self.ended(process, done)
                 if not self.hosts and time.monotonic() - begun > self.job.first_timeout:
                     raise WorkerFailedError(
-                        f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s.", rank=0
+                        f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s: see what it waits "
+                        "for, or give the Trainer a larger first_timeout.",
+                        rank=0,
                     )
                 continue
             rank, message, arrays, reply_queue = item

@@ -64,8 +64,8 @@ def adding(job: FitConfig, algorithm: Algorithm) -> int:
 def dividing(job: FitConfig, algorithm: Algorithm, rank: int) -> int:
     """Return the number of model replicas that divide one step's batch: of all ranks if gradients are summed."""
     ranks = range(job.workers) if algorithm.level == "gradients" else [rank]
-    several = job.devices and several_models(max(job.devices))
-    return sum(job.devices[rank] for rank in ranks) if several else len(ranks)
+    has_several_models = job.devices and several_models(max(job.devices))
+    return sum(job.devices[rank] for rank in ranks) if has_several_models else len(ranks)
 
 
 def first_replica(job: FitConfig, rank: int) -> int:
@@ -75,8 +75,8 @@ def first_replica(job: FitConfig, rank: int) -> int:
         job: FitConfig. Ranks may have different numbers of ``devices``.
         rank: int. With ``job.workers`` the result is the number of all replicas.
     """
-    several = job.devices and several_models(max(job.devices))
-    return sum(job.devices[:rank]) if several else rank
+    has_several_models = job.devices and several_models(max(job.devices))
+    return sum(job.devices[:rank]) if has_several_models else rank
 
 
 def rank_devices(job: FitConfig, rank: int) -> list[str]:
