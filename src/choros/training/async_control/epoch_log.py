@@ -14,7 +14,7 @@ from choros.training.async_control.control_block import ControlBlock
 LINE = 1 << 14  # bytes for the logs of an epoch
 # The epoch, its logs, the seconds of training so far, the values of the metrics' variables.
 Line = tuple[int, dict[str, float], float, list[float]]
-_MAX_METRIC_VALUES = 256  # more values would not fit into the bytes of a line
+_MAX_METRIC_VALUES = 256  # in a line, whose space is limited
 
 
 class EpochLog:
