@@ -128,7 +128,7 @@ def without_progress(
     """
 
     def exceeded(limit: float) -> bool:
-        # Later than the ranks' own limit, because their error names the rank that hangs.
+        # A tenth and 2 s later than the ranks' own limit, because their error names the rank that hangs.
         return waited > 1.1 * limit + 2.0
 
     # A rank may compile for ``first_timeout`` seconds. A process that a signal has stopped compiles nothing.

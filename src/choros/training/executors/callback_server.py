@@ -149,14 +149,14 @@ class CallbackServer(ABC):
             threading.Thread(target=self._serve_rank, args=arguments, name="choros-rank", daemon=True).start()
 
     def _serve_rank(self, rank: int, channel: RpcConnection, events: queue.Queue[RankEvent], further: bool) -> None:
-        def reply(head: dict[str, Any], arrays: list[Any]) -> Reply:
-            if _OUTPUT.has(head):
-                self.show_output(rank, _OUTPUT.decode(head).text)
+        def reply(header: dict[str, Any], arrays: list[Any]) -> Reply:
+            if _OUTPUT.has(header):
+                self.show_output(rank, _OUTPUT.decode(header).text)
                 return {}, []
-            if RANK_REQUESTS.has(head):
-                return self.answer(RANK_REQUESTS.decode(head), rank)
+            if RANK_REQUESTS.has(header):
+                return self.answer(RANK_REQUESTS.decode(header), rank)
             reply_queue: queue.Queue[Reply | None] = queue.Queue()
-            message = RANK_EVENTS.decode(head)
+            message = RANK_EVENTS.decode(header)
             # Copies, because the connection reuses its buffers for the next message.
             events.put(RankEvent(rank, message, [np.array(array) for array in arrays], reply_queue))
             if events is not self._events:  # no code reads this queue any more
@@ -164,9 +164,9 @@ class CallbackServer(ABC):
             try:
                 answer = reply_queue.get(timeout=threading.TIMEOUT_MAX)
             except queue.Empty:
-                raise CommTimeoutError("The callbacks did not end.") from None
+                raise CommTimeoutError("the callbacks did not end: see what they wait for.") from None
             if answer is None:
-                raise PeerLostError("It has ended the run.")
+                raise PeerLostError("the run has ended: see what it printed.")
             return answer
 
         channel.serve(reply)
