@@ -255,7 +255,7 @@ class LocalRun:
         self.ready, self.all_stats, self.begun_training = set(), {}, False
         beats, last_moved, polled_at = self.control_block.step_counts(), time.monotonic(), 0.0
         while len(self.all_stats) < self.job.workers:
-            # Thousands of records may come in a second. The checks of ``look`` must not wait for the last one.
+            # Thousands of records may come in a second. The checks of ``poll`` must not wait for the last one.
             while self.channel is not None and last_moved - polled_at < _POLL_SECONDS and not self.postponed:
                 if not self.pool.wait_for(self.channel.records, _POLL_SECONDS):
                     break
