@@ -289,7 +289,7 @@ def test_settings_without_a_meaning_are_refused(how, message, tmp_path):
 
 def test_numbers_may_be_of_numpy(tmp_path):
     assert Checkpoint(tmp_path, every=np.int64(5), keep=np.int64(2)).schedule == {"batches": 5}
-    assert type(Checkpoint(tmp_path, every=np.int64(5)).rule["batches"]) is int  # JSON takes no other
+    assert type(Checkpoint(tmp_path, every=np.int64(5)).schedule["batches"]) is int  # JSON takes no other
 
 
 def test_a_time_that_is_no_number_is_refused_with_its_variable(tmp_path, monkeypatch):
