@@ -209,7 +209,6 @@ FRIENDS = {
     "spill": "Spill",
     "self.replica": "BaseReplica",
     "training/lazy_weights.py: lazy": "LazyWeights",
-    "training/async_control/center_snapshots.py: kept": "CenterSnapshots",
     "data/sample_rows.py: source": "Source",
     "self.lead": "BaseReplica",
     "self._collectives": "Collectives",

@@ -93,7 +93,7 @@ SCRIPT = """
     if sys.argv[1] == "hosts":  # each rank is as on a host of its own: a server process merges
         here, rank = os.uname().nodename, os.environ.get("CHOROS_RANK", "0")
         hierarchical_group.machine = lambda: here + " " + rank
-        comm_setup._DIVIDED = 4  # bytes of a center that is divided
+        comm_setup._MIN_DIVIDED_BYTES = 4  # bytes of a center that is divided
 
     @dataclass(frozen=True)
     class Part(Algorithm):

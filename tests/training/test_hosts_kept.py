@@ -19,7 +19,7 @@ from choros.training.worker import comm_setup
 room, hosts = sys.argv[1], int(sys.argv[2])
 rank, size, here = int(os.environ["CHOROS_RANK"]), int(os.environ["CHOROS_SIZE"]), hierarchical_group.machine()
 hierarchical_group.machine = lambda: f"{here} {rank * hosts // size}"  # the ranks are as on so many hosts
-comm_setup._DIVIDED = 64  # bytes of a center that is divided
+comm_setup._MIN_DIVIDED_BYTES = 64  # bytes of a center that is divided
 
 def loss(truth, prediction):  # whose gradient is 1: each weight counts the steps
     return keras.ops.mean(prediction, axis=-1) + 0 * keras.ops.mean(truth, axis=-1)

@@ -517,7 +517,7 @@ def test_an_object_that_cannot_be_pickled_is_named_with_its_place():
 def test_data_that_a_model_captures_are_named(monkeypatch):
     from choros.training.model_io import serialization
 
-    monkeypatch.setattr(serialization, "_MOST", 1 << 20)
+    monkeypatch.setattr(serialization, "_MAX_BYTES", 1 << 20)
     x_train = np.zeros((1 << 18,), "float64")
     model = compiled(sequential(), lambda y, p: scaled(y, p, 1.0) + float(x_train[0]))
     with pytest.raises(NotSerializableError, match="its variable 'x_train'.*, a ndarray, brings 2 MB"):

@@ -91,21 +91,21 @@ def part(step, rank=0):
 def test_what_a_rank_ahead_left_is_kept_while_there_is_room():
     saved = EpochOptimizerStates()
     for epoch in range(5):
-        saved.put(0, epoch, part(epoch + 1), seen=0)
+        saved.put(0, epoch, part(epoch + 1), next_epoch=0)
     assert [saved.optimizer(epoch)[1].tolist() for epoch in range(5)] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
 
 
 def test_what_a_rank_far_ahead_left_is_bounded():
     """Two epochs are kept whole; of later ones the counts, with the latest slots."""
-    saved = EpochOptimizerStates(room=0)
+    saved = EpochOptimizerStates(max_bytes=0)
     for epoch in range(5):
-        saved.put(0, epoch, part(epoch + 1), seen=0)
+        saved.put(0, epoch, part(epoch + 1), next_epoch=0)
     assert saved.optimizer(1)[1].tolist() == [2.0, 2.0]
     count, slot = saved.optimizer(3)
     assert (int(count), slot.tolist()) == (4, [5.0, 5.0])
     assert saved.last(0) == 4
     assert saved.last(1) == -1
-    saved.put(0, 5, part(6), seen=4)
+    saved.put(0, 5, part(6), next_epoch=4)
     assert saved.optimizer(5)[1].tolist() == [6.0, 6.0]
     assert saved.optimizer(1) is None
     assert saved.averages(5)[0][0] == 48

@@ -18,7 +18,7 @@ def checkpointer():
     control_block, none = ControlBlock.create(3, 1, 1), np.zeros(0)
     with SharedMemoryParameterServer.create(np.zeros(1), none, (), 3) as segment:
         job = types.SimpleNamespace(workers=3, epochs=1, initial_epoch=0, initial_batch=0, timeout=0.2)
-        checkpoints = types.SimpleNamespace(checkpoint=object(), latest=None, busy=0.0, kept=lambda state, asked: None)
+        checkpoints = types.SimpleNamespace(checkpoint=object(), latest=None, busy=0.0, store_state=lambda *_: None)
         callbacks = types.SimpleNamespace(epoch=0)
         yield ShardedCheckpointer(SharedMemoryParameterServer(segment), control_block, checkpoints, job, callbacks)
     control_block.close()
@@ -44,7 +44,7 @@ def test_ranks_that_do_not_pause_in_time_are_named(checkpointer, caplog):
         checkpointer.save()
         control_block.join_pause(1, DONE)
         assert control_block.requested_pause == 0
-        checkpointer.save(asked=True)
+        checkpointer.save(end_requested=True)
     assert control_block.requested_pause == 3  # until the ranks end
     assert [record.getMessage() for record in caplog.records] == [
         "ranks 1, 2 did not pause in time (still in a step or a validation): this checkpoint is skipped",

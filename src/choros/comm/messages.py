@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 KIND = "op"  # key of a message's kind in its header: the name of its class
 _T = TypeVar("_T")
-_JSON = (bool, int, float, str, type(None))  # of a field's type: its values are compared by type
+_JSON_TYPES = (bool, int, float, str, type(None))  # types of a field whose value must have exactly this type
 
 
 class Client(Protocol):
@@ -135,8 +135,8 @@ def decode(kind: type[_T], header: dict[str, Any], arrays: Sequence[Array] = ())
     shape = _shape(kind)
     count = len(shape.arrays)
     if len(arrays) < count or (shape.rest is None and len(arrays) > count):
-        least = "" if shape.rest is None else "at least "
-        raise InvalidInputError(f"{where} has {len(arrays)} arrays, and must have {least}{count}.")
+        qualifier = "" if shape.rest is None else "at least "
+        raise InvalidInputError(f"{where} has {len(arrays)} arrays, and must have {qualifier}{count}.")
     vectors: dict[str, Any] = dict(zip(shape.arrays, arrays[:count], strict=True))
     if shape.rest is not None:
         vectors[shape.rest] = list(arrays[count:])
@@ -164,7 +164,7 @@ class _Shape:
     required: frozenset[str]
 
 
-_shapes: dict[type, _Shape] = {}  # reading one takes longer than a message
+_shapes: dict[type, _Shape] = {}  # a cache: to derive a shape takes longer than to encode a message
 
 
 def _shape(kind: Any) -> _Shape:
@@ -212,19 +212,19 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
-    if hint in _JSON:
+    if hint in _JSON_TYPES:
         # JSON has one type of number: 1.0 may arrive as 1. A bool is not a number.
         number = hint is float and type(value) is int
         if type(value) is hint or number:
             return float(value) if number else value
     elif origin in (Union, types.UnionType):
-        for each in args:
+        for option in args:
             try:
-                return _checked(value, each, where)
+                return _checked(value, option, where)
             except InvalidInputError:
                 continue
     elif origin is Literal:
-        if any(type(value) is type(each) and value == each for each in args):
+        if any(type(value) is type(option) and value == option for option in args):
             return value
     elif is_dataclass(hint) and isinstance(hint, type):
         return _build(hint, value, where, {})
@@ -233,7 +233,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     elif origin is list and isinstance(value, list):
         return [_checked(item, args[0], f"{where}[{index}]") for index, item in enumerate(value)]
     elif origin is tuple and isinstance(value, list) and len(value) == len(args):
-        return tuple(_checked(item, each, where) for item, each in zip(value, args, strict=True))
+        return tuple(_checked(item, option, where) for item, option in zip(value, args, strict=True))
     raise InvalidInputError(f"{where} must be {getattr(hint, '__name__', hint)}, and is {_brief(value)}.")
 
 

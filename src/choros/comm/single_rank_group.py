@@ -45,7 +45,7 @@ class SingleRankGroup:
         value_dtype = numeric(dtype)
         nbytes = count * value_dtype.itemsize
         if count < 0:
-            raise InvalidInputError(f"A slot of {count} values was asked for: give 0 or more.")
+            raise InvalidInputError(f"A slot of {count} values was requested: give 0 or more.")
         if self._memory.size < nbytes:
             self._memory = aligned(nbytes, np.uint8)
         return self._memory[:nbytes].view(value_dtype)

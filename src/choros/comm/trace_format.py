@@ -127,33 +127,33 @@ def _events(
     yield {"ph": "M", "name": "process_sort_index", **track, "args": {"sort_index": rank}}
     yield {"ph": "M", "name": "thread_name", **track, "args": {"name": title}}
 
-    def mark(name: str, at: float) -> dict[str, Any]:
-        return {"ph": "i", "s": "p", "name": name, "cat": "mark", "ts": at, **track}
+    def mark(name: str, ts: float) -> dict[str, Any]:
+        return {"ph": "i", "s": "p", "name": name, "cat": "mark", "ts": ts, **track}
 
     if cut and events:
         yield mark("older events were dropped", (min(event[2] for event in events) - zero) / 1000)
-    inside: list[Event] = []  # waits and reductions since the last call or step
-    steps = fed = 0
+    nested: list[Event] = []  # waits and reductions since the last call or step
+    steps = data_nanoseconds = 0
     for event in events:
         kind, label, begin, end, nbytes = event
         facts: dict[str, Any] = {} if nbytes < 0 else {"bytes": nbytes}
         if kind in ("wait", "reduce"):
-            inside.append(event)
+            nested.append(event)
         elif kind == "data":
-            fed += end - begin
+            data_nanoseconds += end - begin
         elif kind in _ENCLOSING:
-            facts |= {f"{phase}_us": _total(inside, phase, begin) for phase in ("wait", "reduce")}
-            inside = []
+            facts |= {f"{phase}_us": _total(nested, phase, begin) for phase in ("wait", "reduce")}
+            nested = []
         if kind == "step":
-            facts["data_us"] = fed / 1000
-        at = (begin - zero) / 1000
-        yield {"ph": "X", "name": label, "cat": kind, "ts": at, "dur": (end - begin) / 1000, **track, "args": facts}
+            facts["data_us"] = data_nanoseconds / 1000
+        ts = (begin - zero) / 1000
+        yield {"ph": "X", "name": label, "cat": kind, "ts": ts, "dur": (end - begin) / 1000, **track, "args": facts}
         if kind == "step":
-            steps, fed = steps + 1, 0
+            steps, data_nanoseconds = steps + 1, 0
             if mark_steps:
-                yield mark(f"step {steps}", at)
+                yield mark(f"step {steps}", ts)
 
 
 def _total(events: Sequence[Event], kind: str, begin: int) -> float:
-    """The total microseconds of the events of a kind since a call began."""
+    """Return the total microseconds of the events of a kind since a call began."""
     return sum(event[3] - event[2] for event in events if event[0] == kind and event[2] >= begin) / 1000

@@ -9,7 +9,7 @@ from typing import Self
 from choros.comm import trace_format
 from choros.comm.group import Group, Trace
 
-_MOST_EVENTS = 1_000_000  # about 200 MB
+_MAX_EVENTS = 1_000_000  # about 200 MB
 
 
 class EventLog:
@@ -25,12 +25,12 @@ class EventLog:
     """
 
     def __init__(self) -> None:
-        self._events: deque[trace_format.Event] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[trace_format.Event] = deque(maxlen=_MAX_EVENTS)
         self.append = self._events.append
 
     def lane(self, rank: int, zero: int, title: str, mark_steps: bool = False) -> bytes:
         """Return the events as compressed JSON text; the arguments are those of ``trace_format.lane``."""
-        cut = len(self._events) == _MOST_EVENTS
+        cut = len(self._events) == _MAX_EVENTS
         return trace_format.lane(rank, self._events.copy(), zero, mark_steps, cut, title)
 
 

@@ -84,7 +84,7 @@ class NonFiniteDetector:
         return ""
 
     def note(self, name: str | None, epoch: int, step: int) -> None:
-        """Record the result of ``look`` for gradients that are used."""
+        """Record the result of ``check`` for gradients that are used."""
         if name:
             self.report(name, epoch, step)
         self.over = self.over or name is not None

@@ -37,7 +37,7 @@ def position_of(center: SharedMemoryParameterServer, rank: int) -> tuple[int, in
 def set_positions(center: SharedMemoryParameterServer, epoch: int, batch: int) -> None:
     """Set the start position of all workers, before any worker exchanges."""
     first = center._position_index - (center.rank or 0)
-    # In place and without a commit: no worker exchanges yet, so nobody reads the header meanwhile.
+    # In place and without a commit: no worker exchanges yet, so no process reads the header meanwhile.
     center._header()[first : first + center.workers] = encode_position(epoch, batch)
 
 

@@ -18,11 +18,8 @@ from choros.param_server.merge_rule import MergeRule
 from choros.types import Array
 
 LOCAL, SEEN, CENTER, MEMORY = range(4)
-_POWER_FUNCTIONS: Final = {
-    2.0: np.square,
-    0.5: np.sqrt,
-    -1.0: np.reciprocal,
-}  # numpy's ``**`` calls these for the powers
+# numpy's ``**`` calls these functions for these powers.
+_POWER_FUNCTIONS: Final = {2.0: np.square, 0.5: np.sqrt, -1.0: np.reciprocal}
 
 
 class _Tape:
@@ -184,7 +181,7 @@ class Program:
             values = (
                 [vector[block] for vector in (*inputs, *spares)]
                 + constants
-                + [block[:length] for block in used_scratch]
+                + [scratch_block[:length] for scratch_block in used_scratch]
             )
             for function, *places in self._steps:
                 function(*[values[i] for i in places])

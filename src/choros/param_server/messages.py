@@ -112,7 +112,7 @@ class ExportState:
 
 @dataclass(frozen=True)
 class ShardState:
-    """The header of the shard, and the center, the moving statistics and the rule's memory; see ``snapshot``."""
+    """The header of the shard, and the center, the moving statistics and the rule's memory; of ``export_state``."""
 
     header: Array
     vectors: list[Array]

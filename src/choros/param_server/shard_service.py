@@ -73,8 +73,8 @@ def reply_vector(replies: Segment, center: SharedMemoryParameterServer, rank: in
 
 def _reply_sizes(center: SharedMemoryParameterServer) -> tuple[int, int]:
     """Return the bytes of the shown vector, and of that plus the moving statistics, in whole pages."""
-    shown, mean = (align(vector.nbytes, _PAGE) for vector in center.blank())
-    return shown, max(shown + mean, _PAGE)
+    shown_bytes, statistics_bytes = (align(vector.nbytes, _PAGE) for vector in center.blank())
+    return shown_bytes, max(shown_bytes + statistics_bytes, _PAGE)
 
 
 class ParameterShard(SharedMemoryParameterServer):

@@ -35,7 +35,7 @@ from choros.param_server.rule_blocks import BlockRule
 from choros.param_server.shared_memory import SharedMemoryParameterServer
 from choros.types import Array, aligned
 
-_NONE = np.zeros(0, np.float32)
+_NO_VALUES = np.zeros(0, np.float32)
 _T = TypeVar("_T")
 
 
@@ -70,7 +70,7 @@ class _RemoteShard:
     def __init__(self, part: slice, connection: ShardConnection) -> None:
         self.part, self.connection = part, connection
         self.contributions = self.clock = self.times_set = 0
-        self.message, self.awaits_reply = _NONE, False
+        self.message, self.awaits_reply = _NO_VALUES, False
 
     def send(self, request: object) -> None:
         """Send a request; ``receive`` returns its reply."""

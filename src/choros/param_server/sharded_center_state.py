@@ -44,14 +44,14 @@ def export_state(
     for index, _, reply in server.receive_all(ShardState):
         # Copies: a reply's arrays are valid only until the next request on its connection.
         states[index] = reply.header.copy(), [vector.copy() for vector in reply.vectors]
-    (first, (_, statistics, *_)), count = states[0], len(states[0][1])
-    if any(header[layout.CLOCK] != first[layout.CLOCK] for header, _ in states.values()):
+    (first_header, (_, statistics, *_)), count = states[0], len(states[0][1])
+    if any(header[layout.CLOCK] != first_header[layout.CLOCK] for header, _ in states.values()):
         raise PeerLostError("The hosts' parts of the center have different clocks: a worker was in an exchange.")
     if meanwhile is not None:
         meanwhile()
-    vectors_joined = [np.concatenate([states[index][1][number] for index in sorted(states)]) for number in range(count)]
-    vectors_joined[1] = statistics  # the first shard has all moving statistics
-    return first, vectors_joined
+    joined_vectors = [np.concatenate([states[index][1][number] for index in sorted(states)]) for number in range(count)]
+    joined_vectors[1] = statistics  # the first shard has all moving statistics
+    return first_header, joined_vectors
 
 
 def import_state(server: ShardedParameterServer, header: Array, vectors: list[Array]) -> None:
@@ -60,12 +60,15 @@ def import_state(server: ShardedParameterServer, header: Array, vectors: list[Ar
     with server.no_reply_left(Done):
         for _, shard in server._remote_shards:
             shard.send(
-                ShardState(header, [vector[shard.part], statistics[:0], *(vector_[shard.part] for vector_ in memory)])
+                ShardState(
+                    header,
+                    [vector[shard.part], statistics[:0], *(memory_vector[shard.part] for memory_vector in memory)],
+                )
             )
         for index, part, local in server._local_shards:
             shard_statistics = statistics_of_shard(index, statistics)
             center_state.import_state(
-                local, header, [vector[part], shard_statistics, *(vector_[part] for vector_ in memory)]
+                local, header, [vector[part], shard_statistics, *(memory_vector[part] for memory_vector in memory)]
             )
     server.receive_all(Done)
 

@@ -97,8 +97,8 @@ class SharedMemoryParameterServer:
             self.close()
             raise
         self._map_areas()
-        number = -1 if rank is None else rank
-        self._lock = RobustLock(self._segment, fields.RELEASED, fields.HOLDER, self._name, number, spin)
+        lock_rank = -1 if rank is None else rank
+        self._lock = RobustLock(self._segment, fields.RELEASED, fields.HOLDER, self._name, lock_rank, spin)
         self._clock_seen = 0
         # The own count of contributions: if the header's count is another, a second process exchanges under this rank.
         self._contributions = self._header()[self._contributions_index] if rank is not None else 0
@@ -115,7 +115,10 @@ class SharedMemoryParameterServer:
                 f"{self._name} expects {counted(workers, 'worker')}; this center was created for {self.workers}."
             )
         if rank is not None and not 0 <= rank < self.workers:
-            raise InvalidInputError(f"Rank {rank} was given for a center of {counted(self.workers, 'worker')}.")
+            raise InvalidInputError(
+                f"Rank {rank} was given for a center of {counted(self.workers, 'worker')}: give 0 to "
+                f"{self.workers - 1}."
+            )
         if rule is None and rank is not None:
             raise InvalidInputError(
                 f"{self._name} gave no rule: a worker needs the algorithm, a controller has no rank."
@@ -145,10 +148,10 @@ class SharedMemoryParameterServer:
         )
         self._messages = [
             (
-                segment.array(dtype, self.count, message),
-                segment.array(statistics_dtype, self.statistics_size, mean if self.statistics_size else 0),
+                segment.array(dtype, self.count, message_offset),
+                segment.array(statistics_dtype, self.statistics_size, statistics_offset if self.statistics_size else 0),
             )
-            for message, mean in layout.messages
+            for message_offset, statistics_offset in layout.messages
         ]
         self._clock_seen_index = fields.ACTIVE + len(vectors) + (self.rank or 0)
         self._contributions_index = self._clock_seen_index + self.workers
@@ -303,11 +306,11 @@ class SharedMemoryParameterServer:
             )
         # A sequence lock: the version is odd during the write. Readers take no lock, so a worker that publishes a
         # message does not wait for a worker that runs a trial.
-        record, (message, mean) = self._pending[self.rank], self._messages[self.rank]
+        record, (message, pending_statistics) = self._pending[self.rank], self._messages[self.rank]
         record[0] += 1 + record[0] % 2  # the version becomes odd, also if it stayed odd after a kill during a write
         fence()  # readers must see the odd version before any new value of the message
         self._rule.write_message(local, seen, window, message)
-        mean[:] = statistics
+        pending_statistics[:] = statistics
         # Inside the odd version too: a reader uses these words to decide whether the message is already in the center.
         record[fields.PENDING_CONTRIBUTIONS] = self._contributions
         record[fields.PENDING_TIMES_SET] = self._times_set
@@ -336,17 +339,17 @@ class SharedMemoryParameterServer:
             valid_ranks = [rank for rank in range(self.workers) if self._pending_is_valid(header, rank)]
             memory_pairs = enumerate(self._buffers[2:] if valid_ranks else [], fields.ACTIVE + 2)
             memory = tuple(pair[int(header[i])].copy() for i, pair in memory_pairs)
-        message, mean, clock = np.empty_like(out), np.empty_like(statistics), int(header[fields.CLOCK])
-        # Outside the lock: a merge of all messages takes as many passes as there are workers, and nobody must wait for
-        # it.
+        message, pending_statistics, clock = np.empty_like(out), np.empty_like(statistics), int(header[fields.CLOCK])
+        # Outside the lock: a merge of all messages takes as many passes as there are workers, and no worker must wait
+        # for it.
         for rank in valid_ranks:
-            clock_seen = self._copy_pending(header, rank, message, mean)
+            clock_seen = self._copy_pending(header, rank, message, pending_statistics)
             if clock_seen is None:  # it has exchanged meanwhile
                 continue
             info = ExchangeInfo(workers=1, staleness=clock - clock_seen, sender=rank)
             with np.errstate(all="ignore"):
                 self._rule.merge(self._rule.divide(message), info, out, memory, out, memory)
-            statistics += (mean - statistics) / self.workers
+            statistics += (pending_statistics - statistics) / self.workers
             clock += 1
 
     def _pending_is_valid(self, header: Array, rank: int) -> bool:
@@ -355,7 +358,7 @@ class SharedMemoryParameterServer:
         first = self._contributions_index - (self.rank or 0)
         return bool(version > 0 and contributions == header[first + rank] and times_set == header[fields.TIMES_SET])
 
-    def _copy_pending(self, header: Array, rank: int, message: Array, mean: Array) -> int | None:
+    def _copy_pending(self, header: Array, rank: int, message: Array, pending_statistics: Array) -> int | None:
         """Copy a pending message; return the clock that its worker saw last, or None if it is not valid any more."""
         record, deadline = self._pending[rank], time.monotonic() + _WRITE_SECONDS
         while True:
@@ -368,7 +371,7 @@ class SharedMemoryParameterServer:
             if not self._pending_is_valid(header, rank):
                 return None
             clock_seen = int(record[fields.PENDING_CLOCK])
-            message[:], mean[:] = self._messages[rank]
+            message[:], pending_statistics[:] = self._messages[rank]
             fence()
             if version % 2 == 0 and int(record[0]) == version:
                 return clock_seen
@@ -505,11 +508,11 @@ class SharedMemoryParameterServer:
     def _copy_committed(self, commit: int, out: Array, statistics: Array) -> tuple[int, int]:
         """Copy both vectors; return their clock, and the number of times that the center was set."""
         fence()  # the header must not be older than the commit word that selected it
-        clock, times_set, first, second = self._headers[commit % 2][: fields.ACTIVE + 2].tolist()
+        clock, times_set, center_index, statistics_index = self._headers[commit % 2][: fields.ACTIVE + 2].tolist()
         # Without the lock this header may be overwritten during the read. ``& 1`` keeps a torn index within the pair;
         # the caller then rejects the copy.
-        out[:] = self._buffers[0][first & 1]
-        statistics[:] = self._buffers[1][second & 1]
+        out[:] = self._buffers[0][center_index & 1]
+        statistics[:] = self._buffers[1][statistics_index & 1]
         return int(clock), int(times_set)
 
     def _check_vectors(self, vector: Array, statistics: Array) -> None:

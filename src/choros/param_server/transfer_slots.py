@@ -34,7 +34,7 @@ from choros.types import Array
 logger = logging.getLogger(__name__)
 
 PUSH, PULL = 24_103, 24_104  # tags: a worker's vector for the server, and the server's for the worker
-_PAGE, _WORDS = 4096, 8  # 64-bit words of a rank: a cache line
+_PAGE, _WORDS_PER_RANK = 4096, 8  # 64-bit words of a rank: a cache line
 # Words of the first cache line: a count of requests, and 1 after a failure of the relay.
 _REQUESTS, _FAILED = 0, 1
 # Words of a rank: the numbers of the transfers that were requested and done, and the source of the vector to send.
@@ -109,9 +109,9 @@ class TransferSlots:
         self._wait(rank, _PULLED, number, timeout)
 
     def _request(self, rank: int, word: int, number: int) -> None:
-        before = self._word(rank, word)
-        if number not in (before, before + 1):
-            raise InvalidInputError(f"Transfer {number} of rank {rank} was requested after transfer {before}.")
+        last_number = self._word(rank, word)
+        if number not in (last_number, last_number + 1):
+            raise InvalidInputError(f"Transfer {number} of rank {rank} was requested after transfer {last_number}.")
         self._waiter.publish(_index(rank, word), number)
         # Two threads may publish the same count. The relay still misses nothing: a thread publishes its rank's number
         # before it reads the count, and the relay reads the count before it looks at the ranks.
@@ -122,10 +122,10 @@ class TransferSlots:
             if self._words[_FAILED]:
                 raise PeerLostError(f"The messages of {os.uname().nodename}'s first rank failed: see its output.")
             if waited >= timeout:
-                way = "from" if word == _PUSHED else "to"
+                direction = "from" if word == _PUSHED else "to"
                 raise CommTimeoutError(
-                    f"No message {way} rank {rank} passed {os.uname().nodename}'s first rank within {waited:.1f} s: "
-                    "look at both processes, or set a longer timeout.",
+                    f"No message {direction} rank {rank} passed {os.uname().nodename}'s first rank within {waited:.1f} "
+                    "s: look at both processes, or set a longer timeout.",
                     (rank,),
                 )
 
@@ -172,11 +172,11 @@ class TransferSlots:
 
 def _sizes(center: SharedMemoryParameterServer) -> tuple[int, int]:
     """Return the offset of the first slot, and the bytes of a slot."""
-    return align(8 * _WORDS * (1 + center.workers), _PAGE), align(center.blank()[0].nbytes, _PAGE)
+    return align(8 * _WORDS_PER_RANK * (1 + center.workers), _PAGE), align(center.blank()[0].nbytes, _PAGE)
 
 
 def _index(rank: int, word: int) -> int:
-    return _WORDS * (1 + rank) + word
+    return _WORDS_PER_RANK * (1 + rank) + word
 
 
 def serve_transfers(slots: TransferSlots, shard: ParameterShard, handler: Handler) -> Handler:
@@ -245,7 +245,7 @@ class VectorRelay:
     ) -> None:
         self._slots, self._messages = slots, messages
         self._replies = {rank: reply_vector(replies, center, rank) for rank in ranks}
-        self._open: dict[int, _Transfer] = {}
+        self._transfers: dict[int, _Transfer] = {}
         self._closed_at = 0.0
         self._thread = threading.Thread(target=self._run, name="choros-vectors", daemon=True)
         self._thread.start()
@@ -254,20 +254,20 @@ class VectorRelay:
 
     def _run(self) -> None:
         try:
-            while not self._closed_at or (self._open and time.monotonic() - self._closed_at < _END_SECONDS):
+            while not self._closed_at or (self._transfers and time.monotonic() - self._closed_at < _END_SECONDS):
                 # Before the look at the ranks: a request that comes after it changes the count, so the sleep below ends
                 # at once.
                 count = self._slots.request_count()
-                for rank in self._replies.keys() - self._open.keys():
+                for rank in self._replies.keys() - self._transfers.keys():
                     self._start(rank)
-                if self._open:
+                if self._transfers:
                     self._poll()
                 else:
                     self._slots.wait_for_request(count)
         except Exception as error:  # without the thread each transfer would wait for its time limit
             self._slots.fail()
-            where = f"rank {self._messages.rank} on {os.uname().nodename}"
-            logger.error(f"{where}: {self._messages.name} failed at a vector of the center: {brief(error)}")
+            rank_name = f"rank {self._messages.rank} on {os.uname().nodename}"
+            logger.error(f"{rank_name}: {self._messages.name} failed at a vector of the center: {brief(error)}")
 
     def _start(self, rank: int) -> None:
         transfer = self._slots.next_transfer(rank)
@@ -277,16 +277,16 @@ class VectorRelay:
         vector = self._slots.vector(rank) if uses_slot else self._replies[rank]
         start, tag = (self._messages.receive, PUSH) if is_push else (self._messages.send, PULL)
         requests = [start(piece, rank, tag) for piece in pieces(vector)]
-        self._open[rank] = _Transfer(is_push, requests, time.monotonic())
+        self._transfers[rank] = _Transfer(is_push, requests, time.monotonic())
 
     def _poll(self) -> None:
-        for rank, transfer in list(self._open.items()):
+        for rank, transfer in list(self._transfers.items()):
             if self._messages.done(transfer.requests):
-                del self._open[rank]
+                del self._transfers[rank]
                 self._slots.finish(rank, transfer.is_push)
-        if self._open:
+        if self._transfers:
             # A message of a library without hardware support arrives only while both ends call the library.
-            if time.monotonic() - max(transfer.begun for transfer in self._open.values()) < _BUSY_SECONDS:
+            if time.monotonic() - max(transfer.begun for transfer in self._transfers.values()) < _BUSY_SECONDS:
                 os.sched_yield()
             else:
                 self._messages.sleep(_SLEEP_SECONDS)
@@ -297,7 +297,7 @@ class VectorRelay:
         self._closed_at = self._closed_at or time.monotonic()
         self._slots.wake()
         self._thread.join(2 * _END_SECONDS)
-        keep_unfinished(self._open, self._slots)
+        keep_unfinished(self._transfers, self._slots)
 
 
 _unfinished: list[object] = []

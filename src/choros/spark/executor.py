@@ -105,7 +105,7 @@ class SparkRun:
         initial = to_host(plan.model.variables)
         line = _Spoken(plan)
         try:
-            with line.opened(self.network, here=False) as home:
+            with line.opened(self.network, on_this_host=False) as home:
                 while True:
                     try:
                         answers = self._attempt(self._rank(job, home, line), line)

@@ -126,7 +126,7 @@ class SparkExecutor:
         from choros.training.payload import load_payload
 
         session, launcher = self.launcher.session, self.launcher
-        request, payload = load_payload(request, here=False)
+        request, payload = load_payload(request, on_this_host=False)
         most = _CONNECT if is_connect(session) else _CLASSIC
         size = sum(array.nbytes for array in payload.arrays) + sum(map(len, (payload.model.code, *payload.blobs)))
         if size > most:

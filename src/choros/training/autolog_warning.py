@@ -17,7 +17,7 @@ def warn_of_autologging(callbacks: Iterable[object]) -> None:
     Args:
         callbacks: those given to ``fit``.
     """
-    # MLflow is never imported here: who uses it has imported it.
+    # MLflow is not imported here: a script that uses it has imported it.
     autologging = sys.modules.get("mlflow.utils.autologging_utils")
     if autologging is None or autologging.autologging_is_disabled("keras"):
         return

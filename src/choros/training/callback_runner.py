@@ -109,34 +109,33 @@ class CallbackRunner:
             and not isinstance(callback, (keras.callbacks.SwapEMAWeights, keras.callbacks.TensorBoard))
             for callback in self.user
         )
-        # Epochs reported before an earlier epoch.
+        # By epoch, logs and metric values of epochs that were reported before an earlier epoch.
         self.waiting: dict[int, tuple[dict[str, float], Sequence[float]]] = {}
-        self.controls: dict[
-            int, TrainerControl
-        ] = {}  # by ended epoch, the control message: a restarted worker may end the epoch again
+        # By ended epoch, the control message: a restarted worker may end the epoch again.
+        self.controls: dict[int, TrainerControl] = {}
         self.epoch: int | None = None
         self.epochs, self.steps, self.first, self.synchronous = epochs, steps, first, True
-        self._of_batches: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
+        self._batch_callbacks: list[Any] = []  # called one by one: Keras' list checks whether each number is a tensor
         self.lazy = LazyWeights(model, self._touch)
         self._touched = False  # a callback has used weights in the last watched context
         self._loading = threading.RLock()
-        self._load: Callable[[], None] = lambda: None  # loads the weights for it
-        self._before: list[Array] = []  # once touched, the weights before callbacks could change them
+        self._load: Callable[[], None] = lambda: None  # loads the weights for the callback
+        self._weights_before: list[Array] = []  # once touched, the weights before callbacks could change them
         self._slots: list[Any] = []  # likewise marks of the optimizers' variables
-        self._later: list[tuple[int, int, dict[str, float]]] = []  # batches of epochs that have not begun
+        self._postponed: list[tuple[int, int, dict[str, float]]] = []  # batches of epochs that have not begun
         self._rate_before = 0.0  # the learning rate before callbacks could set it
-        self._seen: tuple[Any, float] = (None, 0.0)  # the learning rate: the backend's value, and a float
+        self._last_rate: tuple[Any, float] = (None, 0.0)  # the learning rate: the backend's value, and a float
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._settings: Settings | None = None
-        self._shown: list[Array] = []  # the metric variables as loaded for callbacks, once these touch the model
+        self._loaded_metrics: list[Array] = []  # likewise the metric variables as loaded for callbacks
         self._scheduled = False  # whether the learning rate was a schedule when training began
         self._trained: list[int] = []  # ids of the trainable variables when training began
         self._compiled: tuple[Any, Any] = (None, None)  # the optimizer and the losses when training began
-        self._read: Values = {}  # the settings at the last comparison
-        self._glance: list[Any] = []
-        self._given: Values = {}  # all settings that callbacks have changed in this fit
+        self._last_settings: Values = {}  # the settings at the last comparison
+        self._glance: list[Any] = []  # likewise the result of ``Settings.glance``, which is faster to compare
+        self._all_settings: Values = {}  # all settings that callbacks have changed in this fit, for restarted workers
         self._warned: set[str] = set()  # ignored changes for which a warning was given
-        self._holding: list[bool] = []  # for each callback, whether it may reach weights without LazyWeights noticing
+        self._may_hold_tensors: list[bool] = []  # for each callback, the result of ``holds_tensors``
         self._eager = False  # whether such a callback has a batch hook
         self.step = -1  # the last batch for which on_train_batch_begin was called
         # The epoch of rank 0's first report. Infinity while an asynchronous rank 0 that resumes has reported nothing.
@@ -151,33 +150,33 @@ class CallbackRunner:
         dropped. After a restart of workers, run no callback, and return the settings sent to workers so far.
         """
         if self._settings is not None:
-            return TrainerControl(settings=self._given)
+            return TrainerControl(settings=self._all_settings)
         if self.notice is not None:
             self.notice.ready()
         self.model.stop_training = False
         self._settings, self._scheduled = Settings(self.model), self._has_schedule()
-        self._read, self._glance = self._settings.read(), self._settings.glance()
+        self._last_settings, self._glance = self._settings.read(), self._settings.glance()
         self._trained = list(map(id, self.model.trainable_variables))
         self._compiled = self.model.optimizer, self.model._compile_loss
-        begun = self._restore()
-        self._look_at_callbacks()
+        includes_callbacks = self._restore()
+        self._inspect_callbacks()
         with self._watched(lambda: None):  # the model has the weights
             self.list.on_train_begin()
-            self._look_at_callbacks()
+            self._inspect_callbacks()
             if epoch < self.epochs:
                 self.epoch = epoch
                 self.list.on_epoch_begin(epoch)
                 # An asynchronous rank 0 may resume within this epoch or a later one. Its first report has the number of
                 # its batch.
-                if begun and not self.synchronous:
+                if includes_callbacks and not self.synchronous:
                     self._first_report = math.inf
                 else:
                     self._begin_batch(self.first)
         # Once more: the callbacks above have run again, and the saved state already includes what they change.
-        restored = begun and self._restore()
+        restored = includes_callbacks and self._restore()
         control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(started=False)
-        self._given = self._settings.to_begin_with() | control.settings
-        return replace(self._after_a_batch(control), settings=self._given)
+        self._all_settings = self._settings.to_begin_with() | control.settings
+        return replace(self._after_a_batch(control), settings=self._all_settings)
 
     def _after_a_batch(self, control: TrainerControl) -> TrainerControl:
         """Return a control message that ends synchronous training after the next batch, as Keras does."""
@@ -192,7 +191,8 @@ class CallbackRunner:
 
     def batch(self, epoch: int, step: int, logs: dict[str, float]) -> TrainerControl:
         """Run the callbacks for a step of rank 0. The control message applies from the next step on."""
-        if self.notice is not None and epoch == self.epoch:  # else the end of the epoch would meet no bar
+        # Keras makes a bar again at the next batch of its epoch. Without such a batch, the epoch's end would find none.
+        if self.notice is not None and epoch == self.epoch:
             self.notice.restart_bars(self.list.callbacks)
             self.notice = None
         if not self.per_batch:
@@ -203,20 +203,20 @@ class CallbackRunner:
         self._first_report = min(self._first_report, epoch)
         if not self.synchronous and epoch != self.epoch:
             if self.epoch is not None and epoch > self.epoch:
-                self._later.append((epoch, step, logs))
+                self._postponed.append((epoch, step, logs))
             return NO_CHANGE
-        watched = self.lazy.watches_rate
-        rate = self._seen[1] if watched else self._rate()
+        rate_is_watched = self.lazy.watches_rate
+        rate = self._last_rate[1] if rate_is_watched else self._rate()
         with self._watched(partial(self.fetch, None), rate, self._eager):
             self._begin_batch(step)
             self._end_batch(step, logs)
             stop = self.lazy.stopped
             if not stop and (self.steps is None or step + 1 < self.steps):
                 self._begin_batch(step + 1)  # as in Keras, this batch is trained even if its begin hook stops training
-        quiet = watched and not self._touched
+        is_unchanged = rate_is_watched and not self._touched
         # Loggers read the rate after each batch. On JAX, comparing an unchanged rate reads no array.
-        quiet = quiet and (not self.lazy.rate_used or self._rate() == rate)
-        if quiet and (self._settings is None or self._settings.glance() == self._glance):
+        is_unchanged = is_unchanged and (not self.lazy.rate_used or self._rate() == rate)
+        if is_unchanged and (self._settings is None or self._settings.glance() == self._glance):
             return TrainerControl(True) if stop else NO_CHANGE
         return replace(self._control(), stop=stop, reset=self._were_reset())
 
@@ -224,19 +224,19 @@ class CallbackRunner:
     def _watched(
         self, load: Callable[[], None], rate: float | None = None, eager: bool | None = None
     ) -> Iterator[None]:
-        """Run hooks within this context. Before a callback uses weights, load and remember them.
+        """Run hooks within this context. Before a callback uses weights, load and copy them.
 
         Args:
             load: loads the weights into the model.
             rate: the learning rate now. None reads it.
             eager: whether to load them at once. By default as the callbacks' attributes require.
         """
-        self._touched, self._before, self._slots, self._shown, self._load = False, [], [], [], load
+        self._touched, self._weights_before, self._slots, self._loaded_metrics, self._load = False, [], [], [], load
         if not self.user:
             yield
             return
         self._rate_before = self._rate() if rate is None else rate
-        if any(self._holding) if eager is None else eager:
+        if any(self._may_hold_tensors) if eager is None else eager:
             self._touch()
         self.lazy.arm()
         try:
@@ -246,7 +246,7 @@ class CallbackRunner:
                 self.lazy.rest()
 
     def _touch(self) -> None:
-        """Load the weights for a callback that is about to use them, and remember them for a later comparison."""
+        """Load the weights for a callback that is about to use them, and copy them for a later comparison."""
         with self._loading:
             if self._touched:
                 return
@@ -254,29 +254,31 @@ class CallbackRunner:
             self._load()
             if rate != self._rate_before and not self._has_schedule():  # keep a rate that an earlier callback has set
                 self.model.optimizer.learning_rate = rate
-            self._before = kept_values(self._weights())
+            self._weights_before = kept_values(self._weights())
             self._slots = self._marks()
             self._touched = True
 
-    def _look_at_callbacks(self) -> None:
+    def _inspect_callbacks(self) -> None:
         """Find the callbacks with batch hooks, and those that may reach weights past the model's objects."""
         if not self.user:
             return
-        inside = self.lazy.inside
+        is_armed = self.lazy.inside
         self.lazy.collect()
-        self._holding = [holds_tensors(callback, self.model) for callback in self.user]
-        wants = [_wants_batches(callback) for callback in self.user]
-        self._of_batches = [callback for callback in self.list.callbacks if _wants_batches(callback)]
+        self._may_hold_tensors = [holds_tensors(callback, self.model) for callback in self.user]
+        have_batch_hooks = [_wants_batches(callback) for callback in self.user]
+        self._batch_callbacks = [callback for callback in self.list.callbacks if _wants_batches(callback)]
         # Such a callback may read weights in each batch unnoticed, so the weights must be loaded before its hooks.
-        self._eager = any(held and wanted for held, wanted in zip(self._holding, wants, strict=True))
-        if inside:
-            if any(self._holding):
+        self._eager = any(
+            may_hold and has_hook for may_hold, has_hook in zip(self._may_hold_tensors, have_batch_hooks, strict=True)
+        )
+        if is_armed:
+            if any(self._may_hold_tensors):
                 self._touch()
             self.lazy.arm()
 
     def _begin_batch(self, step: int) -> None:
         if self.per_batch and step != self.step:
-            for callback in self._of_batches:
+            for callback in self._batch_callbacks:
                 callback.on_train_batch_begin(step, logs={})
         self.step = step
 
@@ -285,7 +287,7 @@ class CallbackRunner:
             self.list.on_train_batch_end(step, _arrays(logs))
             return
         logs = dict(sorted(logs.items()))  # Keras' order
-        for callback in self._of_batches:
+        for callback in self._batch_callbacks:
             callback.on_train_batch_end(step, logs=logs)
 
     def show_metrics(self, values: Sequence[float]) -> None:
@@ -298,18 +300,18 @@ class CallbackRunner:
         flat = np.array(values)
         for variable, where in zip(variables, slices, strict=True):
             variable.assign(flat[where].reshape(tuple(variable.shape)).astype(variable.dtype))
-        self._shown = to_host(variables)
+        self._loaded_metrics = to_host(variables)
 
     def _were_reset(self) -> bool:
         """Return whether a callback of a batch has reset all metrics after they were loaded for it.
 
         Warn of other changes to metrics, which workers ignore.
         """
-        now = to_host(self.model.metrics_variables)
-        if not self._shown or _equal(now, self._shown):
+        values = to_host(self.model.metrics_variables)
+        if not self._loaded_metrics or _equal(values, self._loaded_metrics):
             return False
         self.model.reset_metrics()
-        all_reset = _equal(now, to_host(self.model.metrics_variables))
+        all_reset = _equal(values, to_host(self.model.metrics_variables))
         if not all_reset:
             self._warn_ignored(
                 "metrics",
@@ -334,26 +336,26 @@ class CallbackRunner:
         control = TrainerControl()
         while self.epoch is not None and self.epoch in self.waiting:
             ended = self.epoch
-            control = control.then(self._end(ended, *self.waiting.pop(ended))).then(self._take_later())
+            control = control.then(self._run_epoch_end(ended, *self.waiting.pop(ended))).then(self._run_postponed())
             self.controls[ended] = control
         return control
 
-    def _take_later(self) -> TrainerControl:
+    def _run_postponed(self) -> TrainerControl:
         """Run the callbacks of batches that were reported before their epoch had begun."""
-        batches, self._later = self._later, []
+        batches, self._postponed = self._postponed, []
         control = TrainerControl()
         for epoch, step, logs in batches:
             control = control.then(self.batch(epoch, step, logs))
         return control
 
-    def _end(self, epoch: int, logs: dict[str, float], metric_values: Sequence[float]) -> TrainerControl:
+    def _run_epoch_end(self, epoch: int, logs: dict[str, float], metric_values: Sequence[float]) -> TrainerControl:
         self.logs = logs = _arrays(logs)
 
-        ended = False
+        next_begun = False
 
         def load() -> None:
             self.fetch(epoch)
-            if ended:  # Keras has reset the metrics before on_epoch_begin
+            if next_begun:  # Keras resets the metrics before on_epoch_begin
                 self.model.reset_metrics()
             else:
                 self.show_metrics(metric_values)
@@ -369,7 +371,7 @@ class CallbackRunner:
                     )
                 self.list.on_test_end({name[4:]: value for name, value in logs.items() if name.startswith("val_")})
             self.list.on_epoch_end(epoch, dict(logs))
-            self._look_at_callbacks()
+            self._inspect_callbacks()
             self.epoch = epoch + 1 if epoch + 1 < self.epochs else None
             stopped = self.lazy.stopped
             if stopped:
@@ -377,7 +379,7 @@ class CallbackRunner:
             if self.epoch is not None:
                 if self._touched:
                     self.model.reset_metrics()
-                ended = True
+                next_begun = True
                 self.step = -1  # the epoch that has ended may have had batch 0 only
                 self.list.on_epoch_begin(self.epoch)
                 if self._first_report < self.epoch:
@@ -403,15 +405,15 @@ class CallbackRunner:
 
     def _changed(self) -> list[bool]:
         """Return whether each of the variables that count as weights has changed since they were loaded."""
-        now = host_views(self._weights())
-        return [not same_bits(old, new) for old, new in zip(self._before, now, strict=True)]
+        views = host_views(self._weights())
+        return [not same_bits(old, new) for old, new in zip(self._weights_before, views, strict=True)]
 
     def _changed_settings(self) -> Values:
         """Return the settings that callbacks have changed since the last call."""
         if self._settings is None:
             return {}
-        changed = self._settings.changed(self._read)
-        self._read |= changed
+        changed = self._settings.changed(self._last_settings)
+        self._last_settings |= changed
         self._glance = self._settings.glance()
         return changed
 
@@ -428,13 +430,13 @@ class CallbackRunner:
 
     def _set_slots(self) -> list[int]:
         """Return the indices of the optimizers' variables that a callback has set, without learning rates."""
-        before, self._slots = self._slots, []
-        if not before:
+        old_marks, self._slots = self._slots, []
+        if not old_marks:
             return []
         variables = optimizer_variables(self.model)
         return [
             index
-            for index, (variable, old, new) in enumerate(zip(variables, before, marks(variables), strict=False))
+            for index, (variable, old, new) in enumerate(zip(variables, old_marks, marks(variables), strict=False))
             if variable.path.rpartition("/")[2] != "learning_rate" and not same_mark(old, new)
         ]
 
@@ -449,9 +451,9 @@ class CallbackRunner:
             return 0.0
         rate = self.model.optimizer.learning_rate
         value = getattr(rate, "value", rate)
-        if value is not self._seen[0] or self._mutable:  # reading at every batch would be slow
-            self._seen = (value, float(to_host([rate])[0]))
-        return self._seen[1]
+        if value is not self._last_rate[0] or self._mutable:  # reading at every batch would be slow
+            self._last_rate = (value, float(to_host([rate])[0]))
+        return self._last_rate[1]
 
     def _has_schedule(self) -> bool:
         """Return whether the learning rate follows a schedule now; a callback may have set one."""
@@ -483,7 +485,7 @@ class CallbackRunner:
             paths = [optimizer_variables(self.model)[index].path for index in slots]
             self._warn_ignored(_names([*paths, *settings]), _ONLY_WEIGHTS)
             settings, slots = {}, []
-        self._given |= settings
+        self._all_settings |= settings
         rate = self._rate()
         scheduled = self._has_schedule()
         if scheduled and not self._scheduled:
@@ -491,8 +493,8 @@ class CallbackRunner:
                 "A callback has replaced the learning rate by a schedule, which does not reach the workers: give the "
                 "optimizer the schedule before fit, or set a number (LearningRateScheduler)."
             )
-        set_anew = rate != self._rate_before and math.isfinite(rate) and not scheduled
-        control = TrainerControl(stop, rate if set_anew else None, slots=slots, settings=settings)
+        is_new = rate != self._rate_before and math.isfinite(rate) and not scheduled
+        control = TrainerControl(stop, rate if is_new else None, slots=slots, settings=settings)
         if not self._touched:
             return control
         changed = self._changed()

@@ -11,8 +11,8 @@ from choros.data import FileSource, StreamSource, py_dataset_of
 if TYPE_CHECKING:
     from choros.training.run_record import WorkerRecord
 
-_WORTH = 0.05  # least share of the training time that a setting must save
-_MOST = 32  # most threads that are advised
+_MIN_SAVED_SHARE = 0.05  # of the training time: a setting that saves less is not named
+_MAX_THREADS = 32  # that are advised
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def read_remedy(data: DataKind, worker: WorkerRecord) -> str:
         data: the kind of the data.
         worker: the record of the slowest worker.
     """
-    faster = _faster(data, worker)
+    reader_remedy = _reader_remedy(data, worker)
     if worker.ahead or data.read_ahead or data.kind == "PyDataset":  # these read ahead, or can by themselves
-        return faster
+        return reader_remedy
     saved = min(worker.decoding, _computing(worker))
     prefetch = f"choros.prefetch reads the next batches while a step runs, which saves at most {saved:.0%} of the time"
     if saved > worker.decoding / 2:
         return prefetch
-    return f"{faster}; {prefetch}" if saved >= _WORTH else faster
+    return f"{reader_remedy}; {prefetch}" if saved >= _MIN_SAVED_SHARE else reader_remedy
 
 
 def copy_remedy(worker: WorkerRecord) -> str:
@@ -95,17 +95,17 @@ def copy_remedy(worker: WorkerRecord) -> str:
     return "data of 32 bits or fewer are not converted, and whole numbers of 8 bits are copied faster"
 
 
-def _faster(data: DataKind, worker: WorkerRecord) -> str:
+def _reader_remedy(data: DataKind, worker: WorkerRecord) -> str:
     """Return the setting by which batches are read faster."""
     readers = max(1, data.readers)
     overlapped = worker.ahead or data.read_ahead or data.readers > 1
     # Reading a batch takes r seconds, and a step s. If they overlap, a worker waits r - s seconds for a batch, else r.
     needed = (readers if overlapped else worker.decoding) / max(_computing(worker), 1e-3)
-    count = min(_MOST, max(readers + 1, math.ceil(needed - 1e-6)))
+    count = min(_MAX_THREADS, max(readers + 1, math.ceil(needed - 1e-6)))
     if data.kind == "PyDataset":
-        given = f" (it has {readers})" if data.readers > 1 else ""
+        current = f" (it has {readers})" if data.readers > 1 else ""
         return (
-            f"give {data.name} workers={count}{given} and as large a max_queue_size: so many threads of each worker "
+            f"give {data.name} workers={count}{current} and as large a max_queue_size: so many threads of each worker "
             "then read ahead; threads do not help a __getitem__ of pure Python code, which must take less time"
         )
     if data.kind == "tf.data.Dataset":
@@ -114,8 +114,8 @@ def _faster(data: DataKind, worker: WorkerRecord) -> str:
             ".prefetch(tf.data.AUTOTUNE)"
         )
     if data.kind == "DataLoader":
-        given = f" (it has {data.readers})" if data.readers else ""
-        return f"give the DataLoader num_workers={count}{given}: so many processes then read"
+        current = f" (it has {data.readers})" if data.readers else ""
+        return f"give the DataLoader num_workers={count}{current}: so many processes then read"
     if data.kind == "stream":
         cheaper = ", or a cheaper augment" if data.augment else ""
         return (

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     import keras
 
 # Attributes that need no weights.
-_OF_MODELS = frozenset(  # the variables of metrics and of the optimizer are watched
+_MODEL_ATTRIBUTES = frozenset(  # the variables of metrics and of the optimizer are watched
     {"stop_training", "optimizer", "name", "history", "compiled", "built", "metrics", "metrics_names"}
 )
-_OF_LAYERS = frozenset({"name", "built", "trainable"})
-_OF_VARIABLES = frozenset({"name", "path", "shape", "dtype", "trainable", "ndim"})
-_PLAIN = frozenset(  # special methods that read no weights
+_LAYER_ATTRIBUTES = frozenset({"name", "built", "trainable"})
+_VARIABLE_ATTRIBUTES = frozenset({"name", "path", "shape", "dtype", "trainable", "ndim"})
+_PLAIN_METHODS = frozenset(  # special methods that read no weights
     {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getattribute__"}
     | {"__getattr__", "__setattr__", "__delattr__", "__del__", "__hash__", "__class__"}
 )
-_DEPTH, _MOST = 5, 20_000  # limits of the search of ``holds_tensors``: levels of references, objects
+_MAX_LEVELS, _MAX_OBJECTS = 5, 20_000  # limits of the search in ``holds_tensors``
 
 
 class LazyWeights:
@@ -64,7 +64,8 @@ class LazyWeights:
 
     def __init__(self, model: keras.Model, touch: Callable[[], None]) -> None:
         self.model, self.touch = model, touch
-        self._armed = self._inside = self.passing = self.rate_used = self.stays = False
+        self._armed = self._inside = self.rate_used = self.stays = False
+        self.passing = False  # True while an attribute is read that needs no weights: what it reads needs none either
         self.rate: object = None
         self._rate_value: object = None  # the backend's array that was read last
         self._rate_array: object = None  # its copy on the host
@@ -129,7 +130,7 @@ class LazyWeights:
         """Set the class of each object. No Python loop, because this runs twice per batch."""
         deque(map(object.__setattr__, self._objects, repeat("__class__"), classes), maxlen=0)
 
-    def spring(self) -> None:
+    def trigger(self) -> None:
         """Restore all classes and, in an ``armed`` block, call ``touch``. Do nothing if an earlier access did so."""
         if self._armed:
             self.disarm()
@@ -145,9 +146,9 @@ class LazyWeights:
         rate = self.model.optimizer.learning_rate  # held here, not fetched; a change of it is sent to the workers
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
         groups = (
-            ([self.model], _OF_MODELS),
-            (layers, _OF_LAYERS),
-            ([variable for variable in variables if variable is not rate], _OF_VARIABLES),
+            ([self.model], _MODEL_ATTRIBUTES),
+            (layers, _LAYER_ATTRIBUTES),
+            ([variable for variable in variables if variable is not rate], _VARIABLE_ATTRIBUTES),
         )
         unique = {id(item): (item, names) for objects, names in groups for item in objects}
         self._objects = [item for item, _ in unique.values()]
@@ -164,18 +165,18 @@ class LazyWeights:
         import keras
 
         lazy: LazyWeights = self
-        plainly: Any = base.__getattribute__
-        set_plainly: Any = base.__setattr__
+        get_attribute: Any = base.__getattribute__
+        set_attribute: Any = base.__setattr__
 
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
                 return base
-            lazy.rate_used = lazy.rate_used or name not in _OF_VARIABLES
-            return plainly(self, name)
+            lazy.rate_used = lazy.rate_used or name not in _VARIABLE_ATTRIBUTES
+            return get_attribute(self, name)
 
         def __setattr__(self: Any, name: str, value: Any) -> None:
             lazy.rate_used = True
-            set_plainly(self, name, value)
+            set_attribute(self, name, value)
 
         def __array__(self: Any, dtype: np.typing.DTypeLike | None = None) -> Array:
             lazy.rate_used = True
@@ -187,7 +188,7 @@ class LazyWeights:
         body = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": base.__module__}
         if keras.backend.backend() == "jax":  # loggers read the rate after each batch; immutable arrays can be cached
             body["__array__"] = __array__
-        return types.new_class(base.__name__, (base,), exec_body=lambda room: room.update(body))
+        return types.new_class(base.__name__, (base,), exec_body=lambda namespace: namespace.update(body))
 
     def _class_of(self, base: type, names: frozenset[str]) -> type:
         if base not in self._classes:
@@ -197,7 +198,7 @@ class LazyWeights:
     def _make(self, base: type, names: frozenset[str]) -> type:
         """Make the subclass of a class whose use calls ``touch``."""
         lazy: LazyWeights = self
-        plainly: Any = base.__getattribute__
+        get_attribute: Any = base.__getattribute__
 
         def __getattribute__(self: Any, name: str) -> Any:
             if name == "__class__":
@@ -206,23 +207,23 @@ class LazyWeights:
             if name == "jax_state_sync":
                 return lambda: None
             if lazy.passing or name in names:
-                before, lazy.passing = lazy.passing, True
+                was_passing, lazy.passing = lazy.passing, True
                 try:
-                    return plainly(self, name)
+                    return get_attribute(self, name)
                 finally:
-                    lazy.passing = before
-            lazy.spring()
+                    lazy.passing = was_passing
+            lazy.trigger()
             return getattr(self, name)
 
         def __setattr__(self: object, name: str, value: object) -> None:
             if name in ("stop_training", "history"):  # keras.callbacks.History sets the latter at each epoch's end
                 object.__getattribute__(self, "__dict__")[name] = value
                 return
-            lazy.spring()
+            lazy.trigger()
             setattr(self, name, value)
 
         def __delattr__(self: object, name: str) -> None:
-            lazy.spring()
+            lazy.trigger()
             delattr(self, name)
 
         body: dict[str, Any] = {
@@ -233,21 +234,21 @@ class LazyWeights:
             "__qualname__": base.__qualname__,
         }
         for name in dir(base):
-            if not (name.startswith("__") and name.endswith("__")) or name in _PLAIN:
+            if not (name.startswith("__") and name.endswith("__")) or name in _PLAIN_METHODS:
                 continue
             plain = next(vars(base)[name] for base in base.__mro__ if name in vars(base))
             # The interpreter looks special methods up on the class, so ``__getattribute__`` does not see them.
             if isinstance(plain, types.FunctionType) or name in ("__repr__", "__reduce_ex__", "__reduce__"):
                 body[name] = self._forward(base, name)
-        return types.new_class(base.__name__, (base,), exec_body=lambda room: room.update(body))
+        return types.new_class(base.__name__, (base,), exec_body=lambda namespace: namespace.update(body))
 
     def _forward(self, base: type, name: str) -> Callable[..., Any]:
-        """Return a special method that fetches the weights and then calls the original one."""
+        """Return a special method that calls ``trigger`` and then the original method."""
 
-        def method(this: object, *args: Any, **how: Any) -> Any:
+        def method(instance: object, *args: Any, **kwargs: Any) -> Any:
             if not self.passing:
-                self.spring()
-            return getattr(base, name)(this, *args, **how)
+                self.trigger()
+            return getattr(base, name)(instance, *args, **kwargs)
 
         return method
 
@@ -281,26 +282,26 @@ def holds_tensors(callback: keras.callbacks.Callback, model: keras.Model) -> boo
         """Return whether a compiled function of another model may read the weights of shared layers."""
         return id(item) not in watched and any(id(variable) in variables for variable in item.variables)
 
-    known = (keras.Layer, keras.Variable, keras.Optimizer, keras.Loss)
+    keras_types = (keras.Layer, keras.Variable, keras.Optimizer, keras.Loss)
     skipped = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
-    level, seen = [callback], {id(callback)}
-    for _ in range(_DEPTH):
-        further = []
+    level, visited = [callback], {id(callback)}
+    for _ in range(_MAX_LEVELS):
+        next_level = []
         for item in level:
             if isinstance(item, keras.Model) and reads_past(item):
                 return True
-            if isinstance(item, skipped) or (isinstance(item, known) and item is not callback):
+            if isinstance(item, skipped) or (isinstance(item, keras_types) and item is not callback):
                 continue
             if detects(item):
                 return True
             hooks = _hooks(item) if isinstance(item, keras.callbacks.Callback) else []
             for part in [*(part for _, part in children(item)), *hooks]:
-                if id(part) not in seen:
-                    seen.add(id(part))
-                    further.append(part)
-        if len(seen) > _MOST:
+                if id(part) not in visited:
+                    visited.add(id(part))
+                    next_level.append(part)
+        if len(visited) > _MAX_OBJECTS:
             return True
-        level = further
+        level = next_level
     return False
 
 

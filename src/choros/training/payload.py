@@ -53,17 +53,17 @@ class FitPayload:
     arrays: list[Array]
     blobs: list[bytes]
 
-    def load(self, plan: FitRequest, here: bool = True) -> FitConfig:
+    def load(self, plan: FitRequest, on_this_host: bool = True) -> FitConfig:
         """Add the sources of a request and a custom algorithm to the payload. Return the job that describes them.
 
         Args:
             plan: the request.
-            here: whether all workers run on this machine, so that they share decoded files.
+            on_this_host: whether all workers run on this machine, so that they share decoded files.
         """
-        source, *_ = serialization.pack(plan.source, self.arrays, self.blobs, here)
+        source, *_ = serialization.pack(plan.source, self.arrays, self.blobs, on_this_host)
         validation = None
         if plan.validation is not None:
-            validation, *_ = serialization.pack(plan.validation, self.arrays, self.blobs, here)
+            validation, *_ = serialization.pack(plan.validation, self.arrays, self.blobs, on_this_host)
         code = None
         if pickled := pack_algorithm(plan.algorithm):
             code = len(self.blobs)
@@ -71,15 +71,15 @@ class FitPayload:
         return replace(plan.job, source=source, validation=validation, algorithm_code=code)
 
 
-def load_payload(request: FitRequest, here: bool) -> tuple[FitRequest, FitPayload]:
+def load_payload(request: FitRequest, on_this_host: bool) -> tuple[FitRequest, FitPayload]:
     """Return a request whose job describes its data, and the data.
 
     Args:
         request: FitRequest.
-        here: bool. Whether all ranks run on this machine, so that they share decoded files.
+        on_this_host: bool. Whether all ranks run on this machine, so that they share decoded files.
     """
     payload = FitPayload(request.written, [*request.written.arrays], [])
-    return replace(request, job=payload.load(request, here)), payload
+    return replace(request, job=payload.load(request, on_this_host)), payload
 
 
 def pack_algorithm(algorithm: Algorithm) -> bytes:
@@ -88,13 +88,15 @@ def pack_algorithm(algorithm: Algorithm) -> bytes:
     Raises:
         NotSerializableError: the class cannot be pickled.
     """
-    kind = type(algorithm)
+    algorithm_class = type(algorithm)
     if not is_custom(algorithm):
         return b""
     try:
-        return pickling.dumps(kind)
+        return pickling.dumps(algorithm_class)
     except Exception as error:
-        raise pickling.refusal(f"The algorithm {kind.__name__}", kind, kind.__name__, error) from error
+        raise pickling.refusal(
+            f"The algorithm {algorithm_class.__name__}", algorithm_class, algorithm_class.__name__, error
+        ) from error
 
 
 def unpack_algorithm(job: FitConfig, blobs: Sequence[bytes]) -> Algorithm:
@@ -104,8 +106,8 @@ def unpack_algorithm(job: FitConfig, blobs: Sequence[bytes]) -> Algorithm:
         job: describes the algorithm.
         blobs: the pickles of the payload, without the model's. They must come from processes of this user.
     """
-    kind = None if job.algorithm_code is None else pickling.loads(blobs[job.algorithm_code])
-    return algorithms.from_config(job.algorithm, kind)
+    algorithm_class = None if job.algorithm_code is None else pickling.loads(blobs[job.algorithm_code])
+    return algorithms.from_config(job.algorithm, algorithm_class)
 
 
 def unpack_sources(job: FitConfig, arrays: Sequence[Array], blobs: Sequence[bytes]) -> tuple[Any, Any]:
@@ -210,8 +212,8 @@ def shown(model: keras.Model) -> list[Array]:
 def put(model: keras.Model, arrays: list[Array]) -> None:
     """Set a model's variables to the values that ``shown`` returned; fewer arrays set the first variables only."""
     for variable, buffer in zip(model_variables(model), arrays, strict=False):
-        before = to_host([variable])[0]
-        variable.assign(np.array(buffer).view(before.dtype).reshape(before.shape))
+        current = to_host([variable])[0]
+        variable.assign(np.array(buffer).view(current.dtype).reshape(current.shape))
 
 
 def unpack_members(model: keras.Model, scores: Sequence[float], weights: Sequence[list[Array]]) -> list[Any]:

@@ -13,9 +13,9 @@ from choros.training.data_advice import DataKind, copy_remedy, read_remedy
 from choros.training.spec import WorkerStats
 
 # A straggler takes more than 1.5 times the others' median per step, in at least 1 second and 10 steps of training.
-_SLOW, _SHORT, _FEW = 1.5, 1.0, 10
-_NAMED = 0.05  # least share of the training time of a bottleneck
-_DATA, _EXCHANGE = 0.3, 0.5  # shares above which the line after training advises
+_SLOW_RATIO, _MIN_SECONDS, _MIN_STEPS = 1.5, 1.0, 10
+_MIN_SHARE = 0.05  # of the training time: a smaller cause is no bottleneck
+_DATA_SHARE, _EXCHANGE_SHARE = 0.3, 0.5  # shares above which the summary names the remedy
 
 
 @dataclass(frozen=True)
@@ -254,20 +254,20 @@ class RunRecord:
             By rank, its time per step divided by the median of the other ranks, without exchanges, if that is more than
             1.5. A rank with less than one second or ten steps is left out, because its times are too random.
         """
-        found = {}
+        slow_ranks = {}
         for worker in self.workers:
-            others = [other.step_seconds for other in self.workers if other is not worker]
-            if others and worker.seconds >= _SHORT and worker.steps >= _FEW:
-                times = worker.step_seconds / max(median(others), 1e-9)
-                if times > _SLOW:
-                    found[worker.rank] = times
-        return found
+            other_seconds = [other.step_seconds for other in self.workers if other is not worker]
+            if other_seconds and worker.seconds >= _MIN_SECONDS and worker.steps >= _MIN_STEPS:
+                times = worker.step_seconds / max(median(other_seconds), 1e-9)
+                if times > _SLOW_RATIO:
+                    slow_ranks[worker.rank] = times
+        return slow_ranks
 
     def bottlenecks(self) -> tuple[Bottleneck, ...]:
         """Return the reasons why the workers did not compute, each with the setting to change.
 
         It divides the time of the run by cause. A slow rank is one of the causes, with the time for which the others
-        waited for it; ``stragglers`` returns how slow its steps are, also if nobody waits for them.
+        waited for it; ``stragglers`` returns how slow its steps are, also if no rank waits for them.
 
         In the synchronous mode, a rank whose own work took less time than that of the slowest rank waited for it in the
         exchanges. In the other modes, the run lasted until the slowest rank had ended.
@@ -284,35 +284,39 @@ class RunRecord:
         workers = self.workers
         if self.mode == "sync":
             work = [worker.step_seconds * worker.steps for worker in workers]
-            lags = [(max(work) - mine) / max(worker.seconds, 1e-9) for worker, mine in zip(workers, work, strict=True)]
+            lags = [
+                (max(work) - rank_work) / max(worker.seconds, 1e-9)
+                for worker, rank_work in zip(workers, work, strict=True)
+            ]
             waits = [min(worker.exchanging, lag) for worker, lag in zip(workers, lags, strict=True)]
             exchanging = [worker.exchanging - wait for worker, wait in zip(workers, waits, strict=True)]
         else:
             work = [worker.seconds for worker in workers]
-            waits = [1 - mine / max(self.seconds, 1e-9) for mine in work]
+            waits = [1 - rank_work / max(self.seconds, 1e-9) for rank_work in work]
             exchanging = [worker.exchanging for worker in workers]
         slowest = workers[work.index(max(work))]
-        found = (
+        possible = (
             Bottleneck("decode", fmean(worker.decoding for worker in workers), read_remedy(self.data, slowest)),
             Bottleneck("copy", fmean(worker.copying for worker in workers), copy_remedy(slowest)),
             Bottleneck("exchange", fmean(exchanging), self._exchange_remedy()),
             Bottleneck("slow rank", fmean(waits), self._slow_remedy(slowest), slowest.rank),
         )
-        return tuple(sorted((b for b in found if b.share >= _NAMED), key=lambda b: -b.share))
+        return tuple(sorted((b for b in possible if b.share >= _MIN_SHARE), key=lambda b: -b.share))
 
     def _exchange_remedy(self) -> str:
-        batches = "batch_size" if self.data.kind in ("arrays", "files") else "global batch"
-        fixed = getattr(self.algorithm, "level", "") == "gradients" or getattr(self.algorithm, "window", 1) == 0
-        window = "" if fixed else " or window"
-        fewer = "one process (model.fit)" if len(self.workers) == 2 else "fewer workers"
-        return f"a larger {batches}{window}, or {fewer}, is faster"
+        batch_text = "batch_size" if self.data.kind in ("arrays", "files") else "global batch"
+        level, window = getattr(self.algorithm, "level", ""), getattr(self.algorithm, "window", 1)
+        window_text = "" if level == "gradients" or window == 0 else " or window"
+        fewer_text = "one process (model.fit)" if len(self.workers) == 2 else "fewer workers"
+        return f"a larger {batch_text}{window_text}, or {fewer_text}, is faster"
 
     def _slow_remedy(self, worker: WorkerRecord) -> str:
         if worker.waiting > 0.5:
             return f"most of its time it waits for data: {read_remedy(self.data, worker)}"
-        where = f" on {worker.host}" if worker.host else " there"
-        other = "an asynchronous algorithm such as 'aeasgd' does not wait for it" if self.mode == "sync" else ""
-        return f"end other programs{where}, or train without this rank" + (f"; {other}" if other else "")
+        place = f" on {worker.host}" if worker.host else " there"
+        alternative = "an asynchronous algorithm such as 'aeasgd' does not wait for it" if self.mode == "sync" else ""
+        remedy = f"end other programs{place}, or train without this rank"
+        return f"{remedy}; {alternative}" if alternative else remedy
 
     def summary(self) -> str:
         """Return the summary of the run in one line. Its percentages are means over the workers."""
@@ -326,19 +330,19 @@ class RunRecord:
             text += f", exchange by {self.group}"
         if self.restarts:
             text += f", {counted(len(self.restarts), 'restart')}"
-        lost = [worker for worker in self.workers if worker.not_finite is not None]
-        if lost:
-            worker = min(lost, key=lambda each: each.not_finite or ())
+        nonfinite = [worker for worker in self.workers if worker.not_finite is not None]
+        if nonfinite:
+            worker = min(nonfinite, key=lambda item: item.not_finite or ())
             text += f", not finite from epoch {(worker.not_finite or (0,))[0] + 1} on (rank {worker.rank} first)"
         for rank, times in self.stragglers().items():
             worker = self.workers[rank]
-            where = f"rank {rank}" + (f" on {worker.host}" if worker.host else "")
-            text += f"; {where} takes {times:.1f} times as long for a step as the others"
+            rank_text = f"rank {rank}" + (f" on {worker.host}" if worker.host else "")
+            text += f"; {rank_text} takes {times:.1f} times as long for a step as the others"
             text += ", most of it waiting for data" if worker.waiting > 0.5 else ""
         if len(self.workers) > 1 and self.startup > 4 * self.seconds:
             text += "; with so little to train, one process (model.fit) is faster: most of the time was start-up"
         else:
-            limits = {"decode": _DATA, "copy": _DATA, "exchange": _EXCHANGE}
+            limits = {"decode": _DATA_SHARE, "copy": _DATA_SHARE, "exchange": _EXCHANGE_SHARE}
             for bottleneck in self.bottlenecks():
                 if bottleneck.share > limits.get(bottleneck.cause, 1.0):
                     text += f"; {bottleneck.share:.0%} of training for {bottleneck.cause}: {bottleneck.remedy}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from choros.training.model_io.serialization import PackedModel
 
 
-_MEMBER_FIGURES = 128  # room for scalars that the ``test_step`` of an Ensemble's model logs without a metric
+_MEMBER_FIGURES = 128  # values reserved for scalars that an Ensemble's ``test_step`` logs without a metric
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def epoch_rates(sums: Iterable[float], workers: int, asynchronous: bool) -> dict
     return rates
 
 
-Show = Callable[[], list[float]]
+Show = Callable[[], list[float]]  # see ``CallbackChannel.batch``
 
 
 class CallbackChannel(Protocol):
@@ -318,8 +318,8 @@ class CallbackChannel(Protocol):
         """
         ...
 
-    def save_state(self, part: tuple[dict[str, Any], dict[str, list[Any]]], asked: bool) -> None:
-        """Save this rank's state; ``asked``: the end of training is requested."""
+    def save_state(self, part: tuple[dict[str, Any], dict[str, list[Any]]], end_requested: bool) -> None:
+        """Save this rank's state. ``end_requested``: the end of training is requested."""
         ...
 
     def optimizer(self, part: tuple[dict[str, Any], dict[str, list[Any]]]) -> None:

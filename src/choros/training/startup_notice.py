@@ -22,14 +22,14 @@ class StartupNotice:
     """
 
     def __init__(self, workers: str) -> None:
-        self._workers, self._begun = workers, time.perf_counter()
+        self._workers, self._begun_at = workers, time.perf_counter()
         if workers:
             logger.info(f"starting {workers} ...")
 
     def ready(self) -> None:
         """Report that all workers are ready, if stderr is a terminal."""
         if self._workers and sys.stderr is not None and sys.stderr.isatty():
-            logger.info(f"{self._workers} ready after {time.perf_counter() - self._begun:.1f} s")
+            logger.info(f"{self._workers} ready after {time.perf_counter() - self._begun_at:.1f} s")
 
     @staticmethod
     def restart_bars(callbacks: Iterable[keras.callbacks.Callback]) -> None:

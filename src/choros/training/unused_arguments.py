@@ -19,14 +19,14 @@ PROFILED = (10, 14)  # the default of ``profile_batches``
 
 
 def warn_of_unused_arguments(
-    algorithm: Algorithm, workers: int | None, given: dict[str, Any], pool: object, launcher: object, job: str
+    algorithm: Algorithm, workers: int | None, arguments: dict[str, Any], pool: object, launcher: object, job: str
 ) -> None:
     """Warn once of each argument of a ``Trainer`` and of its algorithm that was given and has no effect.
 
     Args:
         algorithm: the algorithm.
         workers: the argument of ``Trainer``.
-        given: the arguments ``threads``, ``bind``, ``devices``, ``echo``, ``profile`` and ``profile_batches``.
+        arguments: the arguments ``threads``, ``bind``, ``devices``, ``echo``, ``profile`` and ``profile_batches``.
         pool: the argument of ``Trainer``.
         launcher: the launcher or executor, or None for workers of this machine.
         job: str. The launcher of the job that this process is a rank of; "" for none.
@@ -35,24 +35,24 @@ def warn_of_unused_arguments(
         warn_without_effect(type(algorithm).__name__, reason, **{argument: True})
     if type(algorithm).__name__ == "Single":
         warn_without_effect("Trainer", "Single has one worker", workers=workers not in (None, 1))
-    windowed = given["profile"] is None and given["profile_batches"] not in (PROFILED, [*PROFILED])
-    warn_without_effect("Trainer", "no directory is given by profile=", profile_batches=windowed)
+    has_window = arguments["profile"] is None and arguments["profile_batches"] not in (PROFILED, [*PROFILED])
+    warn_without_effect("Trainer", "no directory is given by profile=", profile_batches=has_window)
     settings = {
-        "threads": given["threads"] is not None,
-        "bind": not given["bind"],
-        "echo": not given["echo"],
-        "devices": given["devices"] != "auto",
+        "threads": arguments["threads"] is not None,
+        "bind": not arguments["bind"],
+        "echo": not arguments["echo"],
+        "devices": arguments["devices"] != "auto",
     }
     if pool is not None:
         warn_without_effect("Trainer", "the workers of pool= have the settings of the pool", **settings)
     elif job:
-        settings["devices"] = given["devices"] in ("cpu", "gpu")  # "shared" has an effect
+        settings["devices"] = arguments["devices"] in ("cpu", "gpu")  # "shared" has an effect
         warn_without_effect("Trainer", f"this process is a rank of a job that {job} started", **settings)
     elif launcher is not None:
         devices = settings["devices"]
         warn_without_effect("Trainer", "the ranks choose their devices themselves", devices=devices)
     transport = os.environ.get("CHOROS_COMM", "")
-    if not job and launcher is None and transport not in ("", SHARED, MPI):  # of MPI, find_place logs
+    if not job and launcher is None and transport not in ("", SHARED, MPI):  # for MPI, ``find_place`` logs it
         _log_local(transport)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from choros.data import Source
     from choros.types import Batch, Callbacks
 
-_DRIVING = ("fit", "make_train_function")  # methods with Keras' training loop; a Trainer calls train_step itself
+_LOOP_METHODS = ("fit", "make_train_function")  # methods with Keras' training loop; a Trainer calls train_step itself
 
 
 def check_place(workers: int | None, algorithm: Algorithm, pool: WorkerPool | None) -> Place:
@@ -74,13 +74,13 @@ def check_launcher(
     if algorithm.mode is None and workers != 1 and not isinstance(launcher, ExecutorLauncher):
         name = type(algorithm).__name__
         raise InvalidInputError(f"{name} never exchanges, and trains on this machine: leave launcher out.")
-    room = launcher.size()
-    if workers is None and room is None:
+    capacity = launcher.size()
+    if workers is None and capacity is None:
         raise InvalidInputError(f"{launcher} does not report how many ranks it has room for: give workers=.")
-    count = room if workers is None else workers
-    if room is not None and isinstance(count, int) and count > room:
+    count = capacity if workers is None else workers
+    if capacity is not None and isinstance(count, int) and count > capacity:
         raise InvalidInputError(
-            f"workers={workers}, but {launcher} has room for {room}: give more slots, or fewer workers."
+            f"workers={workers}, but {launcher} has room for {capacity}: give more slots, or fewer workers."
         )
     return count  # type: ignore[return-value]
 
@@ -120,24 +120,25 @@ def check_fit(model: keras.Model) -> None:
 
     A KerasHub task whose ``preprocessor`` is None is accepted, because its ``fit`` is then that of Keras.
     """
-    kinds = [kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in ("keras", "choros")]
-    names = (*_DRIVING, "preprocess_samples")
-    replaced = [(kind, name) for kind in kinds for name in names if name in vars(kind)]
-    driving = [kind for kind, name in replaced if name in _DRIVING]
-    if not driving:
+    classes = [owner for owner in type(model).__mro__ if owner.__module__.partition(".")[0] not in ("keras", "choros")]
+    names = (*_LOOP_METHODS, "preprocess_samples")
+    replaced = [(owner, name) for owner in classes for name in names if name in vars(owner)]
+    loop_owners = [owner for owner, name in replaced if name in _LOOP_METHODS]
+    if not loop_owners:
         return
-    packages = {kind.__module__.partition(".")[0] for kind, _ in replaced}
+    packages = {owner.__module__.partition(".")[0] for owner, _ in replaced}
     if callable(getattr(model, "preprocess_samples", None)) and len(packages) == 1:  # a user's subclass changes nothing
         if getattr(model, "preprocessor", model) is None:
             return
         raise InvalidInputError(
-            f"{driving[0].__name__}.fit preprocesses the samples, and a Trainer runs train_step without it. Preprocess "
-            "them before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this returns. Then "
-            "set `model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed samples."
+            f"{loop_owners[0].__name__}.fit preprocesses the samples, and a Trainer runs train_step without it. "
+            "Preprocess them before, by model.preprocess_samples(x, y), and give Trainer.fit the arrays that this "
+            "returns. Then set `model.preprocessor = None`, so that fit, evaluate and predict all take preprocessed "
+            "samples."
         )
-    kind, name = replaced[0]
+    owner, name = replaced[0]
     raise InvalidInputError(
-        f"The model {model.name!r} has its own {kind.__name__}.{name}, which a Trainer would leave out, as it runs "
+        f"The model {model.name!r} has its own {owner.__name__}.{name}, which a Trainer would leave out, as it runs "
         "train_step itself: do what it does to the data before Trainer.fit, or in train_step, test_step and "
         "predict_step."
     )
@@ -248,21 +249,23 @@ def warn_of_sparse_gradients(model: keras.Model) -> None:
         layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding) and layer.trainable
     ]
     if embeddings and (clips or type(optimizer) is not keras.optimizers.SGD):
-        how = f"{type(optimizer).__name__} with clipping" if clips else type(optimizer).__name__
+        optimizer_text = f"{type(optimizer).__name__} with clipping" if clips else type(optimizer).__name__
         warn(
-            f"Keras on TensorFlow gives {how} the gradient of {embeddings[0].name!r} (Embedding) only for the rows "
-            "that a batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the result "
-            "differs from that of one process."
+            f"Keras on TensorFlow gives {optimizer_text} the gradient of {embeddings[0].name!r} (Embedding) only "
+            "for the rows that a batch uses. AllReduce gives it for all rows, as Keras does on JAX and PyTorch. So the "
+            "result differs from that of one process."
         )
 
 
-def check_devices(each: list[int], asked: Any, layout: keras.distribution.LayoutMap | None) -> dict[str, Any] | None:
+def check_devices(
+    device_counts: list[int], requested: Any, layout: keras.distribution.LayoutMap | None
+) -> dict[str, Any] | None:
     """Return the layout as JSON, or None; refuse devices that the workers do not have."""
     import keras
 
-    if asked is not None and each != each_devices(asked, len(each)):
+    if requested is not None and device_counts != each_devices(requested, len(device_counts)):
         raise InvalidInputError(
-            f"devices_per_worker={asked!r}, but the pool's workers have {each}: make the pool with it."
+            f"devices_per_worker={requested!r}, but the pool's workers have {device_counts}: make the pool with it."
         )
     if layout is None:
         return None
@@ -270,9 +273,9 @@ def check_devices(each: list[int], asked: Any, layout: keras.distribution.Layout
         raise InvalidInputError(
             f"layout= needs JAX; this is {keras.backend.backend()}. Leave it out: each device has all weights."
         )
-    if len(set(each)) > 1:
-        raise InvalidInputError(f"A layout needs the same devices in every worker, not {each}.")
-    return describe(layout, each[0])
+    if len(set(device_counts)) > 1:
+        raise InvalidInputError(f"A layout needs the same devices in every worker, not {device_counts}.")
+    return describe(layout, device_counts[0])
 
 
 def check_epochs(epochs: int, initial_epoch: int, initial_batch: int) -> None:
@@ -365,12 +368,12 @@ def check_average(model: keras.Model, callbacks: Callbacks, synchronous: bool) -
     return swaps
 
 
-def check_member_callbacks(callbacks: Callbacks, apart: bool) -> None:
+def check_member_callbacks(callbacks: Callbacks, elsewhere: bool) -> None:
     """Refuse callbacks that cannot save the state of all members of an Ensemble.
 
     Args:
         callbacks: the argument of ``fit``.
-        apart: whether each member runs copies of the callbacks in a process elsewhere.
+        elsewhere: whether each member runs copies of the callbacks in a process elsewhere.
 
     Raises:
         InvalidInputError: with the name of the callback.
@@ -384,7 +387,7 @@ def check_member_callbacks(callbacks: Callbacks, apart: bool) -> None:
                 f"{name} keeps one model, and training would resume without the weights of the other members of an "
                 "Ensemble: leave it out, and save the members after fit (trainer.models)."
             )
-        if apart and isinstance(callback, keras.callbacks.ModelCheckpoint):
+        if elsewhere and isinstance(callback, keras.callbacks.ModelCheckpoint):
             raise InvalidInputError(
                 f"{name} would have all members of an Ensemble write the same file, each where its task runs: leave it "
                 "out, and save the model or the members after fit (trainer.models)."
@@ -494,10 +497,16 @@ def check_shardable(requested: bool | None, model: keras.Model, workers: int) ->
 
 
 def check_checkpoint(
-    given: object, resume: object, restarts: int, source: Source, mode: str | None, each: list[int], launcher: object
+    argument: object,
+    resume: object,
+    restarts: int,
+    source: Source,
+    mode: str | None,
+    device_counts: list[int],
+    launcher: object,
 ) -> Any:
     """Return the ``Checkpoint``, or None; refuse runs whose state cannot be saved."""
-    checkpoint = checkpoint_of(given)
+    checkpoint = checkpoint_of(argument)
     if resume and checkpoint is None:
         raise InvalidInputError("resume=True needs a checkpoint to resume from: give checkpoint= a directory.")
     if checkpoint is None and not restarts:
@@ -507,10 +516,13 @@ def check_checkpoint(
         raise InvalidInputError(
             f"{option} is not available on Spark: give choros.Spark(restarts=), which restarts its tasks."
         )
-    if mode is None and len(each) > 1:
+    if mode is None and len(device_counts) > 1:
         raise InvalidInputError(f"{option} has no meaning for workers that never exchange.")
-    if several_models(max(each)):
-        raise InvalidInputError(f"{option} is not there for workers of several devices, each with a model of its own.")
+    if several_models(max(device_counts)):
+        raise InvalidInputError(
+            f"{option} is not there for workers of several devices, each with a model of its own: leave it out, or "
+            "give devices_per_worker=1."
+        )
     if isinstance(source, StreamSource) and restarts:
         raise InvalidInputError(
             "restarts= needs data that can be read again: give arrays, choros.files or a PyDataset."

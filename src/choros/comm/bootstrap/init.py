@@ -55,7 +55,7 @@ def join(rank: int, size: int, timeout: float) -> Group:
         choice = choose(place)
         if size > _MANY_RANKS:
             raise_descriptors()
-        # ``setdefault``: what the user set for a library himself has priority.
+        # ``setdefault``: a value that the user has set for a library has priority.
         for name, value in pass_on(os.environ.get("CHOROS_NETWORK", "")).items():
             os.environ.setdefault(name, value)
         if choice.kind == MPI:
@@ -184,7 +184,7 @@ def _join_by_tcp(place: Place, rank: int, size: int, timeout: float) -> Group:
     else:
         secret, exchange = _exchange_by_secret(place, rank, size, timeout)
     tcp_group = TcpGroup(rank, size, exchange, secret, own_address(os.environ.get("CHOROS_NETWORK", "")), timeout)
-    # Under other launchers (ssh in a loop, Kubernetes) nobody would end a rank that is inside a framework's call.
+    # Under other launchers (ssh in a loop, Kubernetes) no process would end a rank that is inside a framework's call.
     if place.launcher not in _LAUNCHERS_THAT_END_RANKS:
         tcp_group.end_together()
     return _prefer_shared_memory(tcp_group)

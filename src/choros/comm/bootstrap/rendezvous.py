@@ -20,7 +20,7 @@ from choros.errors import ChorosError, CommTimeoutError, InvalidInputError, Peer
 
 logger = logging.getLogger(__name__)
 
-_PORTS = 8
+_PORT_COUNT = 8
 _REPORT_SECONDS = 15.0  # seconds of waiting after which a line on stderr names the missing ranks
 _UNIQUE_RANK_ADVICE = "give each process of the job a rank of its own, from 0."
 
@@ -97,12 +97,12 @@ class Rendezvous:
                 data_by_rank[rank] = connections[-1].receive()[1][0].tobytes()
             except ChorosError as lost:
                 error = str(lost)
-        kind = "InvalidInputError" if _UNIQUE_RANK_ADVICE in error else "CommTimeoutError"
-        answer = {"error": kind, "text": error} if error else {}
+        error_type = "InvalidInputError" if _UNIQUE_RANK_ADVICE in error else "CommTimeoutError"
+        header = {"error": error_type, "text": error} if error else {}
         arrays = [np.frombuffer(data_by_rank[rank], np.uint8) for rank in sorted(data_by_rank)]
         for connection in connections:
             with suppress(ChorosError):  # the rank is lost; the group's first call will report it
-                connection.send(answer, arrays)
+                connection.send(header, arrays)
             connection.close()
 
 
@@ -150,7 +150,7 @@ def ports(secret: bytes) -> list[int]:
         >>> ports(b"one job") == ports(b"one job"), ports(b"one job") == ports(b"another")
         (True, False)
     """
-    digest = hashlib.blake2b(secret, person=b"choros ports", digest_size=2 * _PORTS).digest()
+    digest = hashlib.blake2b(secret, person=b"choros ports", digest_size=2 * _PORT_COUNT).digest()
     # 20,000 to 31,999 is below the ports that Linux gives to outgoing connections (32,768 to 60,999), so no outgoing
     # connection takes a candidate by chance.
     return [20_000 + int.from_bytes(digest[index : index + 2], "little") % 12_000 for index in range(0, len(digest), 2)]

@@ -90,9 +90,9 @@ def check_name(environ: Mapping[str, str] | None = None) -> None:
 
 
 def _refuse(requested: str, installed: tuple[EntryPoint, ...]) -> NoReturn:
-    known = ", ".join([*BUILT_IN, *OFFLOAD_LIBRARIES, *(point.name for point in installed)])
+    names = ", ".join([*BUILT_IN, *OFFLOAD_LIBRARIES, *(point.name for point in installed)])
     raise InvalidInputError(
-        f"CHOROS_COMM={requested!r} is none of: {known}. Unset it, or install the package that brings it."
+        f"CHOROS_COMM={requested!r} is none of: {names}. Unset it, or install the package that brings it."
     )
 
 

@@ -27,7 +27,7 @@ class Op(enum.IntEnum):
 
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = Op
-_PAIRS: dict[Op, Callable[[Array, Array], Array]] = {MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}
+_PAIRWISE: dict[Op, Callable[[Array, Array], Array]] = {MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}
 
 
 def refusal(op: Op, dtype: np.dtype, size: int) -> str:
@@ -105,7 +105,7 @@ def reduced(group: SumGroup, x: Array, op: Op, prescale: float = 1.0, postscale:
         if op == ADASUM:
             total = _adasum_tree(parts).astype(work.dtype)
         else:
-            total = functools.reduce(_PAIRS[MAX if op == SUM else op], parts)
+            total = functools.reduce(_PAIRWISE[MAX if op == SUM else op], parts)
         if group.trace is not None:
             group.trace(("reduce", "reduce", begin, time.monotonic_ns(), work.nbytes))
     with np.errstate(over="ignore"):

@@ -46,11 +46,11 @@ def check_unused() -> None:
         ) from None
 
 
-def start(first: str, rank: int, size: int, timeout: float, *, watched: bool = False, **options: Any) -> bool:
+def start(coordinator: str, rank: int, size: int, timeout: float, *, watched: bool = False, **options: Any) -> bool:
     """Start ``jax.distributed`` if it has not been started.
 
     Args:
-        first: str. ``address:port`` of the service in rank 0.
+        coordinator: str. ``address:port`` of the service in rank 0.
         rank: int. This process.
         size: int. Number of processes.
         timeout: float. Seconds to wait for all processes.
@@ -73,8 +73,8 @@ def start(first: str, rank: int, size: int, timeout: float, *, watched: bool = F
                 jax.config.update("jax_enable_preemption_service", False)  # the service would ignore SIGTERM
                 jax.config.update("jax_enable_recoverability", True)
                 rank_zero_leaves_last = True
-        settings = {"initialization_timeout": max(1, int(timeout)), "coordinator_bind_address": first, **options}
-        jax.distributed.initialize(first, size, rank, **settings)
+        settings = {"initialization_timeout": max(1, int(timeout)), "coordinator_bind_address": coordinator, **options}
+        jax.distributed.initialize(coordinator, size, rank, **settings)
     actual = jax.process_index(), jax.process_count()
     if actual != (rank, size):
         raise InvalidInputError(

@@ -80,7 +80,7 @@ class MessageGroup(FullMesh):
         """Return a buffer of ``count`` values that is sent without a copy; the same memory until it must grow."""
         value_dtype = numeric(dtype)
         if count < 0:
-            raise InvalidInputError(f"{self._where} requested a slot of {count} values: give 0 or more.")
+            raise InvalidInputError(f"{self._rank_name} requested a slot of {count} values: give 0 or more.")
         if self._slot_memory.size < count * value_dtype.itemsize:
             self._slot_memory = aligned(count * value_dtype.itemsize, np.uint8)
         return self._slot_memory[: count * value_dtype.itemsize].view(value_dtype)
@@ -176,7 +176,9 @@ class MessageGroup(FullMesh):
         if not 0 <= root < self.size:
             raise InvalidInputError(f"Root {root} was given for a group of {self.size}: give 0 to {self.size - 1}.")
         if x.dtype.hasobject:
-            raise InvalidInputError(f"{self._where}: an array of objects cannot be broadcast; send numbers or bytes.")
+            raise InvalidInputError(
+                f"{self._rank_name}: an array of objects cannot be broadcast; send numbers or bytes."
+            )
         out = np.array(x, x.dtype.newbyteorder("="), order="C")
         target = out.reshape(-1).view(np.uint8)
         posted = (BROADCAST + 256 * root, x.size, *dtype_code(out.dtype))

@@ -63,7 +63,7 @@ class FullMesh:
         self.trace: Trace | None = None
         self._messages, self._spin = messages, 0.0
         self.rank, self.size = messages.rank, messages.size
-        self._where = f"rank {self.rank} on {os.uname().nodename}"
+        self._rank_name = f"rank {self.rank} on {os.uname().nodename}"
         # Each rank starts with its next neighbour. If all started with rank 0, all messages would queue at that rank
         # first.
         self._others = [(self.rank + k) % self.size for k in range(1, self.size)]
@@ -109,12 +109,14 @@ class FullMesh:
             PeerLostError: a rank died or left. CommTimeoutError: a rank did not call. The group is unusable then.
         """
         if self._broken or self._closed:
-            why = self._broken or "it was closed"
+            reason = self._broken or "it was closed"
             raise PeerLostError(
-                f"{self._where}: this group failed before, so {self._activity(posted)} cannot start: {why}"
+                f"{self._rank_name}: this group failed before, so {self._activity(posted)} cannot start: {reason}"
             )
         if thread_problem := self._messages.check_thread():
-            raise InvalidInputError(f"{self._where}: {self._activity(posted)} cannot be called here: {thread_problem}")
+            raise InvalidInputError(
+                f"{self._rank_name}: {self._activity(posted)} cannot be called here: {thread_problem}"
+            )
         frame = self._frames[self.rank]
         frame[:_HEADER_WORDS] = posted
         nbytes = 8 * _HEADER_WORDS
@@ -136,10 +138,10 @@ class FullMesh:
         if departed := [rank for rank, call in enumerate(calls) if call[0] == LEAVE]:
             self._broken = f"{format_ranks(departed)} left"
             raise PeerLostError(
-                f"{self._where}: {self._broken} while awaited at {self._activity(posted)}. This group cannot be "
+                f"{self._rank_name}: {self._broken} while awaited at {self._activity(posted)}. This group cannot be "
                 "used any more."
             )
-        if problem := describe_difference(self._where, calls):
+        if problem := describe_difference(self._rank_name, calls):
             raise CallsDifferError(problem, calls)
         return calls
 
@@ -179,7 +181,9 @@ class FullMesh:
             # The transport may still read and write these buffers: keep them alive.
             self._buffers_in_use = requests, sends, receives
             if isinstance(error, self._messages.errors) and not isinstance(error, ChorosError):
-                raise PeerLostError(f"{self._where}: {self._messages.name} failed at {activity()}: {error}") from error
+                raise PeerLostError(
+                    f"{self._rank_name}: {self._messages.name} failed at {activity()}: {error}"
+                ) from error
             raise
 
     def _wait(
@@ -214,25 +218,27 @@ class FullMesh:
 
     def _check_peers(self, missing: set[int], waited: float, activity: Callable[[], str]) -> None:
         if self._broken:  # another thread called ``give_up``
-            raise PeerLostError(f"{self._where}: the run was aborted while it waited at {activity()}: {self._broken}")
+            raise PeerLostError(
+                f"{self._rank_name}: the run was aborted while it waited at {activity()}: {self._broken}"
+            )
         # Only processes of this machine: /proc shows no others. A lost host is noticed by the socket's keepalive or the
         # time limit.
         for rank, process in self._host_processes.items():
             if rank in missing and not alive(process):
                 raise PeerLostError(
-                    f"{self._where}: rank {rank} (process {process.pid}) died while it was awaited at {activity()}. "
-                    f"This group cannot be used any more; see the last output of rank {rank}."
+                    f"{self._rank_name}: rank {rank} (process {process.pid}) died while it was awaited at "
+                    f"{activity()}. This group cannot be used any more; see the last output of rank {rank}."
                 )
         if missing and waited >= self.timeout:
             raise CommTimeoutError(
-                f"{self._where} waited {waited:.1f} s at {activity()} for {format_ranks(sorted(missing))} of "
+                f"{self._rank_name} waited {waited:.1f} s at {activity()} for {format_ranks(sorted(missing))} of "
                 f"{self.size}, which may be busy, stopped or gone. Look at those processes, or set a longer timeout.",
                 tuple(sorted(missing)),
             )
 
     def _warn(self, missing: set[int], waited: float, activity: Callable[[], str]) -> None:
         logger.warning(
-            f"{self._where} has waited {waited:.1f} s at {activity()} for {format_ranks(sorted(missing))} of "
+            f"{self._rank_name} has waited {waited:.1f} s at {activity()} for {format_ranks(sorted(missing))} of "
             f"{self.size}. It waits for up to {self.timeout:g} s in all."
         )
 
@@ -273,7 +279,7 @@ class FullMesh:
                 ranks.extend(self._others)
             elif not done and time.perf_counter() > deadline:
                 raise CommTimeoutError(
-                    f"{self._where}: {self._activity(posted)} did not end within {self.timeout:g} s.", ()
+                    f"{self._rank_name}: {self._activity(posted)} did not end within {self.timeout:g} s.", ()
                 )
             # Called also while this rank is not ready: MPI moves messages of other ranks only inside its calls.
             arrived = self._messages.done(pending)
@@ -284,14 +290,14 @@ class FullMesh:
             self._wait(requests, ranks, lambda: self._activity(posted), 0.0, test)
             if departed := self._departed(incoming):
                 raise PeerLostError(
-                    f"{self._where}: {format_ranks(departed)} left before the end of {self._activity(posted)}."
+                    f"{self._rank_name}: {format_ranks(departed)} left before the end of {self._activity(posted)}."
                 )
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             self._buffers_in_use = requests
             if isinstance(error, self._messages.errors) and not isinstance(error, ChorosError):
                 raise PeerLostError(
-                    f"{self._where}: {self._messages.name} failed at {self._activity(posted)}: {error}"
+                    f"{self._rank_name}: {self._messages.name} failed at {self._activity(posted)}: {error}"
                 ) from error
             raise
 
@@ -324,7 +330,7 @@ class FullMesh:
     def leave_after_peers(self, limit: float) -> None:
         """Leave, then wait until all other ranks have left or died, for at most ``limit`` seconds."""
         started = time.perf_counter()
-        died = started if self._broken else math.inf
+        death_seen_at = started if self._broken else math.inf
         # After a failure the other ranks may send no leave messages, and a pending receive could not be freed.
         self._leave(not self._broken)
         local_peers = [process for rank, process in self._host_processes.items() if rank != self.rank]
@@ -332,9 +338,9 @@ class FullMesh:
             now, living = time.perf_counter(), [process for process in local_peers if alive(process)]
             # A rank that died sends no leave message. After it the others get FAILURE_GRACE seconds to notice.
             if len(living) < len(local_peers):
-                died = min(died, now)
+                death_seen_at = min(death_seen_at, now)
             all_local_ended = not living and len(local_peers) == self.size - 1
-            if all_local_ended or now - started >= limit or now - died >= FAILURE_GRACE:
+            if all_local_ended or now - started >= limit or now - death_seen_at >= FAILURE_GRACE:
                 return
             self._messages.sleep(0.02)
 

@@ -35,13 +35,13 @@ def place(timeout: float) -> dict[str, int]:
         world = MPI.COMM_WORLD
         # MPI itself finds the ranks that share a host. The host name would be the same in containers of several hosts.
         host_comm = world.Split_type(MPI.COMM_TYPE_SHARED, world.Get_rank())
-        first, firsts = np.array([world.Get_rank()], "int64"), np.empty(world.Get_size(), "int64")
-        host_comm.Bcast(first)
-        world.Allgather(first, firsts)
-        nodes = sorted(set(firsts.tolist()))
+        first_rank, first_ranks = np.array([world.Get_rank()], "int64"), np.empty(world.Get_size(), "int64")
+        host_comm.Bcast(first_rank)
+        world.Allgather(first_rank, first_ranks)
+        nodes = sorted(set(first_ranks.tolist()))
         numbers.update(rank=world.Get_rank(), size=world.Get_size())
         numbers.update(local_rank=host_comm.Get_rank(), local_size=host_comm.Get_size())
-        numbers.update(node=nodes.index(int(first[0])), nodes=len(nodes))
+        numbers.update(node=nodes.index(int(first_rank[0])), nodes=len(nodes))
         host_comm.Free()
 
     waiting_for_all_ranks_inside_mpi(timeout, count)

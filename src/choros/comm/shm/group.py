@@ -305,7 +305,7 @@ class SharedGroup:
     def open_slots(self, count: int, dtype: np.typing.DTypeLike) -> list[Array]:
         """Return all ranks' slots, in the order of the ranks, for reading. ``close_slots`` must follow.
 
-        In between no rank writes its slot. So all may read all slots, and write other memory that nobody reads then.
+        In between no rank writes its slot. So all may read all slots, and write other memory that no rank reads then.
 
         Args:
             count: int. Number of values in a slot.
@@ -344,7 +344,7 @@ class SharedGroup:
         return mean_of(np.asarray(x), self.size, self.sum)
 
     def gather(self, x: bytes) -> list[bytes]:
-        """Every rank's bytes, in the order of the ranks, on every rank."""
+        """Return every rank's bytes, in the order of the ranks, on every rank."""
         pieces = [bytearray() for _ in range(self.size)]
         header = self._header
         areas = [self._segment.array("uint8", self.slot_bytes, self._slot_offset(r)) for r in range(self.size)]
@@ -402,7 +402,7 @@ class SharedGroup:
         area = self._segment.array("uint8", self.slot_bytes, self._slot_offset(root))
         for begin in range(0, max(len(target), 1), self.slot_bytes):
             chunk = target[begin : begin + self.slot_bytes]
-            # A rank may write here without a barrier: the previous call ended with one, so nobody reads the slots any
+            # A rank may write here without a barrier: the previous call ended with one, so no rank reads the slots any
             # more.
             if self.rank == root:
                 # Only the root's slot is written. The pages of the other ranks' slots stay unallocated.

@@ -370,9 +370,9 @@ class GroupHeader:
         if not state or self.words[record + ARRIVED] >= target:
             return
         # STATE is read again: a rank stores LEFT before it unlocks, so an unlocked rank without LEFT has died.
-        fate = "left" if self.words[record + STATE] == LEFT else "died"
+        event = "left" if self.words[record + STATE] == LEFT else "died"
         raise PeerLostError(
-            f"{self.where}: rank {other} (process {pid}) {fate} while it was awaited at "
+            f"{self.where}: rank {other} (process {pid}) {event} while it was awaited at "
             f"{self._activity(describe_call)}. This group cannot be used any more; see the last output of rank {other}."
         )
 

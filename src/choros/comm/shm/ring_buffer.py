@@ -19,7 +19,7 @@ from choros.errors import CommTimeoutError, InvalidDataError, PeerLostError
 from choros.types import Array
 
 _LENGTH: Final = 64  # bytes at the start of a slot: the message's length, on a cache line so that data are aligned
-_WRITTEN, _GONE, _TAKEN = range(3)
+_WRITTEN, _CLOSED, _RELEASED = range(3)
 
 
 class Ring:
@@ -44,14 +44,14 @@ class Ring:
         self._words = segment.words
         # The spin of a barrier is kept here: reader and writer take turns within microseconds when data are small.
         self._waiter = Waiter(self._words, segment.address)
-        self._header_bytes = align(8 * (_TAKEN + readers))
+        self._header_bytes = align(8 * (_RELEASED + readers))
         self._slot_bytes = (segment.nbytes - self._header_bytes) // depth // 64 * 64
 
     @classmethod
     def create(cls, readers: int, depth: int, nbytes: int) -> Ring:
         """Make a ring for messages of up to ``nbytes`` bytes. A page takes memory at its first write."""
         slot_bytes = align(_LENGTH + nbytes)
-        return cls(Segment.create(align(8 * (_TAKEN + readers)) + depth * slot_bytes, "choros-ring"), readers, depth)
+        return cls(Segment.create(align(8 * (_RELEASED + readers)) + depth * slot_bytes, "choros-ring"), readers, depth)
 
     def put(self, nbytes: int, write: Callable[[Array], None], check: Callable[[float], None]) -> None:
         """Wait for a free slot, then write a message.
@@ -74,7 +74,8 @@ class Ring:
         # The writer alone changes this word, so it needs no fence to read its own count.
         index = self._words[_WRITTEN]
         for reader in range(self.readers):
-            self._waiter.wait(_TAKEN + reader, index - self.depth + 1, math.inf, check)  # only ``check`` ends this wait
+            # Without a time limit: only ``check`` ends this wait early.
+            self._waiter.wait(_RELEASED + reader, index - self.depth + 1, math.inf, check)
         offset = self._header_bytes + index % self.depth * self._slot_bytes
         self.segment.array(np.int64, 1, offset)[0] = nbytes
         # If ``write`` raises, the count stays. The readers never see the slot, and the next ``put`` uses it again.
@@ -92,14 +93,16 @@ class Ring:
         def check(waited: float) -> None:
             # ``wait`` tests the count first, so a message that is ready is taken. One that is written between that test
             # and this load is lost. That is acceptable: the writer leaves only after an error, which ends the run.
-            if self._words[_GONE]:
+            if self._words[_CLOSED]:
                 raise PeerLostError("The process that reads the data has stopped.")
             if waited > timeout:
-                raise CommTimeoutError(f"No batch came from the data for {waited:.0f} s.")
+                raise CommTimeoutError(
+                    f"No batch came from the data for {waited:.0f} s: read them faster, or set a longer timeout."
+                )
 
         # The count is in shared memory and not in this object: a new object of this reader continues at the message
         # that was not released.
-        index = self._words[_TAKEN + reader]
+        index = self._words[_RELEASED + reader]
         self._waiter.wait(_WRITTEN, index + 1, timeout, check)
         offset = self._header_bytes + index % self.depth * self._slot_bytes
         return self.segment.array(np.uint8, int(self.segment.array(np.int64, 1, offset)[0]), offset + _LENGTH)
@@ -107,12 +110,12 @@ class Ring:
     def release(self, reader: int) -> None:
         """Release the message that ``take`` returned; the writer may overwrite its slot."""
         # The fence in ``publish`` ends this reader's loads from the slot before the writer may overwrite it.
-        self._waiter.publish(_TAKEN + reader, self._words[_TAKEN + reader] + 1)
+        self._waiter.publish(_RELEASED + reader, self._words[_RELEASED + reader] + 1)
 
     def leave(self) -> None:
         """Tell the readers that no message follows."""
-        self._waiter.publish(_GONE, 1)
-        self._waiter.wake(_WRITTEN)  # readers sleep on this word, and check _GONE when they wake
+        self._waiter.publish(_CLOSED, 1)
+        self._waiter.wake(_WRITTEN)  # readers sleep on this word, and check _CLOSED when they wake
 
     def close(self) -> None:
         """Unmap the memory."""

@@ -29,7 +29,7 @@ from choros.types import Array
 
 CACHE_LINE = 64
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
-_MADV_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
 _HUGE_PAGE_BYTES = 1 << 22  # a mapping from this size on gets huge pages, if the kernel allows them
 
 
@@ -137,7 +137,7 @@ class Segment:
             0
         """
         if nbytes < 1:
-            raise InvalidInputError(f"A segment of {nbytes} bytes was asked for: give 1 or more.")
+            raise InvalidInputError(f"A segment of {nbytes} bytes was requested: give 1 or more.")
         nbytes = align(nbytes, mmap.PAGESIZE)
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -179,9 +179,9 @@ class Segment:
 
         Example:
             >>> import os
-            >>> with Segment.create(64) as mine, Segment.open_peer(os.getpid(), mine.fd) as same:
-            ...     mine.array("int64", 1)[0] = 7
-            ...     int(same.array("int64", 1)[0])
+            >>> with Segment.create(64) as created, Segment.open_peer(os.getpid(), created.fd) as opened:
+            ...     created.array("int64", 1)[0] = 7
+            ...     int(opened.array("int64", 1)[0])
             7
         """
         path = f"/proc/{pid}/fd/{fd}"

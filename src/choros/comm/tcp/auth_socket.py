@@ -88,7 +88,7 @@ class AuthListener(Generic[_Greeting]):
             owns. Defaults to None.
 
     Attributes:
-        place: str. ``address:port``, for ``dial``.
+        address: str. ``address:port``, for ``dial``.
         secret: bytes.
 
     Raises:

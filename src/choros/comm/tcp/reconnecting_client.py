@@ -110,8 +110,8 @@ class ReconnectingClient:
                 # answers them.
                 sock = dial(self._place, self._secret, self._greeting, min(_CONNECT_SECONDS, remaining))
                 return RpcConnection(sock, self._peer, self._timeout)
-            # Refused, not silent: the first rank keeps the port open across restarts of its server, so nobody will
-            # listen again.
+            # Refused, not silent: the first rank keeps the port open across restarts of its server, so no process
+            # will listen again.
             except RefusedError:
                 reason = "and so has the rank that would start another one: see the last output of that rank"
             except PeerLostError as error:

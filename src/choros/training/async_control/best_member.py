@@ -23,8 +23,9 @@ from choros.types import Array
 if TYPE_CHECKING:
     import keras
 
-_HEAD = 16  # words: bytes of a slot; then for each slot its epoch + 1, the member's rank and its score
-_WORDS = 3
+# The header: the bytes of a slot, then for each slot its epoch + 1 (0: empty), the member's rank and its score.
+_HEADER_WORDS = 16
+_WORDS_PER_SLOT = 3
 
 
 class BestMemberSlots:
@@ -50,16 +51,16 @@ class BestMemberSlots:
 
     def __init__(self, segment: Segment, entries: Any, control_block: ControlBlock) -> None:
         self.segment, self.entries, self.control_block = segment, entries, control_block
-        self._head = segment.array(np.float64, _HEAD, 0)
-        slot_bytes = int(self._head[0])
-        self._slots = [segment.array(np.uint8, slot_bytes, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
+        self._header = segment.array(np.float64, _HEADER_WORDS, 0)
+        slot_bytes = int(self._header[0])
+        self._slots = [segment.array(np.uint8, slot_bytes, 8 * _HEADER_WORDS + i * slot_bytes) for i in range(SLOTS)]
 
     @staticmethod
     def create(nbytes: int) -> Segment:
         """Create both slots, empty, for a model of ``nbytes`` bytes."""
         slot_bytes = align(max(nbytes, 1))
-        segment = Segment.create(8 * _HEAD + SLOTS * slot_bytes, "choros-best")
-        segment.array(np.float64, _HEAD, 0)[0] = slot_bytes
+        segment = Segment.create(8 * _HEADER_WORDS + SLOTS * slot_bytes, "choros-best")
+        segment.array(np.float64, _HEADER_WORDS, 0)[0] = slot_bytes
         return segment
 
     def put(self, epoch: int, rank: int, score: float, snapshot: Callable[[], list[Array]]) -> None:
@@ -71,26 +72,26 @@ class BestMemberSlots:
             score: float. Its validation loss, or its training loss without validation. Lower is better; NaN is worst.
             snapshot: returns the arrays of its model and its optimizer. Called only if they are saved.
         """
-        head = self._slot_head(epoch)
+        slot_header = self._slot_header(epoch)
         key = order(score, rank)
         with self.control_block.locked():
             # Ties go to the lower rank, so the result does not depend on the order in which members end.
-            if int(head[0]) == epoch + 1 and order(float(head[2]), int(head[1])) <= key:
+            if int(slot_header[0]) == epoch + 1 and order(float(slot_header[2]), int(slot_header[1])) <= key:
                 return
-            head[0] = 0  # if this process is killed while it writes, the slot stays invalid
+            slot_header[0] = 0  # if this process is killed while it writes, the slot stays invalid
             serialization.write(self.entries, snapshot(), self._slots[epoch % SLOTS])
-            head[:] = epoch + 1, rank, score
+            slot_header[:] = epoch + 1, rank, score
 
     def rank(self, epoch: int) -> int:
         """Return the rank of the best member of an epoch that all members have ended."""
-        return int(self._slot_head(epoch)[1])
+        return int(self._slot_header(epoch)[1])
 
     def read(self, epoch: int | None) -> list[Array] | None:
         """Return a copy of the state saved for an epoch, or for the latest one (None). Return None if there is none."""
         with self.control_block.locked():
             if epoch is None:
-                epoch = max(int(self._slot_head(i)[0]) for i in range(SLOTS)) - 1
-            if epoch < 0 or int(self._slot_head(epoch)[0]) != epoch + 1:
+                epoch = max(int(self._slot_header(i)[0]) for i in range(SLOTS)) - 1
+            if epoch < 0 or int(self._slot_header(epoch)[0]) != epoch + 1:
                 return None
             return [np.array(view) for view in serialization.views(self.entries, self._slots[epoch % SLOTS])]
 
@@ -103,14 +104,14 @@ class BestMemberSlots:
             if variable is not rate:
                 variable.assign(value)
 
-    def _slot_head(self, epoch: int) -> Array:
-        first = 1 + _WORDS * (epoch % SLOTS)
-        values: Array = self._head[first : first + _WORDS]
+    def _slot_header(self, epoch: int) -> Array:
+        first = 1 + _WORDS_PER_SLOT * (epoch % SLOTS)
+        values: Array = self._header[first : first + _WORDS_PER_SLOT]
         return values
 
     def close(self) -> None:
         """Free the segment."""
-        self._slots, self._head = [], np.empty(0)
+        self._slots, self._header = [], np.empty(0)
         self.segment.close()
 
 

@@ -29,16 +29,17 @@ def has_room(control_block: Any, first: int, epoch: int) -> bool:
         first: int. The first epoch of the run.
         epoch: int. The epoch whose center will be saved.
     """
-    before = epoch - SLOTS
+    earlier = epoch - SLOTS  # the epoch that used the same slot
     return (
-        before < first
-        or control_block.allowed_epoch > before
+        earlier < first
+        or control_block.allowed_epoch > earlier
         or (control_block.stopped and epoch >= control_block.first_unreported_epoch)
     )
 
 
-_HEAD = 8  # words: lengths of the vector and of the moving statistics, bytes of a value; for each slot its epoch + 1
-_EPOCHS = 3
+# The header: lengths of the vector and of the moving statistics, bytes of a value, then for each slot its epoch + 1.
+_HEADER_WORDS = 8
+_FIRST_EPOCH_WORD = 3
 
 
 class CenterSnapshotStore(Protocol):
@@ -60,47 +61,47 @@ class CenterSnapshots:
         segment: Segment. Created by ``create``, or attached.
 
     Example:
-        >>> kept = CenterSnapshots.create(np.zeros(2), np.zeros(0))
-        >>> kept.put(3, np.ones(2), np.zeros(0))
+        >>> snapshots = CenterSnapshots.create(np.zeros(2), np.zeros(0))
+        >>> snapshots.put(3, np.ones(2), np.zeros(0))
         >>> out = np.zeros(2)
-        >>> kept.read(3, out, np.zeros(0)), kept.read(2, out, np.zeros(0)), out.tolist()
+        >>> snapshots.read(3, out, np.zeros(0)), snapshots.read(2, out, np.zeros(0)), out.tolist()
         (True, False, [1.0, 1.0])
-        >>> kept.close()
+        >>> snapshots.close()
     """
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self._head = segment.array(np.int64, _HEAD, 0)
-        size, statistics_size, itemsize = (int(value) for value in self._head[:3])
+        self._header = segment.array(np.int64, _HEADER_WORDS, 0)
+        size, statistics_size, itemsize = (int(value) for value in self._header[:3])
         dtype = np.dtype(f"f{itemsize}")
         slot_bytes = align((size + statistics_size) * itemsize)
-        flat = [segment.array(dtype, size + statistics_size, 8 * _HEAD + i * slot_bytes) for i in range(SLOTS)]
-        self._slots = [(both[:size], both[size:]) for both in flat]
+        flat = [segment.array(dtype, size + statistics_size, 8 * _HEADER_WORDS + i * slot_bytes) for i in range(SLOTS)]
+        self._slots = [(values[:size], values[size:]) for values in flat]
 
     @classmethod
     def create(cls, vector: Array, statistics: Array) -> CenterSnapshots:
         """Create both slots, empty, for vectors of these sizes and this dtype (float32 or float64)."""
-        nbytes = 8 * _HEAD + SLOTS * align((vector.size + statistics.size) * vector.itemsize)
+        nbytes = 8 * _HEADER_WORDS + SLOTS * align((vector.size + statistics.size) * vector.itemsize)
         segment = Segment.create(nbytes, "choros-snapshots")
-        segment.array(np.int64, _HEAD, 0)[:3] = vector.size, statistics.size, vector.itemsize
+        segment.array(np.int64, _HEADER_WORDS, 0)[:3] = vector.size, statistics.size, vector.itemsize
         return cls(segment)
 
     def put(self, epoch: int, vector: Array, statistics: Array) -> None:
         """Save the center of an epoch's end in place of the one two epochs before. Ignore it if the slot is newer."""
         # No lock: an epoch has one reporter.
-        tag = self._head[_EPOCHS + epoch % SLOTS :][:1]
-        if int(tag[0]) > epoch + 1:
+        epoch_mark = self._header[_FIRST_EPOCH_WORD + epoch % SLOTS :][:1]
+        if int(epoch_mark[0]) > epoch + 1:
             return
-        tag[0] = 0  # marks the slot as invalid while it is written; ``read`` checks the mark
+        epoch_mark[0] = 0  # marks the slot as invalid while it is written; ``read`` checks the mark
         fence()
         for target, source in zip(self._slots[epoch % SLOTS], (vector, statistics), strict=True):
             target[:] = source
         fence()  # the content must be complete before the mark
-        tag[0] = epoch + 1
+        epoch_mark[0] = epoch + 1
 
     def read(self, epoch: int, vector: Array, statistics: Array) -> bool:
         """Copy the center of an epoch's end into ``vector`` and ``statistics``; return False if it is not saved."""
-        if int(self._head[_EPOCHS + epoch % SLOTS]) != epoch + 1:
+        if int(self._header[_FIRST_EPOCH_WORD + epoch % SLOTS]) != epoch + 1:
             return False
         fence()  # the content must be read after the mark
         # No second check of the mark: ``has_room`` lets the slot be written again only after callbacks have read it.
@@ -114,7 +115,7 @@ class CenterSnapshots:
 
     def close(self) -> None:
         """Free the segment."""
-        self._slots, self._head = [], np.empty(0, np.int64)
+        self._slots, self._header = [], np.empty(0, np.int64)
         self.segment.close()
 
 
@@ -150,19 +151,19 @@ class RemoteCenterSnapshots:
     """The slots in the memory of another host.
 
     Args:
-        line: connection with the host that has the slots.
+        client: connection with the host that has the slots.
     """
 
-    def __init__(self, line: Client) -> None:
-        self._line = line
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def put(self, epoch: int, vector: Array, statistics: Array) -> None:
         """Save the center of an epoch's end on the other host."""
-        ask(self._line, PutSnapshot(epoch, vector, statistics), Done)
+        ask(self._client, PutSnapshot(epoch, vector, statistics), Done)
 
     def read(self, epoch: int, vector: Array, statistics: Array) -> bool:
         """Copy the center of an epoch's end into ``vector`` and ``statistics``; return False if it is not saved."""
-        reply = ask(self._line, ReadSnapshot(epoch), SnapshotReply)
+        reply = ask(self._client, ReadSnapshot(epoch), SnapshotReply)
         if reply.saved:
             vector[:], statistics[:] = reply.vector, reply.statistics
         return reply.saved

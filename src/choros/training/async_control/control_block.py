@@ -41,8 +41,9 @@ class Header:
     SIZE = 16
 
 
-_LAST = 2  # mark of the rank that ended an epoch last; the mark of the others is 1
-_NOW = 1 + len(fields(WorkerStats))  # before a rank's metric state: epoch, batch, optimizer's iterations, counts
+_ENDED_LAST = 2  # mark of the rank that ended an epoch last; the others have 1
+# A saved state begins with epoch, batch and iterations, then all numbers of ``WorkerStats`` but the first and the last.
+_RECORD_HEADER_WORDS = 3 + len(fields(WorkerStats)) - 2
 _RECORDS = 3  # saved states of a rank: the newest, the one before, and the one that is written next
 DONE = float(1 << 52)  # pause number of a rank that makes no more exchanges
 
@@ -73,17 +74,22 @@ class ControlBlock:
         self._header, flat = flat[: Header.SIZE], flat[Header.SIZE :]
         # One cache line for each rank's counters, so that ranks do not slow each other.
         self._steps, self._pauses, flat = flat[: 8 * workers : 8], flat[1 : 8 * workers : 8], flat[8 * workers :]
-        self._turns, flat = flat[:workers], flat[workers:]
+        self._save_counts, flat = flat[:workers], flat[workers:]
         self._saved_records, flat = (
-            flat[: workers * _RECORDS * (_NOW + values)].reshape(workers, _RECORDS, -1),
-            flat[workers * _RECORDS * (_NOW + values) :],
+            flat[: workers * _RECORDS * (_RECORD_HEADER_WORDS + values)].reshape(workers, _RECORDS, -1),
+            flat[workers * _RECORDS * (_RECORD_HEADER_WORDS + values) :],
         )
         self._ended, flat = flat[: epochs * workers].reshape(epochs, workers), flat[epochs * workers :]
         self._parts = flat.reshape(epochs, workers, 2, values)
 
     @staticmethod
     def _count(workers: int, epochs: int, values: int) -> int:
-        return Header.SIZE + 9 * workers + workers * _RECORDS * (_NOW + values) + epochs * workers * (1 + 2 * values)
+        return (
+            Header.SIZE
+            + 9 * workers
+            + workers * _RECORDS * (_RECORD_HEADER_WORDS + values)
+            + epochs * workers * (1 + 2 * values)
+        )
 
     @classmethod
     def create(cls, workers: int, epochs: int, values: int) -> ControlBlock:
@@ -237,8 +243,8 @@ class ControlBlock:
                 others = np.delete(self._ended[epoch], rank)
                 fence()  # ``complete``, ``sums``, ``rank_metrics`` and ``export_metrics`` read without the lock
                 # Written last: a rank that is killed before this line has added nothing.
-                self._ended[epoch, rank] = _LAST if others.all() else 1
-            return bool(self._ended[epoch, rank] == _LAST)
+                self._ended[epoch, rank] = _ENDED_LAST if others.all() else 1
+            return bool(self._ended[epoch, rank] == _ENDED_LAST)
 
     def ended(self, epoch: int, rank: int) -> bool:
         """Return whether a rank has ended an epoch, by ``add``."""
@@ -280,13 +286,13 @@ class ControlBlock:
             stats: numbers of the rank's ``WorkerStats``.
             state: the metric state.
         """
-        turn = int(self._turns[rank])
-        fence()  # a copy of the record that is overwritten now must find the turn changed
-        spare = self._saved_records[rank, (turn + 1) % _RECORDS]
+        saves = int(self._save_counts[rank])
+        fence()  # a copy of the record that is overwritten now must find the count changed
+        spare = self._saved_records[rank, (saves + 1) % _RECORDS]
         spare[:3], spare[3 : 3 + len(stats)] = (*position, iterations), stats
-        spare[_NOW : _NOW + len(state)] = state
-        fence()  # the copy must be complete before the turn that makes it valid
-        self._turns[rank] = turn + 1
+        spare[_RECORD_HEADER_WORDS : _RECORD_HEADER_WORDS + len(state)] = state
+        fence()  # the copy must be complete before the count that makes it valid
+        self._save_counts[rank] = saves + 1
 
     def saved_position(
         self, rank: int, position: tuple[int, int] | None = None
@@ -297,31 +303,36 @@ class ControlBlock:
             rank: int.
             position: the position of the state. By default, or if no state of it is kept, the newest state is returned.
         """
-        turn, newest, earlier = self._saved(rank)
-        if not turn:
+        saves, newest, earlier = self._saved(rank)
+        if not saves:
             return None
-        matches = turn > 1 and position is not None and tuple(newest[:2]) != position == tuple(earlier[:2])
+        matches = saves > 1 and position is not None and tuple(newest[:2]) != position == tuple(earlier[:2])
         record = earlier if matches else newest
-        return (int(record[0]), int(record[1])), int(record[2]), record[3:_NOW], record[_NOW:]
+        return (
+            (int(record[0]), int(record[1])),
+            int(record[2]),
+            record[3:_RECORD_HEADER_WORDS],
+            record[_RECORD_HEADER_WORDS:],
+        )
 
     def _saved(self, rank: int) -> tuple[int, Array, Array]:
-        """Return the turn of a rank and copies of its newest state and the one before, while it may save new ones."""
+        """Return a rank's number of saved states, and copies of the last two; the rank may save more meanwhile."""
         while True:
-            turn = int(self._turns[rank])
-            fence()  # the copies must be read after the turn that selects them
-            newest, earlier = (self._saved_records[rank, (turn - age) % _RECORDS].copy() for age in (0, 1))
+            saves = int(self._save_counts[rank])
+            fence()  # the copies must be read after the count that selects them
+            newest, earlier = (self._saved_records[rank, (saves - age) % _RECORDS].copy() for age in (0, 1))
             fence()
-            # The rank overwrites these records only after it has published the next turn.
-            if self._turns[rank] == turn:
-                return turn, newest, earlier
+            # The rank overwrites these records only after it has increased the count.
+            if self._save_counts[rank] == saves:
+                return saves, newest, earlier
 
     def export_positions(self) -> list[Array]:
         """Return copies of the ranks' saved states, for a checkpoint."""
-        turns, left = np.zeros_like(self._turns), np.zeros_like(self._saved_records)
+        save_counts, left = np.zeros_like(self._save_counts), np.zeros_like(self._saved_records)
         for rank in range(self.workers):
-            turn, newest, earlier = self._saved(rank)
-            turns[rank], left[rank, turn % _RECORDS], left[rank, (turn - 1) % _RECORDS] = turn, newest, earlier
-        return [turns, left]
+            saves, newest, earlier = self._saved(rank)
+            save_counts[rank], left[rank, saves % _RECORDS], left[rank, (saves - 1) % _RECORDS] = saves, newest, earlier
+        return [save_counts, left]
 
     def export_metrics(self, epoch: int) -> list[Array]:
         """Return copies of the metrics that ranks have added from this epoch on, for a checkpoint."""
@@ -331,8 +342,8 @@ class ControlBlock:
 
     def import_state(self, state: list[Array]) -> None:
         """Restore the results of ``export_positions`` and ``export_metrics``, from the epoch passed there on."""
-        turns, saved, ended, parts = state
-        self._turns[:], self._saved_records[:] = turns, saved
+        save_counts, saved, ended, parts = state
+        self._save_counts[:], self._saved_records[:] = save_counts, saved
         # A resumed run may have another number of epochs than the saved one.
         count = min(len(ended), len(self._ended))
         self._ended[:count], self._parts[:count] = ended[:count], parts[:count]
@@ -344,17 +355,17 @@ class ControlBlock:
         Raises:
             CommTimeoutError: another process has held it for ``timeout`` seconds: it is alive, but stopped.
         """
-        limit = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout
         try:
             while True:
                 try:
-                    # Polled, because a blocking call of the kernel has no limit: a stopped holder would stop all other
-                    # ranks.
+                    # Polled, because a blocking call of the kernel has no time limit: a stopped holder would stop all
+                    # other ranks.
                     fcntl.lockf(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
                     break
                 # POSIX allows both errors, EAGAIN and EACCES, for a lock that another process holds.
                 except (BlockingIOError, PermissionError):
-                    if time.monotonic() > limit:
+                    if time.monotonic() > deadline:
                         raise CommTimeoutError(
                             f"the control block of this run has been locked for {self.timeout:g} s by process "
                             f"{holder(self.segment.fd, 0)}, which is alive, but stopped: see what it is doing."
@@ -367,5 +378,5 @@ class ControlBlock:
 
     def close(self) -> None:
         """Release the segment."""
-        del self._header, self._steps, self._pauses, self._turns, self._saved_records, self._ended, self._parts
+        del self._header, self._steps, self._pauses, self._save_counts, self._saved_records, self._ended, self._parts
         self.segment.close()

@@ -12,8 +12,9 @@ from choros.training.async_control.center_snapshots import CenterSnapshots
 from choros.training.async_control.control_block import ControlBlock
 
 LINE = 1 << 14  # bytes for the logs of an epoch
+# The epoch, its logs, the seconds of training so far, the values of the metrics' variables.
 Line = tuple[int, dict[str, float], float, list[float]]
-_FEW = 256  # most metric values that are written with the logs
+_MAX_METRIC_VALUES = 256  # in a line, whose space is limited
 
 
 class EpochLog:
@@ -43,7 +44,10 @@ class EpochLog:
             OverflowError: the logs need more memory than is free.
         """
         self.append_line(
-            json.dumps([epoch, logs, seconds, metric_values if len(metric_values) <= _FEW else []]).encode() + b"\n"
+            json.dumps(
+                [epoch, logs, seconds, metric_values if len(metric_values) <= _MAX_METRIC_VALUES else []]
+            ).encode()
+            + b"\n"
         )
 
     def append_line(self, line: bytes) -> None:

@@ -23,7 +23,7 @@ from choros.types import Array
 if TYPE_CHECKING:
     from choros.training.spec import FitConfig
 
-_OFTEN = 1.0  # seconds between two polls of the heartbeats; callbacks may delay them
+_POLL_SECONDS = 1.0  # between two polls of the heartbeats; callbacks may delay them
 
 
 class HeartbeatMonitor:
@@ -41,8 +41,9 @@ class HeartbeatMonitor:
     def __init__(self, control_block: Any, job: FitConfig) -> None:
         self.control_block, self.job = control_block, job
         self.starting: set[int] = set()  # restarted ranks before the first step of the new process
-        self.looked = time.monotonic()
-        self.beats, self.moved = control_block.step_counts(), np.full(job.workers, self.looked)
+        self.polled_at = time.monotonic()
+        self.beats = control_block.step_counts()
+        self.last_moved = np.full(job.workers, self.polled_at)  # by rank: time of the poll that saw its last step
 
     def poll(self) -> None:
         """Poll the heartbeats.
@@ -51,12 +52,12 @@ class HeartbeatMonitor:
         of ranks that ended in that time are not read yet.
         """
         now, beats = time.monotonic(), self.control_block.step_counts()
-        self.moved += max(now - self.looked - _OFTEN, 0.0)
-        self.looked = now
-        fresh = beats != self.beats
+        self.last_moved += max(now - self.polled_at - _POLL_SECONDS, 0.0)
+        self.polled_at = now
+        changed = beats != self.beats
         self.beats = beats
-        self.moved[[*np.flatnonzero(fresh), *self._waiting()]] = now
-        self.starting -= set(np.flatnonzero(fresh).tolist())
+        self.last_moved[[*np.flatnonzero(changed), *self._waiting()]] = now
+        self.starting -= set(np.flatnonzero(changed).tolist())
 
     def overdue(
         self, seconds: float, done: Collection[int], stopped: Callable[[int], bool] = lambda rank: False
@@ -70,12 +71,12 @@ class HeartbeatMonitor:
         """
         # A rank without a step is still starting up, which ``first_timeout`` limits and not ``timeout``.
         stepping = set(np.flatnonzero(self.beats).tolist()) - self.starting
-        late = [rank for rank in range(self.job.workers) if time.monotonic() - self.moved[rank] > seconds]
+        late = [rank for rank in range(self.job.workers) if time.monotonic() - self.last_moved[rank] > seconds]
         return [rank for rank in late if rank not in done and (rank in stepping or stopped(rank))]
 
     def restart_clock(self, rank: int | None = None) -> None:
         """Restart the clock of one rank, or of all ranks (None): they may have waited for callbacks."""
-        self.moved[slice(None) if rank is None else rank] = time.monotonic()
+        self.last_moved[slice(None) if rank is None else rank] = time.monotonic()
 
     def process_restarted(self, rank: int) -> None:
         """Record that a rank has a new process, which is starting up."""
@@ -93,8 +94,8 @@ class HeartbeatMonitor:
         control_block, job = self.control_block, self.job
         if job.whole_epochs:
             index = max(control_block.allowed_epoch - job.initial_epoch, 0)
-            over = index >= job.epochs - job.initial_epoch
-            return [] if over else [rank for rank in range(job.workers) if control_block.ended(index, rank)]
+            all_ended = index >= job.epochs - job.initial_epoch
+            return [] if all_ended else [rank for rank in range(job.workers) if control_block.ended(index, rank)]
         if not job.ensemble:  # else only the rank that ends an epoch last waits, for callbacks that run next
             return []
         ending = (job.initial_epoch + control_block.epochs_ended(rank) for rank in range(job.workers))
@@ -109,9 +110,9 @@ def hung_rank(beats: Array, group: Segment | None) -> int:
         group: the segment of the ranks' group, whose barriers show the missing rank. If it is None, or its barriers
             show nothing, the result is the rank with the fewest steps.
     """
-    last = None if group is None else last_at_barriers(group, len(beats))
+    missing = None if group is None else last_at_barriers(group, len(beats))
     # Without barriers to compare, the slowest rank is the best guess.
-    return int(np.argmin(beats)) if last is None else last
+    return int(np.argmin(beats)) if missing is None else missing
 
 
 def without_progress(
@@ -127,7 +128,8 @@ def without_progress(
     """
 
     def exceeded(limit: float) -> bool:
-        return waited > 1.1 * limit + 2.0  # later than the ranks' limit: they know which rank hangs
+        # A tenth and 2 s later than the ranks' own limit, because their error names the rank that hangs.
+        return waited > 1.1 * limit + 2.0
 
     # A rank may compile for ``first_timeout`` seconds. A process that a signal has stopped compiles nothing.
     rank = next(filter(stopped, range(job.workers)), None) if starting and exceeded(job.timeout) else None
@@ -151,8 +153,8 @@ class JobHangs:
         self.job = job
         self.rank = rank
         self.hosts = hosts
-        self._begun = self._looked = time.monotonic()
-        self._stopped: float | None = None  # when this rank first saw the request to stop
+        self._begun_at = self._polled_at = time.monotonic()
+        self._stopped_at: float | None = None  # when this rank first saw the request to stop
 
     def check(self) -> None:
         """Poll the heartbeats, at most once per second.
@@ -160,8 +162,8 @@ class JobHangs:
         Raises:
             CommTimeoutError: a rank hangs; ``missing`` holds its number.
         """
-        if time.monotonic() - self._looked >= _OFTEN and (late := self._late()):
-            raise CommTimeoutError(self._text(late), tuple(late))
+        if time.monotonic() - self._polled_at >= _POLL_SECONDS and (hung := self._hung_ranks()):
+            raise CommTimeoutError(self._error_text(hung), tuple(hung))
 
     @contextmanager
     def watching(self, give_up: Callable[[str], None]) -> Iterator[None]:
@@ -173,9 +175,9 @@ class JobHangs:
         ended = threading.Event()
 
         def watch() -> None:
-            while not ended.wait(_OFTEN):
-                if late := self._late():
-                    give_up(self._text(late))
+            while not ended.wait(_POLL_SECONDS):
+                if hung := self._hung_ranks():
+                    give_up(self._error_text(hung))
                     return
 
         thread = threading.Thread(target=watch, name="choros-hangs", daemon=True)
@@ -186,26 +188,26 @@ class JobHangs:
             ended.set()
             thread.join(self.job.timeout)  # it may use the control block's connection, which is not thread-safe
 
-    def _late(self) -> list[int]:
+    def _hung_ranks(self) -> list[int]:
         """Return the ranks that hang. After a request to stop, ranks have ``first_timeout`` seconds to end."""
-        self._looked = now = time.monotonic()
+        self._polled_at = now = time.monotonic()
         self.hangs.poll()
         if self.control_block.in_callbacks:  # they may take as long as they need
             self.hangs.restart_clock(0)
         finished = {*self.hangs.finished(), self.rank}
         if self.control_block.stopped:
             # Counted from when this rank sees the stop, because the monotonic clocks of hosts differ.
-            self._stopped = self._stopped or now
-            over = now - self._stopped > self.job.first_timeout
-            return [rank for rank in range(self.job.workers) if over and rank not in finished]
-        late = self.hangs.overdue(self.job.timeout, finished)
-        if now - self._begun > self.job.first_timeout:
-            late += [rank for rank in np.flatnonzero(self.hangs.beats == 0).tolist() if rank not in finished]
-        return late
+            self._stopped_at = self._stopped_at or now
+            expired = now - self._stopped_at > self.job.first_timeout
+            return [rank for rank in range(self.job.workers) if expired and rank not in finished]
+        hung = self.hangs.overdue(self.job.timeout, finished)
+        if now - self._begun_at > self.job.first_timeout:
+            hung += [rank for rank in np.flatnonzero(self.hangs.beats == 0).tolist() if rank not in finished]
+        return hung
 
-    def _text(self, late: Sequence[int]) -> str:
-        ranks, job = " and ".join(f"rank {rank} on {self.hosts[rank]}" for rank in late), self.job
-        if self._stopped is not None:  # ranks that have ended do not report it, so this list may include them
+    def _error_text(self, hung: Sequence[int]) -> str:
+        ranks, job = " and ".join(f"rank {rank} on {self.hosts[rank]}" for rank in hung), self.job
+        if self._stopped_at is not None:  # ranks that have ended do not report it, so this list may include them
             return (
                 f"Not all ranks have ended within {job.first_timeout:g} s of the stop; one of these hangs: {ranks}. "
                 "Look at the output of these processes. The limit is the Trainer's first_timeout=."

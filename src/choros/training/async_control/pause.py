@@ -16,18 +16,18 @@ from choros.training.async_control.supervisor import AsyncCheckpointer
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 0.01  # seconds between two polls
-_COME = 60.0  # seconds to wait until all ranks pause; each first ends its step or validation
-_GO = 5.0  # seconds to wait until all ranks have seen the exit code
+_POLL_SECONDS = 0.01  # between two polls
+_PAUSE_SECONDS = 60.0  # to wait until all ranks pause; each first ends its step or validation
+_EXIT_SECONDS = 5.0  # to wait until all ranks have seen the exit code
 
 
 class ShardedCheckpointer(AsyncCheckpointer):
     """Checkpoints by rank 0. If other ranks do not pause in time, nothing is saved, and a warning names these ranks."""
 
-    number, warned = 0, False
+    number, warned = 0, False  # the number of the latest pause; whether a skipped checkpoint was reported
 
-    def save(self, asked: bool = False) -> None:
-        """Save the current state. If the end is requested (``asked``), the ranks stay paused until they end."""
+    def save(self, end_requested: bool = False) -> None:
+        """Save the current state. If ``end_requested``, the ranks stay paused until they end."""
         if self.checkpoints.checkpoint is None:
             return
         self.number += 1
@@ -36,20 +36,20 @@ class ShardedCheckpointer(AsyncCheckpointer):
         try:
             # Half of the timeout at most: ranks that have joined the pause give up after the whole timeout
             # (``PauseClient``).
-            late = self._late(self.number, min(_COME, 0.5 * self.job.timeout))
-            if late:
-                self._warn(late, asked)
+            missing = self._wait_for_ranks(self.number, min(_PAUSE_SECONDS, 0.5 * self.job.timeout))
+            if missing:
+                self._warn(missing, end_requested)
             else:
-                super().save(asked)
-            stay_paused = asked
+                super().save(end_requested)
+            stay_paused = end_requested
         finally:
             if not stay_paused:  # also after an error, else the other ranks would wait for it until their timeout
                 self.control_block.request_pause(0)
 
-    def _warn(self, late: list[int], asked: bool) -> None:
-        """Log that nothing is saved: once for all scheduled checkpoints, and always if the end is requested."""
-        ranks = format_ranks(late)
-        if asked:
+    def _warn(self, missing: list[int], end_requested: bool) -> None:
+        """Log that nothing is saved: always if the end is requested, else only the first time."""
+        ranks = format_ranks(missing)
+        if end_requested:
             logger.warning(
                 f"{ranks} did not pause in time: this state is not saved, and training resumes from the checkpoint "
                 "before"
@@ -62,16 +62,16 @@ class ShardedCheckpointer(AsyncCheckpointer):
 
     def wait_for_exits(self) -> None:
         """Wait until all ranks have seen the exit code, because this rank's host serves the control block to them."""
-        self._late(DONE, _GO)
+        self._wait_for_ranks(DONE, _EXIT_SECONDS)
 
-    def _late(self, number: float, seconds: float) -> list[int]:
+    def _wait_for_ranks(self, number: float, seconds: float) -> list[int]:
         """Wait until the other ranks have joined the pause; return the ranks that have not joined in time."""
         end = time.monotonic() + seconds
         while True:
-            late = [rank for rank in range(1, self.job.workers) if self.control_block.joined_pause(rank) < number]
-            if not late or time.monotonic() > end:
-                return late
-            time.sleep(_LOOK)
+            missing = [rank for rank in range(1, self.job.workers) if self.control_block.joined_pause(rank) < number]
+            if not missing or time.monotonic() > end:
+                return missing
+            time.sleep(_POLL_SECONDS)
 
 
 class PauseClient:
@@ -100,8 +100,11 @@ class PauseClient:
         # An exit code ends the pause too: the caller of this method then ends the process.
         while self.control_block.requested_pause == number and self.control_block.exit_code is None:
             if time.monotonic() > end:
-                raise CommTimeoutError(f"rank 0 has been saving the state of the center for {self.timeout:g} s.")
-            time.sleep(_LOOK)
+                raise CommTimeoutError(
+                    f"rank 0 has been saving the state of the center for {self.timeout:g} s: see its output, or give "
+                    "the Trainer a larger timeout."
+                )
+            time.sleep(_POLL_SECONDS)
 
     def done(self) -> None:
         """Record that this rank makes no more exchanges, so no pause waits for it."""

@@ -58,7 +58,7 @@ def resume_worker(run: WorkerContext) -> bool:
         figures = zip(fields(WorkerStats)[1:-1], stats.tolist(), strict=False)
         counted: dict[str, Any] = {field.name: int(v) if field.type == "int" else v for field, v in figures}
         run.stats = replace(run.stats, **counted)
-        run.before = run.stats.seconds
+        run.earlier_seconds = run.stats.seconds
     if epoch != run.begin[0]:
         return False
     run.replica.set_metric_state(state[: len(run.replica.metric_state())])

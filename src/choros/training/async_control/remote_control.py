@@ -22,8 +22,8 @@ from choros.training.async_control.control_block import ControlBlock, Header, ra
 from choros.training.async_control.epoch_log import EpochLog, Line, read_lines
 from choros.types import Array
 
-_FRESH = 0.05  # seconds for which a header that was read is used again
-_NONE = np.zeros(0)
+_HEADER_SECONDS = 0.05  # for which a header is used again, because each request costs a round trip
+_NO_VALUES = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -157,20 +157,22 @@ class RemoteControlBlock:
     """A ``ControlBlock`` for a worker on another host.
 
     Args:
-        line: connection with the host that holds the control block.
+        client: connection with the host that holds the control block.
     """
 
-    def __init__(self, line: Client) -> None:
-        self._line, self._version, self._read = line, 0.0, 0.0
+    def __init__(self, client: Client) -> None:
+        self._client, self._version, self._read_at = client, 0.0, 0.0
         self._header: list[float] = []
         self._rank, self._steps, self._end_requested = 0, 0, False
         # The last arguments of ``save_position``.
         self._unsent: tuple[tuple[int, int], int, list[float], Array] | None = None
 
-    def _control(self, fresh: bool = False) -> list[float]:
-        if fresh or not self._header or time.monotonic() - self._read > _FRESH:
-            self._header = ask(self._line, ReadHeader(self._rank, self._steps, self._end_requested), HeaderReply).words
-            self._read = time.monotonic()
+    def _control(self, reload: bool = False) -> list[float]:
+        if reload or not self._header or time.monotonic() - self._read_at > _HEADER_SECONDS:
+            self._header = ask(
+                self._client, ReadHeader(self._rank, self._steps, self._end_requested), HeaderReply
+            ).words
+            self._read_at = time.monotonic()
         return self._header
 
     def count_step(self, rank: int) -> None:
@@ -205,10 +207,10 @@ class RemoteControlBlock:
 
         The next access reads a new header.
         """
-        position, iterations, stats, state = self._unsent or ((-1, 0), 0, [], _NONE)
-        ask(self._line, JoinPause(rank, number, position, stats, iterations, state), Done)
+        position, iterations, stats, state = self._unsent or ((-1, 0), 0, [], _NO_VALUES)
+        ask(self._client, JoinPause(rank, number, position, stats, iterations, state), Done)
         # The saved header shows the state from before the pause.
-        self._read = 0.0
+        self._read_at = 0.0
 
     def save_position(
         self, rank: int, position: tuple[int, int], iterations: int, stats: list[float], state: Array
@@ -222,7 +224,7 @@ class RemoteControlBlock:
         self, rank: int, position: tuple[int, int] | None = None
     ) -> tuple[tuple[int, int], int, Array, Array] | None:
         """Return a state that this rank saved in an earlier process; see ``ControlBlock.saved_position``."""
-        reply = ask(self._line, ReadPosition(rank, position), PositionReply)
+        reply = ask(self._client, ReadPosition(rank, position), PositionReply)
         if reply.position is None:
             return None
         # Copies, because the arrays of a reply are valid only until the next request.
@@ -230,16 +232,16 @@ class RemoteControlBlock:
 
     def ended(self, epoch: int, rank: int) -> bool:
         """Return whether a rank has ended an epoch."""
-        return ask(self._line, HasEnded(epoch, rank), BoolReply).value
+        return ask(self._client, HasEnded(epoch, rank), BoolReply).value
 
     def complete(self, epoch: int) -> bool:
         """Return whether all ranks have ended an epoch."""
-        return ask(self._line, HasEnded(epoch, None), BoolReply).value
+        return ask(self._client, HasEnded(epoch, None), BoolReply).value
 
     def step_counts(self) -> Array:
         """Return the number of steps of each rank, as far as the host of the control block knows it."""
-        self._control(fresh=True)  # sends the steps of this rank first
-        return ask(self._line, ReadStepCounts(), StepCountsReply).counts.copy()
+        self._control(reload=True)  # sends the steps of this rank first
+        return ask(self._client, ReadStepCounts(), StepCountsReply).counts.copy()
 
     @property
     def stopped(self) -> bool:
@@ -266,11 +268,11 @@ class RemoteControlBlock:
 
     def add(self, epoch: int, rank: int, train: Array, validation: Array) -> bool:
         """Add a rank's metric state to an epoch. Return True for the last rank to end it; see ``ControlBlock.add``."""
-        return ask(self._line, AddMetrics(epoch, rank, train, validation), BoolReply).value
+        return ask(self._client, AddMetrics(epoch, rank, train, validation), BoolReply).value
 
     def sums(self, epoch: int) -> tuple[Array, Array]:
         """Return an epoch's sums over ranks: metric states of training, and figures of validation."""
-        sums = ask(self._line, ReadSums(epoch), SumsReply)
+        sums = ask(self._client, ReadSums(epoch), SumsReply)
         return sums.train.copy(), sums.validation.copy()
 
     def close(self) -> None:
@@ -281,21 +283,21 @@ class RemoteEpochLog:
     """An ``EpochLog`` for a worker on another host.
 
     Args:
-        line: connection with the host that holds the log.
+        client: connection with the host that holds the log.
         watched: bool. Whether callbacks read the center of epochs' ends. Defaults to False.
     """
 
-    def __init__(self, line: Client, watched: bool = False) -> None:
-        self._line, self._taken = line, 0
-        self.snapshots = RemoteCenterSnapshots(line) if watched else None
+    def __init__(self, client: Client, watched: bool = False) -> None:
+        self._client, self._taken = client, 0
+        self.snapshots = RemoteCenterSnapshots(client) if watched else None
 
     def write(self, epoch: int, logs: dict[str, float], seconds: float, metric_values: list[float]) -> None:
         """Write the line of an epoch; see ``EpochLog.write``."""
-        ask(self._line, WriteLog(epoch, logs, seconds, metric_values), Done)
+        ask(self._client, WriteLog(epoch, logs, seconds, metric_values), Done)
 
     def read_new(self) -> list[Line]:
         """Return the lines written since the last call."""
-        text = ask(self._line, ReadLog(self._taken), LogReply).text.encode()
+        text = ask(self._client, ReadLog(self._taken), LogReply).text.encode()
         self._taken += len(text)
         return read_lines(text)
 
@@ -343,7 +345,7 @@ def _reply(control_block: ControlBlock, epoch_log: EpochLog, request: Any) -> ob
             return Done()
         case ReadPosition(rank, position):
             saved = control_block.saved_position(rank, position)
-            return PositionReply(*(saved or (None, 0, _NONE, _NONE)))
+            return PositionReply(*(saved or (None, 0, _NO_VALUES, _NO_VALUES)))
         case ReadStepCounts():
             return StepCountsReply(control_block.step_counts())
         case HasEnded(epoch, rank):

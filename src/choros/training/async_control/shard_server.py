@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0  # to wait for the end of a server
 _POLL_SECONDS = 1.0  # between two polls of the process, if its pipe shows no end
-_MOST_RESTARTS = 3
+_MAX_RESTARTS = 3
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,11 @@ class ServerConfig:
     def descriptors(self) -> list[int]:
         """Return the descriptors that the process inherits."""
         control = self.control
-        shared = (control.control_block, control.epoch_log, control.snapshots) if control is not None else ()
-        every = self.center, self.replies, self.transfers, self.listener, *shared
-        return [descriptor for descriptor in every if descriptor is not None]
+        control_descriptors = (
+            (control.control_block, control.epoch_log, control.snapshots) if control is not None else ()
+        )
+        all_descriptors = self.center, self.replies, self.transfers, self.listener, *control_descriptors
+        return [descriptor for descriptor in all_descriptors if descriptor is not None]
 
 
 class ShardServerProcess:
@@ -125,8 +127,8 @@ class ShardServerProcess:
 
     def __init__(self, config: ServerConfig, rank: int = 0) -> None:
         self._starter = f"rank {rank} on {os.uname().nodename}"
-        # A forked child may outlive this rank. With a copy of this socket it would keep the port open; with one of the
-        # other it would keep the server alive.
+        # A forked child may outlive this rank. Its copy of the listening socket would keep the port open, and its copy
+        # of ``_server_input`` would keep the server alive. So children close both.
         port, listen_fd = listening_socket(config.address)
         self._listener = close_in_children(socket.socket(fileno=listen_fd))
         self._server_input: socket.socket | None = None
@@ -144,52 +146,54 @@ class ShardServerProcess:
         threading.Thread(target=self._watch, name="choros-server", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        ours, theirs = socket.socketpair()
-        close_in_children(ours)
-        with theirs:
+        rank_end, server_end = socket.socketpair()
+        close_in_children(rank_end)
+        with server_end:
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "choros.training.async_control.shard_server"],
-                    stdin=theirs.fileno(),
+                    stdin=server_end.fileno(),
                     stdout=subprocess.PIPE,
                     pass_fds=self._config.descriptors(),
-                    # The variable prevents that code of the user starts a training in this process
+                    # The variable keeps code of the user from starting a training in this process
                     # (``training/validation.py``).
                     env={**os.environ, "CHOROS_WORKER": "server"},
                 )
             except BaseException:
-                ours.close()
+                rank_end.close()
                 raise
-        self._server_input = ours
+        self._server_input = rank_end
         with suppress(BrokenPipeError, ConnectionResetError):  # the process has already died
-            ours.sendall(json.dumps(header_of(self._config)).encode() + b"\n")
+            rank_end.sendall(json.dumps(header_of(self._config)).encode() + b"\n")
         return process
 
     def _watch(self) -> None:
         """Wait for the end of the server, and restart it unless it was closed. The number of restarts is limited."""
-        # One turn more than restarts: the last one reports the end and gives up.
-        for turn in range(1, _MOST_RESTARTS + 2):
+        # One attempt more than restarts: the last one only reports the end, and gives up.
+        for attempt in range(1, _MAX_RESTARTS + 2):
             if not self._has_died():
                 return
             with self._lock:
                 # ``close`` ends the process too, which is not a failure.
                 if self._closing:
                     return
-                before = self._process
-                self._shut()
-                outcome = self._restart(turn)
-            fate = f"the server of the center (process {before.pid}) {_fate(before.returncode)}"
-            logger.warning(f"{self._starter}: {fate}; {outcome}")
-            if self._process is before:
+                ended = self._process
+                self._close_pipes()
+                outcome = self._restart(attempt)
+            event = f"the server of the center (process {ended.pid}) {_describe_exit(ended.returncode)}"
+            logger.warning(f"{self._starter}: {event}; {outcome}")
+            if self._process is ended:
                 return
 
-    def _restart(self, turn: int) -> str:
-        """Restart the server if restarts are left; return a description for the message."""
-        reason = f"another one was started {_MOST_RESTARTS} times"
+    def _restart(self, attempt: int) -> str:
+        """Restart the server if restarts are left, else give up; return the outcome as text for the log."""
+        reason = f"another one was started {_MAX_RESTARTS} times"
         try:
-            if turn <= _MOST_RESTARTS:
+            if attempt <= _MAX_RESTARTS:
                 self._process = self._start()
-                return f"process {self._process.pid} continues with the same center, restart {turn} of {_MOST_RESTARTS}"
+                return (
+                    f"process {self._process.pid} continues with the same center, restart {attempt} of {_MAX_RESTARTS}"
+                )
         except OSError as error:
             reason = f"no other one could be started ({error})"
         self._give_up()
@@ -234,20 +238,20 @@ class ShardServerProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(_END_SECONDS)
-        self._shut()
+        self._close_pipes()
 
-    def _shut(self) -> None:
-        """Close the connections with the server's process."""
-        for end in (self._server_input, self._process.stdout):
-            if end is not None:
-                end.close()
+    def _close_pipes(self) -> None:
+        """Close this process's ends of the connections with the server."""
+        for pipe in (self._server_input, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
-def _fate(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """Return a description of how a process ended.
 
     Example:
-        >>> _fate(1)
+        >>> _describe_exit(1)
         'ended with exit code 1, see what it printed'
     """
     if code >= 0:
@@ -263,15 +267,15 @@ def main() -> int:
     Returns:
         0.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # a scheduler signals the whole job; only its ranks react
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signal_number, signal.SIG_IGN)  # a scheduler signals the whole job; only its ranks react
     raise_descriptors()
     config = decode(ServerConfig, json.loads(sys.stdin.buffer.readline()))
     if config.cores:
         os.sched_setaffinity(0, config.cores)
     # The rank that started this process sent this by a private connection, so it may contain a pickle.
-    kind = pickling.loads(bytes.fromhex(config.algorithm_code)) if config.algorithm_code else None
-    rule = algorithms.from_config(config.algorithm, kind)
+    algorithm_class = pickling.loads(bytes.fromhex(config.algorithm_code)) if config.algorithm_code else None
+    rule = algorithms.from_config(config.algorithm, algorithm_class)
     segment, replies = Segment(config.center), Segment(config.replies)
     slots = None
     if config.transfers is not None:  # ranks of other hosts send their vectors by messages

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from choros.training.checkpoint.manager import CheckpointManager
     from choros.training.spec import FitConfig
 
-_HUNG = 0.8  # share of the timeout: a hung worker that holds the center's lock must end before others time out
+_HUNG_SHARE = 0.8  # of the timeout: a hung worker that holds the center's lock must end before others time out
 
 
 class AsyncCheckpointer:
@@ -73,8 +73,8 @@ class AsyncCheckpointer:
             return
         schedule, now = self.job.checkpoint_schedule or {}, time.monotonic()
         steps = self.control_block.step_counts().sum() / self.job.workers
-        late = now - self.saved_at >= schedule.get("seconds", np.inf)
-        if late or steps - self.saved_steps >= schedule.get("batches", np.inf):
+        time_is_over = now - self.saved_at >= schedule.get("seconds", np.inf)
+        if time_is_over or steps - self.saved_steps >= schedule.get("batches", np.inf):
             self.saved_at, self.saved_steps = now, steps
             self.save()
 
@@ -83,8 +83,8 @@ class AsyncCheckpointer:
         if "seconds" not in (self.job.checkpoint_schedule or {}):
             self.save()
 
-    def save(self, asked: bool = False) -> None:
-        """Save the current state; ``asked``: because the end of training is requested.
+    def save(self, end_requested: bool = False) -> None:
+        """Save the current state. ``end_requested``: the end of training is requested.
 
         A fit that has no epoch to train saves nothing: its number of epochs may be below that of the checkpoint.
         """
@@ -100,20 +100,20 @@ class AsyncCheckpointer:
         header, vectors = state_of(self.center).export_state(
             self.center, lambda: positions.extend(self.control_block.export_positions())
         )
-        reached = self.callbacks.epoch
-        over = reached is None
-        epoch = self.job.epochs if reached is None else reached
+        callback_epoch = self.callbacks.epoch
+        finished = callback_epoch is None
+        epoch = self.job.epochs if callback_epoch is None else callback_epoch
         control_block = [*positions, *self.control_block.export_metrics(epoch - self.job.initial_epoch)]
         parts: dict[int, Part] = {0: ({}, {})}
         if self.slots_of is not None:
             parts = {rank: self.slots_of(rank) for rank in self.ranks}
         state, groups = parts[0]
         parts[0] = state, {"center": vectors, "header": [header], "control_block": control_block, **groups}
-        stopped = over and self.control_block.stopped
+        stopped = finished and self.control_block.stopped
         # "epoch" is that of the callbacks. Each worker's position, which may be in an earlier or later epoch, is in the
         # center's header (center_state.position_of).
         facts = {"epoch": epoch, "batch": 0, "over": stopped, "ordered_rate": self.control_block.published_rate}
-        self.checkpoints.store_state(Snapshot(facts, parts), asked)
+        self.checkpoints.store_state(Snapshot(facts, parts), end_requested)
         self.checkpoints.busy += time.thread_time() - begun
 
     def wait_for_exits(self) -> None:
@@ -167,20 +167,20 @@ class AsyncSupervisor(AsyncCheckpointer):
         Raises:
             SystemExit: the end of this process was requested; the state is saved.
         """
-        limit = _HUNG * self.job.timeout
-        late = self.hangs.overdue(limit, done)
-        if late and self.restart_policy.left:
+        limit = _HUNG_SHARE * self.job.timeout
+        hung = self.hangs.overdue(limit, done)
+        if hung and self.restart_policy.left:
             holder = center_state.lock_holder(self.local_center)
             # A rank that hangs while it holds the center's lock makes others late too: end the cause, not one that
             # waits.
-            rank = holder if holder in late else late[0]
-            how = f"{limit:.0f} s, {_HUNG:.0%} of the timeout"
+            rank = holder if holder in hung else hung[0]
+            limit_text = f"{limit:.0f} s, {_HUNG_SHARE:.0%} of the timeout"
             worker_name = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
-            self.hung[rank] = f"{worker_name} made no step for {how}, and was ended"
+            self.hung[rank] = f"{worker_name} made no step for {limit_text}, and was ended"
             # The others may have waited for that lock. They get the whole time again.
             self.hangs.restart_clock()
             self.run.pool.end(rank)
         if self.checkpoints.checkpoint is not None and self.checkpoints.checkpoint.asked:
-            self.save(asked=True)
+            self.save(end_requested=True)
             raise self.checkpoints.flush_for_exit()
         self.poll()

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Fields of a job that must be the same when training resumes.
-# In this order they are compared: the number of workers and the mode change settings of the algorithm.
-_SAME = ("workers", "mode", "algorithm", "batch_size", "steps", "shuffle", "metric_values")
-_WORDS = {"metric_values": "numbers that its metrics keep"}
-_WRITTEN = 600.0  # seconds to wait until a state is on disk
+# Fields of a job that must be the same when training resumes, in the order of their comparison: an error must name the
+# number of workers or the mode, and not the settings of the algorithm that depend on them.
+_FIXED_FIELDS = ("workers", "mode", "algorithm", "batch_size", "steps", "shuffle", "metric_values")
+_FIELD_TEXTS = {"metric_values": "numbers that its metrics keep"}
+_WRITE_SECONDS = 600.0  # to wait until a state is on disk
 
 
 class CheckpointManager:
@@ -46,21 +46,21 @@ class CheckpointManager:
 
     Attributes:
         latest: Snapshot, or None.
-        asked: bool. Whether the latest state was saved because the end of training was requested.
+        end_requested: bool. Whether the latest state was saved because the end of training was requested.
         busy: float. CPU seconds spent on receiving and writing states.
     """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self.checkpoint = checkpoint
         self.latest: Snapshot | None = None
-        self.asked = False
+        self.end_requested = False
         self.busy = 0.0
         self._run: dict[str, Any] = {}
         self._epochs, self._asynchronous = 0, False
         self._incomplete: dict[tuple[int, int], dict[int, Part]] = {}
         self._waiting: Snapshot | None = None
         self._error: BaseException | None = None
-        self._wake, self._ending = threading.Condition(), False
+        self._wake, self._closing = threading.Condition(), False
         self._thread: threading.Thread | None = None
 
     # -- before training
@@ -88,9 +88,9 @@ class CheckpointManager:
             else {}
         )
         job, self._epochs, self._asynchronous = replace(job, checkpoint_schedule=schedule), job.epochs, job.asynchronous
-        facts_now = {name: getattr(job, name) for name in _SAME} | facts()
+        job_facts = {name: getattr(job, name) for name in _FIXED_FIELDS} | facts()
         # Facts of a checkpoint have passed through JSON, which makes lists of tuples. So these facts do too.
-        self._run = json.loads(json.dumps(facts_now, default=named))
+        self._run = json.loads(json.dumps(job_facts, default=named))
         if self.checkpoint is not None and lead:
             if not resume:
                 self.checkpoint.store.check_unused()
@@ -132,34 +132,35 @@ class CheckpointManager:
         if lead:
             logger.info(text)
 
-    def check(self, then: dict[str, Any], path: object) -> None:
+    def check(self, saved_run: dict[str, Any], path: object) -> None:
         """Refuse a checkpoint of another training.
 
         Raises:
             InvalidInputError: a property differs; the message names it.
         """
-        for name, now in self._run.items():
+        for name, value in self._run.items():
             if name == "layers":
-                if problem := first_difference(then.get(name, now), now):
+                if problem := first_difference(saved_run.get(name, value), value):
                     raise InvalidInputError(
                         f"{path} belongs to the training of another model: {problem}. Resume with the same model, or "
                         "give another directory."
                     )
-            elif then.get(name) != now:
+            elif saved_run.get(name) != value:
                 raise InvalidInputError(
-                    f"{path} belongs to {self._difference(name, then)}. Resume with the same settings and data, or "
-                    "give another directory."
+                    f"{path} belongs to {self._difference(name, saved_run)}. Resume with the same settings and data, "
+                    "or give another directory."
                 )
 
-    def _difference(self, name: str, then: dict[str, Any]) -> str:
+    def _difference(self, name: str, saved_run: dict[str, Any]) -> str:
         """Return the training of a checkpoint as text, by a property in which it differs from this one."""
-        before, now = ((run.get("algorithm") or {}).get("name") for run in (then, self._run))
-        if before != now:  # the modes differ too, which says less
-            return f"a training by {before}; this one uses {now}"
+        saved_name, current_name = ((run.get("algorithm") or {}).get("name") for run in (saved_run, self._run))
+        # The modes may differ too, but the names of the algorithms say more.
+        if saved_name != current_name:
+            return f"a training by {saved_name}; this one uses {current_name}"
         if name == "first rows":
             return "the training of other data: the first rows or their weights differ"
-        label, was, new = unlike(_WORDS.get(name, name), then.get(name), self._run[name])
-        return f"a training with {label}={was!r}; this one has {new!r}"
+        label, saved_value, value = unlike(_FIELD_TEXTS.get(name, name), saved_run.get(name), self._run[name])
+        return f"a training with {label}={saved_value!r}; this one has {value!r}"
 
     def resumed_config(self, job: FitConfig, in_same_fit: bool = True) -> FitConfig:
         """Return the job that resumes from the latest state."""
@@ -210,24 +211,24 @@ class CheckpointManager:
         return bool(facts.get("begun", True))
 
     # -- while training
-    def take(self, rank: int, part: Part, asked: bool, workers: int) -> bool:
+    def take(self, rank: int, part: Part, end_requested: bool, workers: int) -> bool:
         """Take the state of a rank. Return True if the states of all ranks for this position are now present."""
         position = part[0]["epoch"], part[0]["batch"]
-        parts_here = self._incomplete.setdefault(position, {})
-        parts_here[rank] = part
-        if len(parts_here) < workers:
+        rank_parts = self._incomplete.setdefault(position, {})
+        rank_parts[rank] = part
+        if len(rank_parts) < workers:
             return False
         # Ranks save in the order of their steps, so no part for an earlier position is still to come.
         self._incomplete = {other: parts for other, parts in self._incomplete.items() if other > position}
         facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
-        self.store_state(Snapshot(facts, parts_here), asked)
+        self.store_state(Snapshot(facts, rank_parts), end_requested)
         return True
 
     def drop_incomplete(self) -> None:
         """Drop incomplete states, which restarted workers will not complete."""
         self._incomplete = {}
 
-    def store_state(self, state: Snapshot, asked: bool = False) -> None:
+    def store_state(self, state: Snapshot, end_requested: bool = False) -> None:
         """Hold a complete state as the latest one, and pass it to the writing thread.
 
         Raises:
@@ -236,7 +237,7 @@ class CheckpointManager:
         self.poll()
         # The callbacks for the beginning of that epoch have run, if there is such an epoch.
         state.facts.setdefault("begun", state.facts["epoch"] < self._epochs)
-        self.latest, self.asked = state, asked
+        self.latest, self.end_requested = state, end_requested
         if self.checkpoint is None:
             return
         if self._thread is None:
@@ -257,7 +258,7 @@ class CheckpointManager:
         assert self.checkpoint is not None  # noqa: S101 - for the type checker
         while True:
             with self._wake:
-                while self._waiting is None and not self._ending:
+                while self._waiting is None and not self._closing:
                     self._wake.wait(60.0)
                 state, self._waiting = self._waiting, None
             if state is None:
@@ -281,15 +282,17 @@ class CheckpointManager:
             CheckpointError: a state could not be written.
         """
         with self._wake:
-            self._ending = True
+            self._closing = True
             self._wake.notify_all()
         if self._thread is not None:
-            self._thread.join(_WRITTEN)
+            self._thread.join(_WRITE_SECONDS)
             if self._thread.is_alive():
-                raise CheckpointError(f"A checkpoint is still being written after {_WRITTEN:.0f} s: check the disk.")
+                raise CheckpointError(
+                    f"A checkpoint is still being written after {_WRITE_SECONDS:.0f} s: check the disk."
+                )
             self._thread = None
         # The next ``store_state`` may start a new thread: a fit can flush more than once.
-        self._ending = False
+        self._closing = False
         self.poll()
 
     @contextmanager
@@ -369,7 +372,7 @@ def facts_of(model: keras.Model, source: Source) -> dict[str, Any]:
         "variables": [
             [list(variable.shape), str(np.dtype(variable.dtype).name)] for variable in model_variables(model)
         ],
-        "backend": _backend(),
+        "backend": _backend_name(),
         "optimizer": optimizer_of(model.optimizer),
         "loss": named(model.loss),
     }
@@ -378,7 +381,7 @@ def facts_of(model: keras.Model, source: Source) -> dict[str, Any]:
     return facts
 
 
-def _backend() -> str:
+def _backend_name() -> str:
     import keras
 
     return str(keras.backend.backend())

@@ -66,7 +66,7 @@ class Checkpoint:
         self._arguments = (path, every, keep)
         self.signals = check_signals(signals)
         self.schedule: dict[str, Any] = schedule_of(every)
-        self._end = stop_time()
+        self._stop_at = stop_time()
         self._requested = False
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Checkpoint:
     @property
     def asked(self) -> bool:
         """True if a signal or the time limit requests the end of training."""
-        return self._requested or time.time() >= self._end
+        return self._requested or time.time() >= self._stop_at
 
     @contextmanager
     def listening(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -88,22 +88,22 @@ class Checkpoint:
         """
         self._requested = False
 
-        def handle(number: int, frame: FrameType | None) -> None:
+        def handle(signal_number: int, frame: FrameType | None) -> None:
             # Only a flag: a handler may interrupt any line of this thread, also one that holds a lock. The loops that
             # train poll the flag between two steps, where the state is complete.
             self._requested = True
             then()
 
-        before: dict[signal.Signals, Any] = {}
+        earlier_handlers: dict[signal.Signals, Any] = {}
         try:
             if threading.current_thread() is threading.main_thread():
-                for number in dict.fromkeys(signal.Signals[name] for name in self.signals):
-                    before[number] = signal.getsignal(number)
-                    signal.signal(number, handle)
+                for signal_number in dict.fromkeys(signal.Signals[name] for name in self.signals):
+                    earlier_handlers[signal_number] = signal.getsignal(signal_number)
+                    signal.signal(signal_number, handle)
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            for signal_number, handler in earlier_handlers.items():
+                signal.signal(signal_number, signal.SIG_DFL if handler is None else handler)
 
     def code(self) -> int:
         """Return the exit code for a requested end. Create the file that makes the job's script requeue the job."""

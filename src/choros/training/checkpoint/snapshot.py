@@ -46,13 +46,13 @@ class Snapshot:
     @classmethod
     def of(cls, facts: dict[str, Any], arrays: list[Array]) -> Snapshot:
         """Return the state of which ``flat`` returned the metadata and arrays."""
-        parts, rest = {}, list(arrays)
+        parts, remaining = {}, list(arrays)
         for index, entry in enumerate(facts["ranks"]):
             head = dict(entry)
             rank = head.pop("rank", index)  # files of earlier versions have no rank
             count = sum(count for _, count in head["groups"])
-            parts[rank] = nested(head, rest[:count])
-            rest = rest[count:]
+            parts[rank] = nested(head, remaining[:count])
+            remaining = remaining[count:]
         return cls({name: value for name, value in facts.items() if name != "ranks"}, parts)
 
 
@@ -73,9 +73,9 @@ def flat(part: Part) -> tuple[dict[str, Any], list[Array]]:
 
 def nested(head: dict[str, Any], arrays: list[Array]) -> Part:
     """Return the rank's state that ``flat`` flattened."""
-    groups, rest = {}, list(arrays)
+    groups, remaining = {}, list(arrays)
     for name, count in head["groups"]:
-        groups[name], rest = rest[:count], rest[count:]
+        groups[name], remaining = remaining[:count], remaining[count:]
     return {name: value for name, value in head.items() if name != "groups"}, groups
 
 

@@ -26,15 +26,15 @@ from choros.types import Array, dtype_of
 
 logger = logging.getLogger(__name__)
 
-_KIND = b"choros checkpoint "
-_MAGIC = _KIND + b"3\n"  # raise the number when files of the version before cannot be resumed any more
+_FORMAT = b"choros checkpoint "
+_MAGIC = _FORMAT + b"3\n"  # raise the number when files of the version before cannot be resumed any more
 _ALIGN, _DIGEST, _LENGTH = 64, 32, 8  # bytes
 _NAME = re.compile(r"checkpoint-(\d{8,18})\.choros")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some FUSE and SMB mounts cannot fsync a directory
+_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SYNC_ERRORS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some FUSE and SMB mounts cannot fsync a directory
 _TEMPORARY = re.compile(r"\.checkpoint-\d+(?:\.(?P<host>.+))?\.(?P<pid>\d{1,9})\.new")
-_STALE = 86_400.0  # seconds after which another host's temporary file counts as abandoned
-_BLOCK = 4096  # bytes
+_STALE_SECONDS = 86_400.0  # after which another host's temporary file counts as abandoned
+_BLOCK_BYTES = 4096
 
 
 class _OtherVersionError(CheckpointError):
@@ -71,8 +71,8 @@ class CheckpointStore:
 
     Example:
         >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as room:
-        ...     store = CheckpointStore(room, keep=2)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     store = CheckpointStore(directory, keep=2)
         ...     for epoch in range(3):
         ...         written = store.save({"epoch": epoch}, [np.full(2, epoch)])
         ...     latest = store.latest()
@@ -105,26 +105,26 @@ class CheckpointStore:
         Raises:
             CheckpointError: the disk is full, or the directory cannot be read or written. Earlier files are intact.
         """
-        before: list[Path] = []
-        new = self._temporary(0)
+        existing: list[Path] = []
+        temporary = self._temporary(0)
         try:
-            before = self.paths()
-            number = int(_NAME.fullmatch(before[-1].name)[1]) + 1 if before else 1  # type: ignore[index]
-            new = self._temporary(number)
+            existing = self.paths()
+            number = int(_NAME.fullmatch(existing[-1].name)[1]) + 1 if existing else 1  # type: ignore[index]
+            temporary = self._temporary(number)
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_stale()
-            _write(new, facts, arrays)
-            path = self._publish(new, number)
+            _write(temporary, facts, arrays)
+            path = self._publish(temporary, number)
             sync(self.directory)
         except OSError as error:
             with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            last = f"the last good one is {before[-1]}" if before else "there is none yet"
+                temporary.unlink(missing_ok=True)
+            last = f"the last good one is {existing[-1]}" if existing else "there is none yet"
             raise self._failed(error, last) from error
         # Only now: the new file and its name are on disk.
-        for old in before[: max(0, len(before) + 1 - self.keep)]:
+        for outdated in existing[: max(0, len(existing) + 1 - self.keep)]:
             with contextlib.suppress(OSError):  # a directory with such a name is not a checkpoint
-                old.unlink(missing_ok=True)
+                outdated.unlink(missing_ok=True)
         return path
 
     def try_out(self) -> None:
@@ -135,13 +135,13 @@ class CheckpointStore:
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            new = self._temporary(0)
+            temporary = self._temporary(0)
             try:
-                with open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
-                    _put(file, os.urandom(_BLOCK))  # a file system that compresses would store no zeros
+                with open(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+                    _write_all(file, os.urandom(_BLOCK_BYTES))  # a file system that compresses would store no zeros
                     os.fsync(file.fileno())  # some report a full disk only here
             finally:
-                new.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
         except OSError as error:
             raise self._failed(error, "nothing was trained") from error
 
@@ -207,15 +207,16 @@ class CheckpointStore:
             if match := _TEMPORARY.fullmatch(path.name):
                 with contextlib.suppress(OSError):  # another process has removed it, or it is another user's
                     is_local = match["host"] == os.uname().nodename
-                    if (is_local and not _others(int(match["pid"]))) or time.time() - path.stat().st_mtime > _STALE:
+                    has_ended = is_local and not _is_other_process(int(match["pid"]))
+                    if has_ended or time.time() - path.stat().st_mtime > _STALE_SECONDS:
                         path.unlink()
 
-    def _publish(self, new: Path, number: int) -> Path:
+    def _publish(self, temporary: Path, number: int) -> Path:
         """Give a temporary file the first free number, from this one on, and return its path."""
         while True:
             path = self.directory / f"checkpoint-{number:08}.choros"
             try:
-                os.link(new, path)  # unlike rename, it fails if another process has taken the number
+                os.link(temporary, path)  # unlike rename, it fails if another process has taken the number
             except FileExistsError:
                 number += 1
                 continue
@@ -223,14 +224,14 @@ class CheckpointStore:
                 if path.exists():
                     number += 1
                     continue
-                new.rename(path)
+                temporary.rename(path)
                 return path
             with contextlib.suppress(OSError):  # the checkpoint is there; the next save removes this name
-                new.unlink()
+                temporary.unlink()
             return path
 
     def _failed(self, error: OSError, last: str) -> CheckpointError:
-        remedy = "Free space there, or give" if error.errno in _FULL else "Give"
+        remedy = "Free space there, or give" if error.errno in _FULL_ERRORS else "Give"
         return CheckpointError(
             f"A checkpoint could not be written to {self.directory} on {os.uname().nodename} "
             f"({error.strerror or error}); {last}. {remedy} another directory."
@@ -255,17 +256,17 @@ def read(path: Path) -> StoredCheckpoint:
         size = os.fstat(file.fileno()).st_size
         # The magic line comes first: a file of another kind may be larger than memory.
         magic = file.read(len(_MAGIC))
-        if magic != _MAGIC and magic.startswith(_KIND):
+        if magic != _MAGIC and magic.startswith(_FORMAT):
             raise _OtherVersionError("it was written by another version of Choros")
         if size < start + _DIGEST or magic != _MAGIC:
             raise CheckpointError("it is not a whole checkpoint of Choros")
         file.seek(0)
         data = np.empty(size, np.uint8)  # np.fromfile would treat a disk error as the end of the file
-        rest = data.data
-        while len(rest) and (count := file.readinto(rest)):
-            rest = rest[count:]
+        unread = data.data
+        while len(unread) and (count := file.readinto(unread)):
+            unread = unread[count:]
     content = data[:-_DIGEST]
-    if len(rest) or hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != data[-_DIGEST:].tobytes():
+    if len(unread) or hashlib.blake2b(content.data, digest_size=_DIGEST).digest() != data[-_DIGEST:].tobytes():
         raise CheckpointError("it is truncated or altered: the checksum differs")
     try:
         length = int.from_bytes(content[len(_MAGIC) : start].tobytes(), "little")
@@ -284,7 +285,7 @@ def read(path: Path) -> StoredCheckpoint:
         raise CheckpointError(f"its header cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _others(pid: int) -> bool:
+def _is_other_process(pid: int) -> bool:
     """Return whether a process of this host lives and is not this one."""
     if pid == os.getpid():  # this process writes one file at a time: an earlier process had this number
         return False
@@ -304,8 +305,8 @@ def _write(path: Path, facts: dict[str, Any], arrays: list[Array]) -> None:
     with open(descriptor, "wb", buffering=0) as file:
         for piece in _pieces(facts, arrays):
             digest.update(piece)
-            _put(file, piece)
-        _put(file, digest.digest())
+            _write_all(file, piece)
+        _write_all(file, digest.digest())
         os.fsync(file.fileno())
 
 
@@ -323,10 +324,10 @@ def _pieces(facts: dict[str, Any], arrays: list[Array]) -> Iterator[Any]:
             [array.dtype.name, list(array.shape), start + offset] for array, offset in zip(arrays, offsets, strict=True)
         ]
         header = json.dumps({"facts": facts, "arrays": entries}).encode()
-        need = -(-(len(_MAGIC) + _LENGTH + len(header)) // _ALIGN) * _ALIGN
-        if need <= start:
+        data_start = -(-(len(_MAGIC) + _LENGTH + len(header)) // _ALIGN) * _ALIGN
+        if data_start <= start:
             break
-        start = need
+        start = data_start
     head = _MAGIC + len(header).to_bytes(_LENGTH, "little") + header
     yield head.ljust(start, b"\0")
     for array in arrays:
@@ -334,11 +335,11 @@ def _pieces(facts: dict[str, Any], arrays: list[Array]) -> Iterator[Any]:
         yield bytes(-array.nbytes % _ALIGN)
 
 
-def _put(file: Any, piece: Any) -> None:
+def _write_all(file: Any, piece: Any) -> None:
     """Write all bytes of a piece. One system call may write fewer."""
-    rest = memoryview(piece)
-    while len(rest):
-        rest = rest[file.write(rest) :]
+    unwritten = memoryview(piece)
+    while len(unwritten):
+        unwritten = unwritten[file.write(unwritten) :]
 
 
 def sync(path: Path) -> None:
@@ -347,7 +348,7 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_SYNC or not path.is_dir():
+        if error.errno not in _NO_SYNC_ERRORS or not path.is_dir():
             raise
     finally:
         os.close(descriptor)

@@ -11,8 +11,8 @@ from choros.comm.shared_values import gather_messages
 from choros.training.checkpoint.snapshot import Part
 from choros.training.spec import WorkerStats
 
-_LOOK = 0.25  # seconds between two collective checks whether a checkpoint is due
-_MOST = 1 << 16  # most steps between two such checks
+_POLL_SECONDS = 0.25  # between two collective checks whether a checkpoint is due
+_MAX_STEPS = 1 << 16  # between two such checks
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SyncCheckpointer:
 
     For a schedule in batches or epochs, each rank knows the positions without communication. A schedule in seconds
     uses the clock of rank 0, and a signal may reach any rank only. So from time to time, after an exchange, the ranks
-    compare both in a collective call (``look``).
+    compare both in a collective call (``poll_ranks``).
 
     Args:
         loop: ``SyncLoop``.
@@ -46,7 +46,7 @@ class SyncCheckpointer:
         self.schedule: dict[str, Any] = self.run.job.checkpoint_schedule or {}
         self.asks = self.schedule.get("asks", False)
         self.seconds = self.schedule.get("seconds", 0.0)
-        self.saved = self.looked = time.monotonic()
+        self.saved_at = self.polled_at = time.monotonic()
         self.wait = self.waited = 1
 
     def stepped(self, epoch: int, batch: int) -> None:
@@ -60,7 +60,7 @@ class SyncCheckpointer:
             if self.wait <= 0:
                 due, requested = self.poll_ranks()
                 if due or requested:
-                    self.save(epoch, batch, asked=requested)
+                    self.save(epoch, batch, end_requested=requested)
 
     def due(self, batch: int) -> bool:
         """Return whether ``stepped`` may save the state after ``batch`` batches. The result is equal on all ranks."""
@@ -85,11 +85,11 @@ class SyncCheckpointer:
         Collective: every rank must call it. Rank 0 also sets the number of steps until the next call.
         """
         now, begun = time.monotonic(), time.thread_time()
-        look_seconds = (now - self.looked) / self.waited
-        self.looked = now
-        wait = max(1, min(_MOST, int(_LOOK / max(look_seconds, 1e-9))))
+        step_seconds = (now - self.polled_at) / self.waited
+        self.polled_at = now
+        wait = max(1, min(_MAX_STEPS, int(_POLL_SECONDS / max(step_seconds, 1e-9))))
         # Only rank 0's value counts. The ranks' clocks differ, and all must save after the same step.
-        due = bool(self.seconds) and now - self.saved >= self.seconds
+        due = bool(self.seconds) and now - self.saved_at >= self.seconds
         local_poll = CheckpointPoll(due, bool(self.run.control_block.end_requested), wait)
         polls = gather_messages(self.run.group, local_poll)
         # All ranks take rank 0's number, else they would make the next collective call after different steps.
@@ -97,13 +97,13 @@ class SyncCheckpointer:
         self.run.stats.keeping += time.thread_time() - begun
         return polls[0].due, any(poll.end_requested for poll in polls)
 
-    def save(self, epoch: int, batch: int, over: bool = False, asked: bool = False) -> None:
+    def save(self, epoch: int, batch: int, over: bool = False, end_requested: bool = False) -> None:
         """Save the state from which training resumes at this batch of this epoch."""
         self.loop.steps.run_waiting()
-        self.saved, begun = time.monotonic(), time.thread_time()
+        self.saved_at, begun = time.monotonic(), time.thread_time()
         if batch and self.run.group.size > 1:  # at an epoch's end the ranks have just compared their weights
             self.loop.same(epoch, batch - 1)
-        self.run.reporter.save_state(self.part(epoch, batch, over), asked)
+        self.run.reporter.save_state(self.part(epoch, batch, over), end_requested)
         self.run.stats.keeping += time.thread_time() - begun
 
     def part(self, epoch: int, batch: int, over: bool) -> Part:
@@ -150,5 +150,5 @@ class SyncCheckpointer:
         loop.schedule.pending, loop.rows = facts["pending"], facts["rows"]
         if loop.run.job.continues_counts:
             loop.run.stats = WorkerStats(**facts["stats"])
-            loop.run.before = loop.run.stats.seconds
+            loop.run.earlier_seconds = loop.run.stats.seconds
         loop.rows_before = loop.run.stats.rows - facts["epoch_rows"]

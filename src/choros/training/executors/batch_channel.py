@@ -17,8 +17,8 @@ from choros.launch.process.worker_connection import WorkerConnection
 
 Logs = dict[str, float]
 
-_MOST = 256  # most numbers in a record: 2048 bytes, which Linux writes to a pipe atomically (PIPE_BUF is 4096)
-_GO_ON = b"\x00"
+_MAX_NUMBERS = 256  # in a record: 2048 bytes, which Linux writes to a pipe atomically (PIPE_BUF is 4096)
+_CONTINUE = b"\x00"
 
 
 class BatchChannel:
@@ -36,15 +36,15 @@ class BatchChannel:
     """
 
     def __init__(self) -> None:
-        self.records, self._write_record = os.pipe()
-        self._read_answer, self._answers = os.pipe()
+        self.records, self._record_writer = os.pipe()
+        self._reply_reader, self._reply_writer = os.pipe()
         self.names: tuple[str, ...] = ()
         self._format = _format(0)
 
     @property
     def fds(self) -> list[int]:
         """The worker's two descriptors, of which it gets copies: for records, and for replies."""
-        return [self._write_record, self._read_answer]
+        return [self._record_writer, self._reply_reader]
 
     def learn(self, logs: Logs) -> None:
         """Store the names of logs from the socket, as ``WorkerBatchChannel.report`` does on the other side."""
@@ -58,13 +58,13 @@ class BatchChannel:
 
     def send_no_change(self) -> None:
         """Send the reply "continue": callbacks have changed nothing."""
-        os.write(self._answers, _GO_ON)
+        os.write(self._reply_writer, _CONTINUE)
 
     def close(self) -> None:
         """Close all four ends. The worker's copies stay open."""
-        for end in (self.records, self._write_record, self._read_answer, self._answers):
+        for descriptor in (self.records, self._record_writer, self._reply_reader, self._reply_writer):
             with suppress(OSError):
-                os.close(end)
+                os.close(descriptor)
 
 
 class WorkerBatchChannel:
@@ -76,13 +76,13 @@ class WorkerBatchChannel:
     """
 
     def __init__(self, link: WorkerConnection, fds: list[int]) -> None:
-        self._link, (self._records, self._answers) = link, fds
+        self._link, (self._record_writer, self._reply_reader) = link, fds
         self._names: tuple[str, ...] = ()
         self._format = _format(0)
         # A blocking read of this pipe would not notice a reply over the socket.
-        os.set_blocking(self._answers, False)
+        os.set_blocking(self._reply_reader, False)
         self._poll = select.poll()
-        self._poll.register(self._answers, select.POLLIN)
+        self._poll.register(self._reply_reader, select.POLLIN)
         self._poll.register(link.fileno(), select.POLLIN)
 
     def report(self, epoch: int, step: int, logs: Logs) -> bool:
@@ -90,12 +90,12 @@ class WorkerBatchChannel:
         names, floats = tuple(logs), set(map(type, logs.values())) == {float}
         # Both sides must know the names before a record, which has only numbers. So these logs go over the socket.
         if names != self._names:
-            self._names = names if len(names) + 2 <= _MOST and floats else ()
+            self._names = names if len(names) + 2 <= _MAX_NUMBERS and floats else ()
             self._format = _format(len(names))
             return False
         if not floats:
             return False
-        os.write(self._records, self._format.pack(epoch, step, *logs.values()))
+        os.write(self._record_writer, self._format.pack(epoch, step, *logs.values()))
         return True
 
     def no_change_arrived(self) -> bool:
@@ -104,7 +104,7 @@ class WorkerBatchChannel:
         # forever.
         while not self._link.pending:
             with suppress(BlockingIOError):  # usually the reply has arrived while gradients were calculated
-                if os.read(self._answers, 1):
+                if os.read(self._reply_reader, 1):
                     return True
             self._poll.poll()
             if self._link.poll():
@@ -113,8 +113,8 @@ class WorkerBatchChannel:
 
     def close(self) -> None:
         """Close the descriptors of this process."""
-        os.close(self._records)
-        os.close(self._answers)
+        os.close(self._record_writer)
+        os.close(self._reply_reader)
 
 
 def _format(count: int) -> struct.Struct:

@@ -85,9 +85,9 @@ class CallbackServer(ABC):
         self.hosts: dict[int, str] = {}
         self._events: queue.Queue[RankEvent] = queue.Queue()
         self.begun = False
-        self._later: deque[RankEvent] = deque()
+        self._postponed: deque[RankEvent] = deque()
         # The reply queue of rank 0, while it waits and can send its weights.
-        self._asking: queue.Queue[Reply | None] | None = None
+        self._waiting_reply: queue.Queue[Reply | None] | None = None
         callbacks.fetch = self.fetch
 
     def fetch(self, epoch: int | None) -> None:
@@ -97,78 +97,81 @@ class CallbackServer(ABC):
             PeerLostError: rank 0 has ended.
             CommTimeoutError: rank 0 does not reply.
         """
-        if epoch is None and self._asking is not None:
-            self._asking.put((header_of(ShowWeights()), []))
-            limit = time.monotonic() + self.job.timeout
+        if epoch is None and self._waiting_reply is not None:
+            self._waiting_reply.put((header_of(ShowWeights()), []))
+            deadline = time.monotonic() + self.job.timeout
             while True:
                 # Not ``next``, which would return the events that this loop has stored.
                 received = self._receive(0.5)
                 message = received.message if received is not None and received.rank == 0 else None
                 if received is not None and isinstance(message, WeightsShown):
-                    self.latest, self._asking = received.arrays, received.reply
+                    self.latest, self._waiting_reply = received.arrays, received.reply
                     self.callbacks.show_metrics(message.metrics)
                     break
                 if received is not None:
                     # Events of other ranks may come meanwhile. They are handled after this callback, in the order of
                     # their arrival.
-                    self._later.append(received)
+                    self._postponed.append(received)
                 if isinstance(message, (ConnectionClosed, RankFailure)):
                     raise PeerLostError("rank 0 has ended while a callback read its weights: see what it printed.")
-                if time.monotonic() > limit:
-                    raise CommTimeoutError(f"rank 0 has not sent its weights in {self.job.timeout:g} s.")
+                if time.monotonic() > deadline:
+                    raise CommTimeoutError(
+                        f"rank 0 has not sent its weights for a callback within {self.job.timeout:g} s: see its "
+                        "output, or give the Trainer a larger timeout."
+                    )
         put(self.model, self.latest)
 
     @contextmanager
-    def opened(self, network: str, here: bool) -> Iterator[RpcAddress]:
+    def opened(self, network: str, on_this_host: bool) -> Iterator[RpcAddress]:
         """Accept connections of ranks within this context. Yield the address for them.
 
         Args:
             network: the network to listen on, as in ``Trainer``; empty for the default.
-            here: whether some of the ranks run on this host.
+            on_this_host: whether some of the ranks run on this host.
         """
         secret = secrets.token_bytes(32)
         # A restart opens this server again: events of earlier ranks must not be read as those of the new ones.
         self.hosts, self._events = {}, queue.Queue()
-        with AuthListener(head_address(network, here), secret, CallbackGreeting) as listener:
-            threading.Thread(target=self._welcome, args=(listener,), name="choros-home", daemon=True).start()
+        with AuthListener(head_address(network, on_this_host), secret, CallbackGreeting) as listener:
+            threading.Thread(target=self._accept_ranks, args=(listener,), name="choros-home", daemon=True).start()
             yield RpcAddress(listener.address, secret.hex(), self.job.first_timeout)
 
-    def _welcome(self, listener: AuthListener[CallbackGreeting]) -> None:
+    def _accept_ranks(self, listener: AuthListener[CallbackGreeting]) -> None:
         while True:
             try:
-                greeting, end = listener.next_peer(threading.TIMEOUT_MAX)
+                greeting, sock = listener.next_peer(threading.TIMEOUT_MAX)
             except ChorosError:
                 return
             self.hosts[greeting.rank] = greeting.host
             peer = f"rank {greeting.rank} on {greeting.host}"
-            channel = RpcConnection(end, peer, self.job.first_timeout)
+            channel = RpcConnection(sock, peer, self.job.first_timeout)
             arguments = (greeting.rank, channel, self._events, greeting.aside)
             threading.Thread(target=self._serve_rank, args=arguments, name="choros-rank", daemon=True).start()
 
-    def _serve_rank(self, rank: int, channel: RpcConnection, events: queue.Queue[RankEvent], aside: bool) -> None:
-        def reply(head: dict[str, Any], arrays: list[Any]) -> Reply:
-            if _OUTPUT.has(head):
-                self.show_output(rank, _OUTPUT.decode(head).text)
+    def _serve_rank(self, rank: int, channel: RpcConnection, events: queue.Queue[RankEvent], further: bool) -> None:
+        def reply(header: dict[str, Any], arrays: list[Any]) -> Reply:
+            if _OUTPUT.has(header):
+                self.show_output(rank, _OUTPUT.decode(header).text)
                 return {}, []
-            if RANK_REQUESTS.has(head):
-                return self.answer(RANK_REQUESTS.decode(head), rank)
-            back: queue.Queue[Reply | None] = queue.Queue()
-            message = RANK_EVENTS.decode(head)
+            if RANK_REQUESTS.has(header):
+                return self.answer(RANK_REQUESTS.decode(header), rank)
+            reply_queue: queue.Queue[Reply | None] = queue.Queue()
+            message = RANK_EVENTS.decode(header)
             # Copies, because the connection reuses its buffers for the next message.
-            events.put(RankEvent(rank, message, [np.array(array) for array in arrays], back))
+            events.put(RankEvent(rank, message, [np.array(array) for array in arrays], reply_queue))
             if events is not self._events:  # no code reads this queue any more
                 self._dismiss(events)
             try:
-                answer = back.get(timeout=threading.TIMEOUT_MAX)
+                answer = reply_queue.get(timeout=threading.TIMEOUT_MAX)
             except queue.Empty:
-                raise CommTimeoutError("The callbacks did not end.") from None
+                raise CommTimeoutError("the callbacks did not end: see what they wait for.") from None
             if answer is None:
-                raise PeerLostError("It has ended the run.")
+                raise PeerLostError("the run has ended: see what it printed.")
             return answer
 
         channel.serve(reply)
-        # The end of an additional connection, for states or polling, does not mean that the rank has ended.
-        if not aside:
+        # The end of a further connection, for states or polling, does not mean that the rank has ended.
+        if not further:
             events.put(RankEvent(rank, ConnectionClosed(), [], queue.Queue()))
 
     def dismiss(self) -> None:
@@ -176,9 +179,9 @@ class CallbackServer(ABC):
         # The queue is replaced first. A thread that still puts an event into the old one then sees that, and dismisses
         # the event itself.
         events, self._events = self._events, queue.Queue()
-        while self._later:
-            self._later.popleft().reply.put(None)
-        self._asking = None
+        while self._postponed:
+            self._postponed.popleft().reply.put(None)
+        self._waiting_reply = None
         self._dismiss(events)
 
     @staticmethod
@@ -202,7 +205,7 @@ class CallbackServer(ABC):
 
     def next(self, timeout: float) -> RankEvent | None:
         """Return the next event, or None after ``timeout`` seconds."""
-        return self._later.popleft() if self._later else self._receive(timeout)
+        return self._postponed.popleft() if self._postponed else self._receive(timeout)
 
     def _receive(self, timeout: float) -> RankEvent | None:
         try:
@@ -216,28 +219,28 @@ class CallbackServer(ABC):
         Args:
             event: of rank 0, whose ``message`` is one of ``CONTROLLED``. Its arrays are the weights, if it has any.
         """
-        _, message, arrays, back = event
+        _, message, arrays, reply_queue = event
         self.latest = arrays or self.latest
         if isinstance(message, TrainingBegins):
             control = self.callbacks.begin(message.epoch)
             self.begun = True
         elif isinstance(message, BatchEnded):
-            self._asking = back
+            self._waiting_reply = reply_queue
             control = self.callbacks.batch(message.epoch, message.step, message.logs)
-            # A request for weights during the callback has replaced the queue: the rank waits on the newest one.
-            back, self._asking = self._asking, None
+            # A request for weights during the callback has replaced the queue. The rank waits for the newest one.
+            reply_queue, self._waiting_reply = self._waiting_reply, None
         else:
             control = self.callbacks.epoch_end(message.epoch, message.logs, message.metrics)
-        answer = header_of(Control(control, self.callbacks.epoch))
-        back.put((answer, shown(self.model) if control.variables else []))
+        header = header_of(Control(control, self.callbacks.epoch))
+        reply_queue.put((header, shown(self.model) if control.variables else []))
 
     def last(self) -> list[Any]:
         """Return the values of ``model.trainable_variables`` in the last received weights, else in the given ones."""
         if not self.latest:
             return to_host(self.model.trainable_variables)
-        before = shown(self.model)
+        model_weights = shown(self.model)
         put(self.model, self.latest)
         last = to_host(self.model.trainable_variables)
         # The user's model keeps its weights: this method only reads values, for an error.
-        put(self.model, before)
+        put(self.model, model_weights)
         return last

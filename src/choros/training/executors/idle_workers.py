@@ -17,8 +17,8 @@ from choros.training.executors.worker_pool import Processes, WorkerPool, surroun
 from choros.training.worker.loaded_files import FileMarks, mark
 
 VARIABLE = "CHOROS_IDLE_SECONDS"
-_SECONDS = 600.0
-_JOIN = 5.0  # seconds within which a timer that was cancelled ends
+_DEFAULT_SECONDS = 600.0
+_JOIN_SECONDS = 5.0  # to wait for the thread of a cancelled timer
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Idle:
         self.timer.cancel()
         self.processes.pool.close()
         if self.timer is not threading.current_thread():
-            self.timer.join(_JOIN)
+            self.timer.join(_JOIN_SECONDS)
 
 
 _lock = threading.Lock()
@@ -68,8 +68,8 @@ def keep(pool: WorkerPool, files: FileMarks) -> None:
     idle.timer.daemon = True
     earlier = _exchange([idle])
     idle.timer.start()
-    for each in earlier:
-        each.end()
+    for workers in earlier:
+        workers.end()
 
 
 def take(pool: WorkerPool) -> None:
@@ -81,12 +81,12 @@ def take(pool: WorkerPool) -> None:
     idle_seconds()
     if pool.started:
         return
-    for each in _exchange([]):
-        if each.fits(pool):
-            each.timer.cancel()
-            pool.adopt(each.processes)
+    for workers in _exchange([]):
+        if workers.fits(pool):
+            workers.timer.cancel()
+            pool.adopt(workers.processes)
         else:
-            each.end()
+            workers.end()
 
 
 def ready(pool: WorkerPool) -> bool:
@@ -104,8 +104,8 @@ def close() -> None:
         >>> import choros
         >>> choros.close()
     """
-    for each in _exchange([]):
-        each.end()
+    for workers in _exchange([]):
+        workers.end()
 
 
 def idle_seconds() -> float:
@@ -116,7 +116,7 @@ def idle_seconds() -> float:
     """
     text = os.environ.get(VARIABLE, "")
     try:
-        seconds = float(text) if text else _SECONDS
+        seconds = float(text) if text else _DEFAULT_SECONDS
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= threading.TIMEOUT_MAX:

@@ -61,10 +61,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STALL = 60.0  # seconds of waiting for another rank, after which a rank warns
-_CALLBACKS = 7 * 86400.0  # seconds that ranks wait for callbacks at an epoch's end, or for slower ranks that make steps
-_LOOK = 0.05  # seconds between two polls by rank 0 of the other ranks' epoch logs
-_REST = 5.0  # seconds without a heartbeat of any rank, after which rank 0 waits in the barrier as the others do
+_WARN_SECONDS = 60.0  # of waiting for another rank, after which a rank logs a warning
+_CALLBACK_SECONDS = 7 * 86400.0  # to wait for callbacks at an epoch's end, or for slower ranks that make steps
+_POLL_SECONDS = 0.05  # between two polls of the epoch log and the control block
+_QUIET_SECONDS = 5.0  # without a heartbeat of any rank, after which rank 0 waits in the barrier as the others do
 
 
 MessageT = TypeVar("MessageT")
@@ -115,10 +115,10 @@ class InJobCallbackChannel:
         self.saved_state: SavedState | None = None  # of this rank, while callbacks use the model
         self.metrics: list[Array] = []  # likewise the values of its metrics' variables
         self.show: Show | None = None  # writes the weights within an epoch
-        self.set: list[Array] = []  # rank 0's variables after the callbacks
+        self.set_values: list[Array] = []  # rank 0's variables after the callbacks
         self.control = TrainerControl()  # the control message of the last batch's callbacks
-        self.looked = 0.0
-        self.ended = EpochOptimizerStates()  # rank 0's optimizer state at epochs' ends
+        self.polled_at = 0.0
+        self.epoch_states = EpochOptimizerStates()  # rank 0's optimizer state at epochs' ends
 
     def begin(self) -> TrainerControl:
         """Run the callbacks for the beginning of training, and return rank 0's control message."""
@@ -218,7 +218,7 @@ class InJobCallbackChannel:
             yield
             if self.saved_state is not None:
                 # Callbacks may have set any variable. Read all of them before the training state is restored.
-                self.set = to_host(model_variables(self.callbacks.model))
+                self.set_values = to_host(model_variables(self.callbacks.model))
         finally:
             if self.saved_state is not None:
                 self.run.restore_state(self.saved_state)
@@ -247,7 +247,7 @@ class InJobCallbackChannel:
             # ``take`` changes this rank's model only to make the new center. Rank 0 keeps its weights until its next
             # exchange. Like the other ranks, it then takes the new center without a merge.
             with self.run.aside():
-                self.run.take(self.set, control)
+                self.run.take(self.set_values, control)
                 self.run.center.replace(*self.run.vectors())
         self.run.control_block.publish(control, self.callbacks.epoch)
 
@@ -257,33 +257,33 @@ class InJobCallbackChannel:
             control = self.record(epoch, logs, seconds, metric_values)
             if self.lead:
                 self.command(control)
-                reached = self.callbacks.epoch  # callbacks of an epoch that was reported too early have not run yet
-                self.run.control_block.allow_epoch(epoch + 1 if reached is None else reached)
+                next_epoch = self.callbacks.epoch  # callbacks of an epoch that was reported too early have not run yet
+                self.run.control_block.allow_epoch(epoch + 1 if next_epoch is None else next_epoch)
                 if self.checkpointer is not None:
                     self.checkpointer.ended()
 
-    def save_state(self, part: Part, asked: bool) -> None:
+    def save_state(self, part: Part, end_requested: bool) -> None:
         """Collect the states of all ranks on rank 0. Collective. If the end is requested, end after they are written.
 
         Raises:
-            SystemExit: on every rank, if ``asked``.
+            SystemExit: on every rank, if ``end_requested``.
         """
         group = self.run.group
         parts = collect(group, packed(part))
         if self.lead:
             facts = {name: part[0][name] for name in ("epoch", "batch", "over")}
             self.checkpoints.store_state(
-                Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), asked
+                Snapshot(facts, {rank: unpacked(part) for rank, part in enumerate(parts)}), end_requested
             )
-        if asked:
-            leaving = self.checkpoints.flush_for_exit() if self.lead else SystemExit(0)
+        if end_requested:
+            exit_error = self.checkpoints.flush_for_exit() if self.lead else SystemExit(0)
             # No rank may end before the state is written: rank 0 writes it before this collective call.
-            raise RequestedExit(share_value(group, leaving.code))
+            raise RequestedExit(share_value(group, exit_error.code))
 
     def optimizer(self, part: Part) -> None:
         """Hold rank 0's optimizer state of an epoch's end for callbacks, which run in this process."""
         epoch = part[0]["epoch"]
-        self.ended.put(0, epoch, part, epoch if self.callbacks.epoch is None else self.callbacks.epoch)
+        self.epoch_states.put(0, epoch, part, epoch if self.callbacks.epoch is None else self.callbacks.epoch)
 
     def poll(self) -> None:
         """Poll, on an asynchronous rank, at most every 0.05 seconds.
@@ -291,9 +291,9 @@ class InJobCallbackChannel:
         Rank 0 runs the callbacks of ended epochs, because the rank that ends an epoch only writes its logs. It also
         checks for hangs and saves due checkpoints. The other ranks join a pause. All ranks end on a request to end.
         """
-        if self.synchronous or time.monotonic() - self.looked <= _LOOK:
+        if self.synchronous or time.monotonic() - self.polled_at <= _POLL_SECONDS:
             return
-        self.looked = time.monotonic()
+        self.polled_at = time.monotonic()
         if self.lead:
             self.run_epoch_callbacks()
             if self.hangs is not None:
@@ -301,7 +301,7 @@ class InJobCallbackChannel:
         if self.checkpointer is not None:
             self.checkpointer.poll()
             if self.run.control_block.end_requested:
-                self.checkpointer.save(asked=True)
+                self.checkpointer.save(end_requested=True)
                 code = self.checkpoints.flush_for_exit().code  # first writes the state: no rank may end before
                 self.run.control_block.set_exit_code(code if isinstance(code, int) else 1)
                 self.checkpointer.wait_for_exits()
@@ -327,17 +327,17 @@ class InJobCallbackChannel:
 
         Return when all epochs have ended, or when the heartbeats have stopped for some time.
         """
-        moved, beats, job = time.monotonic(), b"", self.run.job
+        last_moved, beats, job = time.monotonic(), b"", self.run.job
         while not self.run.control_block.stopped and self.callbacks.epoch is not None:
-            room = self.callbacks.epoch + SLOTS >= job.epochs  # then no other rank has to wait for callbacks
+            no_rank_waits = self.callbacks.epoch + SLOTS >= job.epochs  # each epoch that is left has a free slot
             # A rank that waits for a free slot of the center's snapshots makes no step, but rank 0's callbacks will
             # free the slot. So ranks have the whole timeout while such a wait is possible.
-            if time.monotonic() - moved > (_REST if room else job.timeout):
+            if time.monotonic() - last_moved > (_QUIET_SECONDS if no_rank_waits else job.timeout):
                 break
             latest = self.run.control_block.step_counts().tobytes()
-            moved, beats = (moved if latest == beats else time.monotonic()), latest
+            last_moved, beats = (last_moved if latest == beats else time.monotonic()), latest
             self.poll()
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
 
     def wait_for_all(self) -> None:
         """Wait until all ranks have arrived. An asynchronous rank waits as long as the others make steps.
@@ -350,7 +350,7 @@ class InJobCallbackChannel:
             return
         # Slower ranks may train for hours, so a short timeout of the barrier would be wrong. The thread of ``watching``
         # looks for ranks that hang instead.
-        with _patient(self.base), self.hangs.watching(give_up):
+        with _long_timeout(self.base), self.hangs.watching(give_up):
             self.base.barrier()
 
     def share(self, message: MessageT) -> MessageT:
@@ -359,16 +359,16 @@ class InJobCallbackChannel:
         The death of rank 0 is noticed at once. Callbacks that never return only cause a warning, which names the rank.
         """
         group = self.run.group if self.synchronous else self.base
-        with _patient(group):
+        with _long_timeout(group):
             return share_message(group, message)
 
     def apply_control(self, control: TrainerControl) -> TrainerControl:
         """Take the new variables of rank 0's control message, and return the message. The loop applies the rest."""
         if control.variables:
             group = self.run.group if self.synchronous else self.base
-            local_set = self.set if self.lead else self.run.replica.snapshot()
+            arrays = self.set_values if self.lead else self.run.replica.snapshot()
             # On the other ranks the arrays only give the broadcast its shapes and types.
-            self.run.take([group.broadcast(value) for value in local_set], control)
+            self.run.take([group.broadcast(array) for array in arrays], control)
             if control.weights and self.lead and self.run.center is not None:
                 self.run.center.replace(*self.run.vectors())
             if not self.synchronous:
@@ -378,13 +378,13 @@ class InJobCallbackChannel:
 
 
 @contextmanager
-def _patient(group: Group) -> Iterator[None]:
+def _long_timeout(group: Group) -> Iterator[None]:
     """Raise the timeout of a group within this context, because callbacks may be slow."""
-    before, group.timeout = group.timeout, _CALLBACKS
+    timeout, group.timeout = group.timeout, _CALLBACK_SECONDS
     try:
         yield
     finally:
-        group.timeout = before
+        group.timeout = timeout
 
 
 def fit(plan: FitRequest, rank: int, replica: Replica | None = None) -> FitResult:
@@ -416,7 +416,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
             base, job, plan.algorithm, replica.size * replica.dtype.itemsize, partial(vectors, replica)
         )
         for group in (base, comm.group):
-            group.warn_after = min(group.warn_after, _STALL)
+            group.warn_after = min(group.warn_after, _WARN_SECONDS)
         return comm
 
     def train_rank(context: WorkerContext, comm: CommHandles) -> RankResult:
@@ -426,7 +426,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
             hosts = [name.decode() for name in base.gather(platform.node().encode())]
             reporter.hangs = JobHangs(comm.control_block, job, rank, hosts)
             if checkpoints.checkpoint is not None:
-                _keep_states(reporter, comm.center)
+                _set_up_checkpoints(reporter, comm.center)
         buffers = blank_vectors(context.replica)
         plan.callbacks.fetch = partial(_fetch, reporter, plan.model, buffers)
         with checkpoints.listening(comm.control_block.request_end):
@@ -434,7 +434,7 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
                 train(context)
             # Within ``listening``, so that a signal also saves the state while this rank waits for slower ones.
             _wait_for_the_others(reporter)
-        all_stats = _end(reporter, plan.model, buffers)
+        all_stats = _finish(reporter, plan.model, buffers)
         transport = "nothing" if job.ensemble else transport_name(comm.group, comm.center)
         return RankResult(all_stats, reporter.losses, transport, _gather_lanes(base, context))
 
@@ -457,18 +457,20 @@ def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:
     return base, job
 
 
-def _keep_states(reporter: InJobCallbackChannel, center: ParameterServer) -> None:
+def _set_up_checkpoints(reporter: InJobCallbackChannel, center: ParameterServer) -> None:
     """Set up checkpoints of the center by rank 0, and load the latest one if there is one. Collective."""
     context, checkpoints = reporter.run, reporter.checkpoints
-    between = not isinstance(center, SharedMemoryParameterServer)
+    is_sharded = not isinstance(center, SharedMemoryParameterServer)
     if context.rank == 0:
-        kind = ShardedCheckpointer if between else AsyncCheckpointer
-        reporter.checkpointer = kind(center, context.control_block, checkpoints, context.job, reporter.callbacks)
+        checkpointer_class = ShardedCheckpointer if is_sharded else AsyncCheckpointer
+        reporter.checkpointer = checkpointer_class(
+            center, context.control_block, checkpoints, context.job, reporter.callbacks
+        )
         reporter.checkpointer.slots_of = lambda rank: (
             {"rows": context.stats.rows},
             {"optimizer": context.replica.optimizer_state()},
         )
-    elif between:
+    elif is_sharded:
         reporter.pause_client = PauseClient(context.control_block, context.rank, context.job.timeout)
     # The constructor of rank 0's checkpointer has restored the center. No rank may read it earlier.
     reporter.base.barrier()
@@ -484,7 +486,7 @@ def _fetch(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Ar
         if epoch is None or context.snapshots is None or not context.snapshots.read(epoch, trainable, statistics):
             context.center.read(trainable, statistics)
         assign_vectors(model, trainable, statistics)
-        optimizer_state = None if epoch is None else reporter.ended.optimizer(epoch)
+        optimizer_state = None if epoch is None else reporter.epoch_states.optimizer(epoch)
         assign_optimizer(model, optimizer_state or context.replica.optimizer_state())
     elif context.latest:
         for variable, value in zip(model_variables(model), context.latest, strict=True):
@@ -506,7 +508,7 @@ def _wait_for_the_others(reporter: InJobCallbackChannel) -> None:
         raise
 
 
-def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Array, Array]) -> list[WorkerStats]:
+def _finish(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Array, Array]) -> list[WorkerStats]:
     """Set the trained weights and the history in every rank; return the counts of all ranks. Collective."""
     context, base, checkpoints = reporter.run, reporter.base, reporter.checkpoints
     replica, center = context.replica, context.center
@@ -527,7 +529,7 @@ def _end(reporter: InJobCallbackChannel, model: keras.Model, buffers: tuple[Arra
             replica.learning_rate = rate
     for variable, value in zip(model_variables(model), replica.snapshot(), strict=True):
         variable.assign(value)
-    code = _ending(reporter.callbacks)
+    code = _run_last_callbacks(reporter.callbacks)
     for variable in model_variables(model):  # a callback may have set them in on_train_end
         variable.assign(base.broadcast(np.array(to_host([variable])[0])))
     _share_history(base, reporter.callbacks)
@@ -552,21 +554,21 @@ def report_exit(rank: int, size: int) -> Iterator[None]:
         yield
     except RequestedExit:
         raise
-    except SystemExit as ending:
+    except SystemExit as error:
         logger.warning(
             f"rank {rank} of {size} on {platform.node()} ended in the middle of training, by "
-            f"sys.exit({ending.code!r}), which ends the job"
+            f"sys.exit({error.code!r}), which ends the job"
         )
-        sys.excepthook(SystemExit, ending, ending.__traceback__)  # Python does not call it for SystemExit
+        sys.excepthook(SystemExit, error, error.__traceback__)  # Python does not call it for SystemExit
         raise
 
 
-def _ending(callbacks: CallbackRunner) -> int | None:
+def _run_last_callbacks(callbacks: CallbackRunner) -> int | None:
     """Run the last callbacks. If one of them raises ``SystemExit``, return its code, so that all ranks end with it."""
     try:
         callbacks.end()
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else 1
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
     return None
 
 

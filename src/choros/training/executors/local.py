@@ -54,7 +54,7 @@ from choros.training.worker.setup import create_exchange_segment
 from choros.types import Array
 
 Event = tuple[int, Any, Any]  # rank; a message of ``WORKER_EVENTS``, a WorkerStarted or RankFailure; blobs
-_LOOK = 0.25  # seconds between two polls of the heartbeats while records of batches arrive
+_POLL_SECONDS = 0.25  # between two polls of the heartbeats while records of batches arrive
 
 
 class LocalRun:
@@ -78,42 +78,42 @@ class LocalRun:
         self.losses: dict[int, tuple[float, int, float]] = {}
         self.slots: dict[int, list[Array]] = {}  # by asynchronous rank: its optimizer variables
         self.averages: dict[int, tuple[int, Array]] = {}  # by rank: rows trained, moving average of the weights
-        self.ended = EpochOptimizerStates()  # the slots and averages at epochs' ends
+        self.epoch_states = EpochOptimizerStates()  # the slots and averages at epochs' ends
         self.resumes = False  # True if it resumes from a saved state
         self.checkpoints: CheckpointManager = plan.checkpoints or CheckpointManager(None)
         self.restart_policy = RestartPolicy(restarts, plan.job.workers, rereadable=self.stream is None)
-        self.given: list[Array] = []
-        self.given_copied = False  # whether ``given`` is unaffected by changes of the model
+        self.initial: list[Array] = []  # the model's variables before this fit
+        self.initial_copied = False  # whether ``initial`` is unaffected by changes of the model
         self.supervisor: AsyncSupervisor | None = None
         self.hangs: HeartbeatMonitor | None = None  # if workers do not wait for each other
         self.ready: set[int] = set()
         self.all_stats: dict[int, WorkerStats] = {}  # of ranks that have finished
         self.receiving = 0.0  # CPU time of this thread when it began to receive the last event
-        self.asking: int | None = None  # the rank that waits for the control message after a batch
-        self.later: deque[Event] = deque()  # events received while weights were fetched
+        self.waiting_rank: int | None = None  # the rank that waits for the control message after a batch
+        self.postponed: deque[Event] = deque()  # events received while weights were fetched
         self.departed: list[Event] = []  # deaths of workers that had finished
 
     # -- the segments
     def open(self) -> None:
         """Create the segments: control block, weights, data, and that of the group or the center."""
-        self.later.clear()
+        self.postponed.clear()
         self.departed.clear()
-        self.asking, job, self.variables = None, self.job, model_variables(self.model)
-        now = host_views(self.variables)
-        self.given = self.given or list(now)
+        self.waiting_rank, job, self.variables = None, self.job, model_variables(self.model)
+        values = host_views(self.variables)
+        self.initial = self.initial or list(values)
         index_of = {id(variable): index for index, variable in enumerate(self.variables)}
         self.optimizer_indices = [index_of[id(variable)] for variable in optimizer_variables(self.model)]
-        initial = [now[index] for index in self.optimizer_indices]
+        slots = [values[index] for index in self.optimizer_indices]
         if job.asynchronous:  # copied, because on PyTorch a view changes with its variable
-            initial = [np.array(array) for array in initial]
-        initial = self.checkpoints.optimizer() or initial
-        self.slots = {rank: self.checkpoints.optimizer(rank) or initial for rank in self.ranks}
+            slots = [np.array(array) for array in slots]
+        slots = self.checkpoints.optimizer() or slots
+        self.slots = {rank: self.checkpoints.optimizer(rank) or slots for rank in self.ranks}
         self.averages = self.checkpoints.averages()
-        self.ended, self.resumes = EpochOptimizerStates(), self.checkpoints.latest is not None
+        self.epoch_states, self.resumes = EpochOptimizerStates(), self.checkpoints.latest is not None
         for index, array in zip(self.optimizer_indices, self.slots[0], strict=True):
-            now[index] = array
+            values[index] = array
         self.control_block = ControlBlock.create(job.workers, job.epochs - job.initial_epoch, job.epoch_values)
-        self.weights = SharedWeights.create(now, [index_of[id(variable)] for variable in large_frozen(self.model)])
+        self.weights = SharedWeights.create(values, [index_of[id(variable)] for variable in large_frozen(self.model)])
         if not job.asynchronous:
             self.slots = {}
         self.entries, nbytes = serialization.layout(self.payload.arrays)
@@ -124,7 +124,7 @@ class LocalRun:
             job, self.algorithm, vector_nbytes(self.model), partial(flat_vectors, self.model)
         )
         self.feeder = None if self.stream is None else StreamFeeder(self.stream, job)
-        self.line = BatchChannel() if job.synchronous and job.per_batch else None
+        self.channel = BatchChannel() if job.synchronous and job.per_batch else None
         self.hangs = None if job.synchronous else HeartbeatMonitor(self.control_block, job)
         self.center: SharedMemoryParameterServer | None = None
         self.snapshots: CenterSnapshots | None = None
@@ -138,9 +138,9 @@ class LocalRun:
 
     def close(self) -> None:
         """Release the segments."""
-        if self.line is not None:
-            self.pool.unwatch(self.line.records)
-        shared = (self.center, self.snapshots, self.best, self.line, self.control_block, self.weights, self.data)
+        if self.channel is not None:
+            self.pool.unwatch(self.channel.records)
+        shared = (self.center, self.snapshots, self.best, self.channel, self.control_block, self.weights, self.data)
         for part in (self.feeder, *shared, self.exchange_segment):
             if part is not None:
                 part.close()
@@ -182,14 +182,14 @@ class LocalRun:
         try:
             self.send()
             all_stats = self.follow()
-            self.given = []  # frees each given value when the trained one replaces it
+            self.initial = []  # frees each initial value when the trained one replaces it
             self.fetch()
             if self.averages:
                 assign_average(self.model, mean_of(self.averages), finalize=True)
         except (KeyboardInterrupt, SystemExit) as error:
             # First the kill: no worker may write the weights while they are read.
             self.workers.kill()
-            self.asking = None  # no rank replies to a request for weights any more
+            self.waiting_rank = None  # no rank replies to a request for weights any more
             self.fetch()  # an interrupted run keeps what it has learned, as ``fit`` of plain Keras does
             if isinstance(error, SystemExit):  # the end was requested
                 self.callbacks.end()
@@ -197,7 +197,7 @@ class LocalRun:
         except WorkerFailedError:
             if not self.restart_policy.retry:
                 self.workers.kill()
-            for variable, value in zip(self.variables, self.given, strict=False):  # empty if all workers had finished
+            for variable, value in zip(self.variables, self.initial, strict=False):  # empty if all workers had finished
                 variable.assign(value)  # later weights may have been fetched for callbacks
             raise
         except BaseException:
@@ -235,44 +235,44 @@ class LocalRun:
             part = None
             if self.checkpoints.latest is not None:
                 part = self.slots_of(rank) if self.job.asynchronous else self.checkpoints.latest.of_rank(rank)
-            self.send_task(rank, task, part, [] if self.line is None or rank else self.line.fds)
+            self.send_task(rank, task, part, [] if self.channel is None or rank else self.channel.fds)
         self.weights.fill()
         self.task = task
-        if self.line is not None:
-            self.pool.watch(self.line.records, 0, header_of(messages.BatchRecorded()))
+        if self.channel is not None:
+            self.pool.watch(self.channel.records, 0, header_of(messages.BatchRecorded()))
         if self.feeder is not None:
             self.feeder.start()
 
-    def send_task(self, rank: int, task: messages.WorkerTask, part: Part | None, line: Sequence[int] = ()) -> None:
+    def send_task(self, rank: int, task: messages.WorkerTask, part: Part | None, channel: Sequence[int] = ()) -> None:
         """Send a rank its task, the state from which it resumes, and its descriptors of the batch channel."""
-        head, state = to_blobs(part) if part else ({}, [])
-        task = replace(task, state=head, line=bool(line))
+        state_layout, state = to_blobs(part) if part else ({}, [])
+        task = replace(task, state=state_layout, line=bool(channel))
         blobs = [self.payload.model.code, *self.payload.blobs, *state]
-        self.pool.call(rank, "choros.training.worker.main:serve", header_of(task), blobs, [*self.fds, *line])
+        self.pool.call(rank, "choros.training.worker.main:serve", header_of(task), blobs, [*self.fds, *channel])
 
     def follow(self) -> list[WorkerStats]:
         """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
         self.ready, self.all_stats, self.begun_training = set(), {}, False
-        beats, moved, looked = self.control_block.step_counts(), time.monotonic(), 0.0
+        beats, last_moved, polled_at = self.control_block.step_counts(), time.monotonic(), 0.0
         while len(self.all_stats) < self.job.workers:
-            # Thousands of records may come in a second. The checks of ``look`` must not wait for the last one.
-            while self.line is not None and moved - looked < _LOOK and not self.later:
-                if not self.pool.wait_for(self.line.records, _LOOK):
+            # Thousands of records may come in a second. The checks of ``poll`` must not wait for the last one.
+            while self.channel is not None and last_moved - polled_at < _POLL_SECONDS and not self.postponed:
+                if not self.pool.wait_for(self.channel.records, _POLL_SECONDS):
                     break
-                moved = self.record()
+                last_moved = self.record()
             self.receiving = time.thread_time()
             event = self.next(0.5)
             if event is not None and isinstance(event[1], messages.BatchRecorded):
-                moved = self.record()
+                last_moved = self.record()
             self.poll()
-            looked = time.monotonic()
+            polled_at = time.monotonic()
             if not np.array_equal(beats, latest := self.control_block.step_counts()) or event is not None:
-                beats, moved = latest, looked
+                beats, last_moved = latest, polled_at
             if event is None:
-                self.check_progress(beats, moved)
+                self.check_progress(beats, last_moved)
             elif not isinstance(event[1], messages.BatchRecorded):
                 self.handle(*event)
-                moved = time.monotonic()
+                last_moved = time.monotonic()
         if self.supervisor is not None:
             self.supervisor.save()
         return [self.all_stats[rank] for rank in self.ranks]
@@ -286,15 +286,15 @@ class LocalRun:
             self.hangs.poll()
         if self.supervisor is not None:
             self.supervisor.watch(self.all_stats)
-        if self.hangs is not None and (late := self.hangs.overdue(self.job.timeout, self.all_stats, self.pool.stopped)):
-            self.hung(self.hangs.beats, self.job.timeout, late[0])
+        if self.hangs is not None and (hung := self.hangs.overdue(self.job.timeout, self.all_stats, self.pool.stopped)):
+            self.hung(self.hangs.beats, self.job.timeout, hung[0])
 
-    def check_progress(self, beats: Array, moved: float) -> None:
-        """Fail if no rank has made a step since the time ``moved``, for longer than ranks wait for each other."""
+    def check_progress(self, beats: Array, last_moved: float) -> None:
+        """Fail if no rank has made a step since the time ``last_moved``, for longer than ranks wait for each other."""
         starting = not beats.all() or (self.hangs is not None and self.hangs.starting)
-        late = without_progress(self.job, bool(starting), time.monotonic() - moved, self.pool.stopped)
-        if late is not None:
-            self.hung(beats, *late)
+        exceeded = without_progress(self.job, bool(starting), time.monotonic() - last_moved, self.pool.stopped)
+        if exceeded is not None:
+            self.hung(beats, *exceeded)
 
     def handle(self, rank: int, message: Any, blobs: Any) -> None:
         """Process an event of a worker: a message of ``WORKER_EVENTS``, or a RankFailure; ignore other events."""
@@ -309,7 +309,7 @@ class LocalRun:
         elif isinstance(message, messages.StateSaved):
             complete = self.checkpoints.take(rank, from_blobs(message.part, blobs), message.asked, self.job.workers)
             self.checkpoints.busy += time.thread_time() - self.receiving
-            if complete and self.checkpoints.asked:
+            if complete and self.checkpoints.end_requested:
                 raise self.checkpoints.flush_for_exit()
         elif isinstance(message, messages.OptimizerSent):
             self.take_optimizer(rank, *from_blobs(message.part, blobs))
@@ -338,8 +338,8 @@ class LocalRun:
 
     def handle_batch(self, rank: int, message: messages.BatchEnded) -> None:
         """Run the callbacks of a batch."""
-        if self.line is not None:
-            self.line.learn(message.logs)
+        if self.channel is not None:
+            self.channel.learn(message.logs)
         if self.job.per_batch:
             self.batch(rank, message.epoch, message.step, message.logs)
         else:
@@ -350,15 +350,15 @@ class LocalRun:
         epoch, logs = message.epoch, message.logs
         if self.job.asynchronous and self.job.per_batch:
             self.receive_states(epoch)  # rank 0 has sent its batches already, but on another connection than this event
-            batches = [item for item in self.later if isinstance(item[1], messages.BatchEnded)]
+            batches = [item for item in self.postponed if isinstance(item[1], messages.BatchEnded)]
             for event in [item for item in batches if item[1].epoch <= epoch]:
-                self.later.remove(event)
+                self.postponed.remove(event)
                 self.handle(*event)
         if "loss" in logs:
             self.losses[epoch] = (message.seconds, epoch, logs["loss"])
         self.publish(self.callbacks.epoch_end(epoch, logs, message.metrics))
-        reached = self.callbacks.epoch  # the callbacks of an epoch that was reported too early have not run yet
-        self.control_block.allow_epoch(epoch + 1 if reached is None else reached)
+        next_epoch = self.callbacks.epoch  # the callbacks of an epoch that was reported too early have not run yet
+        self.control_block.allow_epoch(epoch + 1 if next_epoch is None else next_epoch)
         if self.hangs is not None:  # ranks that waited for these callbacks do not count as hung
             self.hangs.restart_clock()
         if self.supervisor is not None:
@@ -366,19 +366,19 @@ class LocalRun:
 
     def record(self) -> float:
         """Process a record of rank 0's batch channel; return the time."""
-        assert self.line is not None  # noqa: S101 - only a batch channel has such events
-        self.batch(0, *self.line.read())
+        assert self.channel is not None  # noqa: S101 - only a batch channel has such events
+        self.batch(0, *self.channel.read())
         return time.monotonic()
 
     def batch(self, rank: int, epoch: int, step: int, logs: dict[str, float]) -> None:
         """Run the callbacks of a batch, and reply to the rank that waits for the control message."""
-        self.asking = None if self.job.asynchronous else rank
+        self.waiting_rank = None if self.job.asynchronous else rank
         control = self.callbacks.batch(epoch, step, logs)
-        self.asking = None
+        self.waiting_rank = None
         if self.hangs is not None:
             self.hangs.restart_clock(rank)
-        if self.line is not None and control == NO_CHANGE:
-            self.line.send_no_change()
+        if self.channel is not None and control == NO_CHANGE:
+            self.channel.send_no_change()
         else:
             self.publish(control, ranks=[rank])
 
@@ -388,8 +388,8 @@ class LocalRun:
         Raises:
             PeerLostError: all workers have ended, and all their events were returned.
         """
-        if self.later:
-            return self.later.popleft()
+        if self.postponed:
+            return self.postponed.popleft()
         try:
             return self.receive(timeout)
         except CommTimeoutError:
@@ -398,9 +398,7 @@ class LocalRun:
     def receive(self, timeout: float) -> Event:
         """Return the next event that arrives; raise as ``Pool.receive`` does."""
         rank, event, blobs = self.pool.receive(timeout)
-        if isinstance(event, dict):
-            return rank, messages.WORKER_EVENTS.decode(event), blobs
-        return rank, event, blobs
+        return rank, messages.WORKER_EVENTS.decode(event) if isinstance(event, dict) else event, blobs
 
     def publish(self, control: TrainerControl, *, everyone: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Send a control message to waiting ranks; for asynchronous ranks publish it in the control block."""
@@ -432,7 +430,7 @@ class LocalRun:
         Args:
             epoch: int. If asynchronous, load the center that was validated at this epoch's end. None: the latest.
         """
-        self.keep_given()
+        self.copy_initial()
         if self.center is not None:
             vectors = flat_vectors(self.model)
             if epoch is None or self.snapshots is None or not self.snapshots.read(epoch, *vectors):
@@ -441,29 +439,30 @@ class LocalRun:
             optimizer, averages = None, self.averages
             if epoch is not None:
                 self.receive_states(epoch)
-                optimizer, averages = self.ended.optimizer(epoch), {**averages, **self.ended.averages(epoch)}
+                optimizer = self.epoch_states.optimizer(epoch)
+                averages = {**averages, **self.epoch_states.averages(epoch)}
             assign_optimizer(self.model, optimizer or self.slots[0])
             if averages:
                 assign_average(self.model, mean_of(averages))
             return
-        if self.asking is not None:
-            self.have_written(self.asking)
+        if self.waiting_rank is not None:
+            self.have_written(self.waiting_rank)
         elif self.best is not None:
             self.best.show(self.model, max(self.losses, default=None) if epoch is None else epoch)
             return
         changed, views = self.weights.changed(), self.weights.views()
         assign_views([self.variables[index] for index in changed], [views[index] for index in changed])
 
-    def keep_given(self) -> None:
-        """Copy the given weights if they share memory with the model, which is about to change (PyTorch).
+    def copy_initial(self) -> None:
+        """Copy the initial weights if they share memory with the model, which is about to change (PyTorch).
 
         Frozen weights are not copied: the shared memory that holds them is never written.
         """
-        if self.workers.backend != "torch" or self.given_copied or not self.given:
+        if self.workers.backend != "torch" or self.initial_copied or not self.initial:
             return
         frozen = self.weights.given()
-        self.given = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.given)]
-        self.given_copied = True
+        self.initial = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.initial)]
+        self.initial_copied = True
 
     def have_written(self, rank: int) -> None:
         """Request the weights for callbacks from a rank that waits for a control message, and wait for them.
@@ -472,21 +471,21 @@ class LocalRun:
             WorkerFailedError: the rank has failed.
             CommTimeoutError: the rank does not reply in time.
         """
-        for number, event, _ in self.later:
-            if number == rank and isinstance(event, RankFailure):
-                self.fail(number, event)
+        for sender, event, _ in self.postponed:
+            if sender == rank and isinstance(event, RankFailure):
+                self.fail(sender, event)
         self.send_to(rank, messages.ShowWeights())
-        limit = time.monotonic() + self.job.timeout
-        while time.monotonic() < limit:
+        deadline = time.monotonic() + self.job.timeout
+        while time.monotonic() < deadline:
             with suppress(CommTimeoutError):
-                number, event, blobs = self.receive(0.5)
-                if number == rank and isinstance(event, messages.WeightsShown):
+                sender, event, blobs = self.receive(0.5)
+                if sender == rank and isinstance(event, messages.WeightsShown):
                     self.callbacks.show_metrics(event.metrics)
                     return
-                if number == rank and isinstance(event, RankFailure):
-                    self.fail(number, event)
-                self.later.append((number, event, blobs))
-        raise CommTimeoutError(f"rank {rank} has not sent the weights for a callback in {self.job.timeout:g} s.")
+                if sender == rank and isinstance(event, RankFailure):
+                    self.fail(sender, event)
+                self.postponed.append((sender, event, blobs))
+        raise CommTimeoutError(f"rank {rank} sent no weights for a callback in {self.job.timeout:g} s: see its output.")
 
     def receive_states(self, epoch: int) -> None:
         """Receive the optimizers' states of an epoch's end. Each rank has sent its state before it ended the epoch.
@@ -494,17 +493,17 @@ class LocalRun:
         If training resumes from a checkpoint, a rank may have ended that epoch in the earlier run.
         """
         ranks = self.ranks if averages_of(self.model.optimizer) else self.ranks[:1]
-        limit = time.monotonic() + self.job.timeout
+        deadline = time.monotonic() + self.job.timeout
 
         def missing(rank: int) -> bool:
-            last = self.ended.last(rank)
+            last = self.epoch_states.last(rank)
             return last < epoch and (last >= 0 or not self.resumes)
 
         while any(map(missing, ranks)):
             try:
                 rank, event, blobs = self.receive(0.5)
             except CommTimeoutError:
-                if time.monotonic() > limit:
+                if time.monotonic() > deadline:
                     return
                 continue
             except PeerLostError:  # all workers have ended
@@ -512,7 +511,7 @@ class LocalRun:
             if isinstance(event, messages.OptimizerSent):
                 self.take_optimizer(rank, *from_blobs(event.part, blobs))
                 continue
-            self.later.append((rank, event, blobs))
+            self.postponed.append((rank, event, blobs))
             if isinstance(event, RankFailure) and rank in ranks:
                 return
 
@@ -525,7 +524,7 @@ class LocalRun:
         if (epoch := facts["epoch"]) is not None:
             average = [self.averages[rank][1]] if groups["average"] else []
             part = facts, {"optimizer": self.slots[rank] if groups["optimizer"] else [], "average": average}
-            self.ended.put(rank, epoch, part, epoch if self.callbacks.epoch is None else self.callbacks.epoch)
+            self.epoch_states.put(rank, epoch, part, epoch if self.callbacks.epoch is None else self.callbacks.epoch)
 
     def slots_of(self, rank: int) -> Part:
         """Return an asynchronous worker's last optimizer state, for a checkpoint or for its new process."""
@@ -553,13 +552,13 @@ class LocalRun:
     def fail(self, rank: int, report: RankFailure, done: Iterable[int] = ()) -> None:
         """End the run: wait at most 5 seconds for unfinished ranks to write the last center, then raise the failure."""
         reason = f"rank {rank} failed"
-        if self.line is not None:  # records are no longer read
-            self.pool.unwatch(self.line.records)
+        if self.channel is not None:  # records are no longer read
+            self.pool.unwatch(self.channel.records)
         # Synchronous ranks wait for the failed one inside the group, asynchronous ones poll the control block.
         if self.exchange_segment is not None and self.center is None:
             SharedGroup.abort(self.exchange_segment, reason)
         self.control_block.publish(TrainerControl(stop=True))
-        self.later.extend(self.departed)
+        self.postponed.extend(self.departed)
         first, finished, deadline = (rank, report), {rank, *done}, time.monotonic() + 5.0
         finished |= set(report.missing)  # they do not answer
         finished -= {other for other, *_ in self.departed}  # their events are read again, because one may be the cause

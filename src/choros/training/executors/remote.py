@@ -41,10 +41,10 @@ from choros.training.worker.messages import (
     StateReply,
 )
 
-_CAUSE = 5.0  # seconds to wait for the first failure after a report of a rank that only lost its peer
-_ENDS = 10.0  # seconds that finished ranks may take to end
+_CAUSE_SECONDS = 5.0  # to wait for the first failure after a report of a rank that only lost its peer
+_EXIT_SECONDS = 10.0  # that finished ranks may take to end
 _OUTPUT_LINES = 30  # number of lines kept of the ranks' output
-_POLL = 20.0  # seconds until the reply to rank 0 if the end is not requested; rank 0 then asks again
+_LONG_POLL_SECONDS = 20.0  # until the reply to ``AwaitEnd`` if the end is not requested; rank 0 then asks again
 
 
 class RemoteRun(CallbackServer):
@@ -54,22 +54,27 @@ class RemoteRun(CallbackServer):
         plan: FitRequest, whose job describes its sources.
         payload: FitPayload.
         launcher: Launcher. Starts the ranks.
-        how: LaunchPreferences.
+        preferences: LaunchPreferences.
         restarts: int. Number of restarts of all ranks. Defaults to 0.
     """
 
     def __init__(
-        self, plan: FitRequest, payload: FitPayload, launcher: Launcher, how: LaunchPreferences, restarts: int = 0
+        self,
+        plan: FitRequest,
+        payload: FitPayload,
+        launcher: Launcher,
+        preferences: LaunchPreferences,
+        restarts: int = 0,
     ) -> None:
         super().__init__(plan.model, plan.job, plan.callbacks)
-        self.plan, self.payload, self.launcher, self.how = plan, payload, launcher, how
-        self.given = shown(self.model)
+        self.plan, self.payload, self.launcher, self.preferences = plan, payload, launcher, preferences
+        self.initial_weights = shown(self.model)
         self.output: deque[str] = deque(maxlen=_OUTPUT_LINES)
-        self.patience = 0.0  # seconds that ranks may take to end by themselves
+        self.exit_seconds = 0.0  # that ranks may take to end by themselves
         self.entries, self.nbytes = serialization.layout(payload.arrays)
         self.checkpoints: CheckpointManager = plan.checkpoints or CheckpointManager(None)
         self.restart_policy, self.first_job = RestartPolicy(restarts, plan.job.workers), plan.job
-        self.asked = threading.Event()
+        self.end_requested = threading.Event()
         self.lanes: list[bytes] = []
 
     def run(self) -> RunRecord:
@@ -81,7 +86,7 @@ class RemoteRun(CallbackServer):
         startup = time.perf_counter() - self.plan.begun
         with (
             SharedCodeFolder([self.payload.model.code, *self.payload.blobs]) as folder,
-            self.checkpoints.listening(self.asked.set),
+            self.checkpoints.listening(self.end_requested.set),
         ):
             self.folder = folder
             while True:
@@ -97,10 +102,11 @@ class RemoteRun(CallbackServer):
 
     def _attempt(self) -> tuple[list[WorkerStats], list[tuple[float, int, float]], str]:
         """Start the ranks, and process their events until they end."""
-        self.patience = 0.0
-        with self.opened(self.how.network, self.launcher.here) as home:
-            environ, how = {HOME: json.dumps(header_of(home))}, replace(self.how, files=self.folder.paths)
-            process = self.launcher.start("choros.training.worker.remote_main", self.job.workers, environ, how)
+        self.exit_seconds = 0.0
+        with self.opened(self.preferences.network, self.launcher.here) as home:
+            environ = {HOME: json.dumps(header_of(home))}
+            preferences = replace(self.preferences, files=self.folder.paths)
+            process = self.launcher.start("choros.training.worker.remote_main", self.job.workers, environ, preferences)
             process.read(self.store_line)
             try:
                 return self.follow(process)
@@ -109,12 +115,12 @@ class RemoteRun(CallbackServer):
                 put(self.model, self.latest)
                 raise
             except BaseException:
-                put(self.model, self.given)  # later weights may have been loaded for callbacks
+                put(self.model, self.initial_weights)  # later weights may have been loaded for callbacks
                 raise
             finally:
                 # First the replies: ranks that wait for one then end by themselves, before ``end`` must use force.
                 self.dismiss()
-                process.end(self.patience)
+                process.end(self.exit_seconds)
 
     def prepare_restart(self, error: WorkerFailedError) -> bool:
         """Prepare a restart of all ranks from the last state. Return False if no restart is possible."""
@@ -127,15 +133,15 @@ class RemoteRun(CallbackServer):
     def store_line(self, text: str) -> None:
         """Store a line of a rank's output for error messages, and print it if ``echo`` is set."""
         self.output.append(text)
-        if self.how.echo:
+        if self.preferences.echo:
             write_line(text)
 
     def answer(self, request: object, rank: int) -> Reply:
         """Return the job, the data, the weights or the state of a rank; or whether the end is requested."""
         if isinstance(request, GetWeights):
-            return {}, self.given
+            return {}, self.initial_weights
         if isinstance(request, AwaitEnd):
-            return header_of(EndReply(self.asked.wait(_POLL))), []
+            return header_of(EndReply(self.end_requested.wait(_LONG_POLL_SECONDS))), []
         if isinstance(request, GetState):
             return self.state_of(rank)
         if isinstance(request, GetData):
@@ -168,25 +174,27 @@ class RemoteRun(CallbackServer):
             self.checkpoints.poll()
             # The time limit of ``CHOROS_STOP_AT`` sends no signal, so it is polled.
             if self.checkpoints.checkpoint is not None and self.checkpoints.checkpoint.asked:
-                self.asked.set()
+                self.end_requested.set()
             if item is None:
                 if process.code() is not None:
                     self.ended(process, done)
                 if not self.hosts and time.monotonic() - begun > self.job.first_timeout:
                     raise WorkerFailedError(
-                        f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s.", rank=0
+                        f"{self.launcher} has started no rank for {self.job.first_timeout:.0f} s: see what it waits "
+                        "for, or give the Trainer a larger first_timeout.",
+                        rank=0,
                     )
                 continue
-            rank, message, arrays, back = item
+            rank, message, arrays, reply_queue = item
             if isinstance(message, RankFailure):
                 self.fail(process, rank, message)
             elif isinstance(message, RunStateSaved):
                 self.checkpoints.store_state(Snapshot.of(message.facts, read_raw(arrays, message.kinds)))
-                back.put(({}, []))
+                reply_queue.put(({}, []))
             elif isinstance(message, EndedOnRequest):
-                back.put(({}, []))
+                reply_queue.put(({}, []))
                 # The ranks end by themselves, with the exit code that the job's script expects.
-                self.patience = _ENDS
+                self.exit_seconds = _EXIT_SECONDS
                 raise self.checkpoints.flush_for_exit()
             elif isinstance(message, ConnectionClosed) and rank not in done:
                 self.fail_without_report(process, rank)
@@ -195,17 +203,17 @@ class RemoteRun(CallbackServer):
                 if rank == 0:
                     self.lanes = [lane.tobytes() for lane in arrays[: message.lanes]]
                     self.latest = arrays[message.lanes :]
-                back.put(({}, []))
+                reply_queue.put(({}, []))
             elif isinstance(message, CONTROLLED):
                 self.apply_control(item)
-        self.patience = _ENDS
+        self.exit_seconds = _EXIT_SECONDS
         return done[0].stats, done[0].losses, done[0].transport
 
     # -- failure
     def fail(self, process: LaunchedJob, rank: int, report: RankFailure) -> None:
         """Raise for the rank that failed first, and not for a rank that only lost its peer."""
-        until = time.monotonic() + _CAUSE
-        while report.is_echo and time.monotonic() < until:
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while report.is_echo and time.monotonic() < deadline:
             item = self.next(0.2)
             if item is not None and isinstance(item.message, RankFailure) and not item.message.is_echo:
                 rank, report = item.rank, item.message
@@ -220,14 +228,14 @@ class RemoteRun(CallbackServer):
         """Raise for a rank whose connection closed without a report."""
         # Ranks that wait for a reply must get their error now, or the launcher could not end within the wait below.
         self.dismiss()
-        code = process.wait(_CAUSE)
-        name = ""
+        code = process.wait(_CAUSE_SECONDS)
+        signal_name = ""
         # Launchers report a signal as shells do: 128 plus its number.
         if code is not None and code > 128:
             with suppress(ValueError):
-                name = signal.Signals(code - 128).name
+                signal_name = signal.Signals(code - 128).name
         exit_code, output = -1 if code is None else code, "\n".join(self.output)
-        report = RankFailure(host=self.hosts.get(rank, ""), signal=name, exit=exit_code, output=output)
+        report = RankFailure(host=self.hosts.get(rank, ""), signal=signal_name, exit=exit_code, output=output)
         self.restart_policy.judge(report)
         raise failure(rank, self.job.workers, report, self.last(), what="worker")
 

@@ -39,8 +39,8 @@ class RemoteCallbackRunner:
 
     user = True  # also without callbacks: at an epoch's end the model holds that epoch's weights for a moment
 
-    def __init__(self, line: RpcConnection, model: keras.Model, job: FitConfig) -> None:
-        self.line, self.model, self.job = line, model, job
+    def __init__(self, link: RpcConnection, model: keras.Model, job: FitConfig) -> None:
+        self.link, self.model, self.job = link, model, job
         self.epoch: int | None = job.initial_epoch
         self.fetch: Callable[[int | None], None] = lambda epoch: None
         self.metrics: list[float] = []
@@ -66,10 +66,10 @@ class RemoteCallbackRunner:
         """Do nothing: the caller runs the last callbacks when it has the final weights."""
 
     def _ask(self, event: object, weights: bool = False) -> TrainerControl:
-        header, arrays = self.line.request(header_of(event), shown(self.model) if weights else ())
+        header, arrays = self.link.request(header_of(event), shown(self.model) if weights else ())
         while isinstance(reply := REPLIES.decode(header), ShowWeights):  # a callback touches weights
             self.fetch(None)
-            header, arrays = self.line.request(header_of(WeightsShown(self.metrics)), shown(self.model))
+            header, arrays = self.link.request(header_of(WeightsShown(self.metrics)), shown(self.model))
         self.epoch = reply.epoch
         control: TrainerControl = reply.control
         if control.variables:
@@ -84,13 +84,13 @@ class _RemoteStore:
 
     def __init__(self, dial: Callable[[], RpcConnection]) -> None:
         self._dial = dial
-        self._line: RpcConnection | None = None
+        self._link: RpcConnection | None = None
 
     def save(self, facts: dict[str, Any], arrays: list[Array]) -> None:
         """Send a state over a separate connection, because callbacks may use the first one at the same time."""
-        if self._line is None:
-            self._line = self._dial()
-        self._line.request(header_of(RunStateSaved(facts, kinds_of(arrays))), raw(arrays))
+        if self._link is None:
+            self._link = self._dial()
+        self._link.request(header_of(RunStateSaved(facts, kinds_of(arrays))), raw(arrays))
 
 
 class _RemoteCheckpoint(Checkpoint):
@@ -100,21 +100,21 @@ class _RemoteCheckpoint(Checkpoint):
         schedule = job.checkpoint_schedule or {}
         super().__init__(_RemoteStore.directory, signals=schedule.get("signals", ()))
         self.store = _RemoteStore(dial)  # type: ignore[assignment]
-        self._lead, self._dial, self._asks = lead, dial, schedule.get("asks", False)
+        self._lead, self._dial, self._polls_caller = lead, dial, schedule.get("asks", False)
 
     @contextmanager
     def listening(self, then: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Handle the signals within this context. Rank 0 also polls the caller for a request to end, in a thread."""
         with super().listening(then):
-            if self._lead and self._asks:
+            if self._lead and self._polls_caller:
                 threading.Thread(target=self._poll_end_request, args=(then,), name="choros-asked", daemon=True).start()
             yield
 
     def _poll_end_request(self, then: Callable[[], None]) -> None:
         # The connection ends with the run. If the caller has failed, the first connection reports that.
         with suppress(ChorosError, OSError):
-            line = self._dial()
-            while not ask(line, AwaitEnd(), EndReply).requested:  # the caller replies late (long polling)
+            link = self._dial()
+            while not ask(link, AwaitEnd(), EndReply).requested:  # the caller replies late (long polling)
                 pass
             self._requested = True
             then()
@@ -142,9 +142,9 @@ class RemoteCheckpointManager(CheckpointManager):
         return SystemExit(AGAIN)
 
 
-def take_state(line: RpcConnection, rank: int) -> Snapshot | None:
+def take_state(link: RpcConnection, rank: int) -> Snapshot | None:
     """Return the state to resume from, with the parts that a rank needs; None if training does not resume."""
-    header, arrays = line.request(header_of(GetState()))
+    header, arrays = link.request(header_of(GetState()))
     reply = decode(StateReply, header)
     if reply.facts is None:
         return None

@@ -14,7 +14,7 @@ from choros.training.run_record import Restart
 logger = logging.getLogger(__name__)
 
 # Errors of the user's model, data or arguments: a restart would only repeat them.
-_OWN_FAULT = (
+_NOT_RETRIED = (
     "InvalidInputError",
     "UnknownAlgorithmError",
     "UnstableAlgorithmError",
@@ -48,7 +48,7 @@ class RestartPolicy:
         self.idle: set[int] | None = None if rereadable else set()
         self.retry, self._counts = False, True
         self.missing: list[int] = []
-        self._begun = time.monotonic()
+        self._begun_at = time.monotonic()
 
     def was_idle(self, rank: int, report: RankFailure) -> bool:
         """Return whether a worker that was idle before this fit has ended before training began."""
@@ -67,7 +67,7 @@ class RestartPolicy:
         report = report or RankFailure()
         was_idle = rank is not None and self.was_idle(rank, report)
         self.missing, self._counts = report.missing, not was_idle
-        self.retry = was_idle or (self.left > 0 and report.type.rpartition(".")[2] not in _OWN_FAULT)
+        self.retry = was_idle or (self.left > 0 and report.type.rpartition(".")[2] not in _NOT_RETRIED)
 
     def count(self, error: WorkerFailedError, position: tuple[int, int] | None, all_ranks: bool) -> None:
         """Count a restart, unless it replaces a worker that was idle, and report it on stderr.
@@ -86,15 +86,15 @@ class RestartPolicy:
         self.left -= 1
         epoch, batch = position or (0, 0)
         rank = self.missing[0] if self.missing else error.rank  # the rank that timed out is not the cause
-        made = Restart(
-            rank, error.host, error.signal, str(error).partition("\n")[0], time.monotonic() - self._begun,
+        restart = Restart(
+            rank, error.host, error.signal, str(error).partition("\n")[0], time.monotonic() - self._begun_at,
             epoch, batch,
         )  # fmt: skip
-        self.done.append(made)
-        who_restarts = "all ranks restart" if all_ranks else f"rank {rank} restarts in a new process"
-        why = made.reason.rstrip(".")
+        self.done.append(restart)
+        scope = "all ranks restart" if all_ranks else f"rank {rank} restarts in a new process"
+        cause = restart.reason.rstrip(".")
         position_text = f"epoch {epoch + 1}, after {batch} of its batches"
-        logger.warning(f"{why}; {who_restarts} in {position_text} ({counted(self.left, 'restart')} left)")
+        logger.warning(f"{cause}; {scope} in {position_text} ({counted(self.left, 'restart')} left)")
 
     def start(self, workers: WorkerPool) -> Pool:
         """Start the workers, with new processes for ``unfit`` ranks.

@@ -23,8 +23,8 @@ from choros.data import serialization
 from choros.errors import PeerLostError
 from choros.types import Array
 
-_MB = 1 << 20
-_FILLED = 0  # index of the word that counts the variables whose initial values have been written
+_CHUNK_BYTES = 1 << 20
+_FILLED_WORD = 0  # index of the word that counts the variables whose initial values have been written
 
 
 class SharedWeights:
@@ -43,7 +43,7 @@ class SharedWeights:
         >>> same = SharedWeights.attach(weights.layout, os.dup(weights.common.fd), os.dup(weights.frozen.fd))
         >>> arrays, lent = same.lend()
         >>> weights.fill()
-        >>> arrays[1][0] = 5  # seen by who attached alone
+        >>> arrays[1][0] = 5  # visible only in the process that attached
         >>> lent, weights.views()
         ([1], [array([0., 0., 0.]), array([1., 1.])])
         >>> same.write(arrays)
@@ -64,7 +64,7 @@ class SharedWeights:
         self._flags = common.array(np.uint8, len(self.entries), CACHE_LINE)
         self._start = CACHE_LINE + align(len(self.entries))
         self._values = common.array(np.uint8, self.nbytes, self._start)
-        self._given = frozen.array(np.uint8, frozen.nbytes, 0)
+        self._initial_values = frozen.array(np.uint8, frozen.nbytes, 0)
         self._parent = os.getppid()
         self._unwritten = unwritten
 
@@ -98,7 +98,7 @@ class SharedWeights:
                 self.frozen.write(array, entry["offset"])
             else:
                 self.common.write(array, self._start + self.entries[index]["offset"])
-            self._waiter.publish(_FILLED, index + 1)
+            self._waiter.publish(_FILLED_WORD, index + 1)
         self._unwritten = ()
 
     def wait(self, index: int) -> None:
@@ -113,11 +113,11 @@ class SharedWeights:
             if os.getppid() != self._parent:
                 raise PeerLostError("The process that called fit ended while it sent the model's weights.")
 
-        self._waiter.wait(_FILLED, index + 1, math.inf, check)
+        self._waiter.wait(_FILLED_WORD, index + 1, math.inf, check)
 
     def given(self) -> dict[int, Array]:
         """Return the initial values of frozen variables, by index, without a copy."""
-        return {index: serialization.at(entry, self._given) for index, entry in self._frozen_entries.items()}
+        return {index: serialization.at(entry, self._initial_values) for index, entry in self._frozen_entries.items()}
 
     def lend(self) -> tuple[list[Array], list[int]]:
         """Return the last written values of all variables, and the indices of those whose memory a model may use.
@@ -158,23 +158,23 @@ class SharedWeights:
         """Write all variables, without frozen ones that have their initial value."""
         for index, array in enumerate(arrays):
             entry = self._frozen_entries.get(index)
-            if entry is not None and not self._flags[index] and self._as_given(entry, array):
+            if entry is not None and not self._flags[index] and self._has_initial_value(entry, array):
                 continue
             view = serialization.at(self.entries[index], self._values)
-            if view.dtype == array.dtype and view.shape == array.shape:  # no page faults
+            if view.dtype == array.dtype and view.shape == array.shape:  # unlike ``copyto``, it causes no page faults
                 self.common.write(array, self._start + self.entries[index]["offset"])
             else:
                 np.copyto(view, array)
             self._flags[index] = 1
 
-    def _as_given(self, entry: dict[str, Any], array: Array) -> bool:
+    def _has_initial_value(self, entry: dict[str, Any], array: Array) -> bool:
         """Return whether a frozen variable has its initial bits. A private mapping may have been written."""
-        begin = serialization.at(entry, self._given)
-        if array.ctypes.data == begin.ctypes.data and not self.frozen.written(entry["offset"], begin.nbytes):
+        unchanged = serialization.at(entry, self._initial_values)
+        if array.ctypes.data == unchanged.ctypes.data and not self.frozen.written(entry["offset"], unchanged.nbytes):
             return True
-        data, buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.empty(_MB, np.uint8)
-        for start in range(0, data.size, _MB):
-            part = data[start : start + _MB]
+        data, buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8), np.empty(_CHUNK_BYTES, np.uint8)
+        for start in range(0, data.size, _CHUNK_BYTES):
+            part = data[start : start + _CHUNK_BYTES]
             # Read from the file, because this process's private mapping may be the changed copy.
             if os.preadv(self.frozen.fd, [buffer[: part.size].data], entry["offset"] + start) != part.size:
                 return False
@@ -184,7 +184,7 @@ class SharedWeights:
 
     def close(self) -> None:
         """Release the segments. A model that uses their memory keeps it alive."""
-        self._flags = self._values = self._given = np.empty(0, np.uint8)
+        self._flags = self._values = self._initial_values = np.empty(0, np.uint8)
         self._waiter.words = memoryview(b"").cast("q")
         self.common.close()
         self.frozen.close()

@@ -41,7 +41,7 @@ class LocalExecutor:
 
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``Executor``."""
-        request, payload = load_payload(request, here=True)
+        request, payload = load_payload(request, on_this_host=True)
         if self.owned:
             idle_workers.take(self.pool)
         try:
@@ -85,7 +85,7 @@ class RemoteExecutor:
 
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``Executor``."""
-        request, payload = load_payload(request, here=False)
+        request, payload = load_payload(request, on_this_host=False)
         run = RemoteRun(request, payload, self.launcher, self.preferences, self.restarts)
         record = run.run()
         request.callbacks.end()

@@ -19,8 +19,8 @@ from choros.training.spec import FitConfig
 from choros.types import Array, Batch
 
 # A slot has at least 64 MiB and at least 16 times the first batch. Pages are allocated only when they are written.
-_LEAST, _TIMES = 1 << 26, 16
-_HEAD = 64
+_MIN_SLOT_BYTES, _BATCHES_PER_SLOT = 1 << 26, 16
+_HEADER_OFFSET = 64  # of the JSON header in a slot; its length comes first, and the arrays after it
 
 
 class StreamFeeder:
@@ -38,8 +38,8 @@ class StreamFeeder:
         self.error: BaseException | None = None
         self._source, self._job, self._stopped = source, job, False
         first = serialization.flat(source.sample())[1]
-        nbytes = _TIMES * sum(array.nbytes for array in first)
-        self.ring = Ring.create(job.workers, source.depth, max(_LEAST, nbytes))
+        nbytes = _BATCHES_PER_SLOT * sum(array.nbytes for array in first)
+        self.ring = Ring.create(job.workers, source.depth, max(_MIN_SLOT_BYTES, nbytes))
         self._thread = threading.Thread(target=self._run, name="choros-feeder", daemon=True)
 
     def start(self) -> None:
@@ -63,15 +63,15 @@ class StreamFeeder:
     def _put(self, batch: Batch) -> None:
         tree, arrays = serialization.flat(batch)
         entries, nbytes = serialization.layout(arrays)
-        head = json.dumps([tree, entries, batch.rows]).encode()
-        begin = align(_HEAD + len(head))
+        header = json.dumps([tree, entries, batch.rows]).encode()
+        data_offset = align(_HEADER_OFFSET + len(header))
 
         def write(memory: Array) -> None:
-            memory[:8].view(np.int64)[0] = len(head)
-            memory[_HEAD : _HEAD + len(head)] = np.frombuffer(head, np.uint8)
-            serialization.write(entries, arrays, memory[begin:])
+            memory[:8].view(np.int64)[0] = len(header)
+            memory[_HEADER_OFFSET : _HEADER_OFFSET + len(header)] = np.frombuffer(header, np.uint8)
+            serialization.write(entries, arrays, memory[data_offset:])
 
-        self.ring.put(begin + nbytes, write, self._check)
+        self.ring.put(data_offset + nbytes, write, self._check)
 
     def _check(self, waited: float) -> None:
         if self._stopped:
@@ -133,9 +133,9 @@ class StreamReader:
                 self._ring.release(self._rank)
                 return
             length = int(memory[:8].view(np.int64)[0])
-            tree, entries, rows = json.loads(memory[_HEAD : _HEAD + length].tobytes())
-            begin = align(_HEAD + length)
-            batch = serialization.nested(tree, serialization.views(entries, memory[begin:]))
+            tree, entries, rows = json.loads(memory[_HEADER_OFFSET : _HEADER_OFFSET + length].tobytes())
+            data_offset = align(_HEADER_OFFSET + length)
+            batch = serialization.nested(tree, serialization.views(entries, memory[data_offset:]))
             yield *batch, rows
             self._ring.release(self._rank)
 

@@ -21,7 +21,7 @@ from choros.errors import InvalidInputError, counted, warn
 from choros.launch.process.rank_limit import check_ranks, crowding
 from choros.launch.process.worker_pool import Pool
 
-_MOST = 1_000_000  # workers
+_MAX_WORKERS = 1_000_000
 
 
 class Processes(NamedTuple):
@@ -204,10 +204,10 @@ class WorkerPool:
         if usable and self._devices == "shared" and max(self.per_worker) <= len(usable):
             return [[usable[number % len(usable)] for number in range(start, end)] for start, end in spans]
         if usable or self._devices in ("gpu", "shared"):
-            raise InvalidInputError(self._too_few(len(usable), needed))
+            raise InvalidInputError(self._too_few_gpus(len(usable), needed))
         return [[] for _ in spans]
 
-    def _too_few(self, usable: int, needed: int) -> str:
+    def _too_few_gpus(self, usable: int, needed: int) -> str:
         """Return the error message for too few GPUs, with the remedy."""
         device_text = f" with {needed} devices" if needed > self.size else ""
         if not usable:
@@ -267,19 +267,19 @@ def check_workers(workers: object) -> int:
     """Return ``workers``; refuse values that are not whole numbers of 1 to a million."""
     if not is_whole(workers, 1):
         raise InvalidInputError(f"workers={workers!r}: give a whole number of workers, 1 or more.")
-    if workers > _MOST:  # lists with an element for each worker follow, before the limit of a host is checked
-        raise InvalidInputError(f"workers={workers!r}: give at most {_MOST:,} workers.")
+    if workers > _MAX_WORKERS:  # lists with an element for each worker follow, before the limit of a host is checked
+        raise InvalidInputError(f"workers={workers!r}: give at most {_MAX_WORKERS:,} workers.")
     return int(workers)
 
 
 def each_devices(devices: int | Sequence[int], workers: int) -> list[int]:
     """Return the number of devices of each worker; refuse invalid ``devices_per_worker``."""
-    several = list(devices) if isinstance(devices, Sequence) else [devices] * workers
-    if len(several) != workers or not all(is_whole(count, 1) for count in several):
+    counts = list(devices) if isinstance(devices, Sequence) else [devices] * workers
+    if len(counts) != workers or not all(is_whole(count, 1) for count in counts):
         raise InvalidInputError(
             f"devices_per_worker={devices!r}: give a whole number, 1 or more, or one for each of {workers}."
         )
-    return [int(count) for count in several]
+    return [int(count) for count in counts]
 
 
 def device_variables(backend: str, gpus: Sequence[Gpu]) -> Mapping[str, str]:

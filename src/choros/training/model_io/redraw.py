@@ -25,21 +25,21 @@ def redraw(model: Any) -> None:
     Raises:
         NotSerializableError: a layer cannot be created from its configuration, so its weights cannot be drawn.
     """
-    for layer in _drawing(model):
+    for layer in _trainable_layers(model):
         try:
             with _configurable(layer) as scope, scope:
-                fresh = type(layer).from_config(layer.get_config())
-                if not fresh.built and (shapes := layer.get_build_config()):
-                    fresh.build_from_config(shapes)
-            for variable, other in zip(layer._trainable_variables, fresh._trainable_variables, strict=True):
+                redrawn = type(layer).from_config(layer.get_config())
+                if not redrawn.built and (shapes := layer.get_build_config()):
+                    redrawn.build_from_config(shapes)
+            for variable, other in zip(layer._trainable_variables, redrawn._trainable_variables, strict=True):
                 variable.assign(other)
         except Exception as error:  # a user's class may raise any exception
             raise _refusal(model, layer, error) from error
     optimizer = model.optimizer
     with _configurable(optimizer) as scope, scope:
-        fresh = type(optimizer).from_config(optimizer.get_config())
-        fresh.build(model.trainable_variables)
-    for variable, other in zip(optimizer.variables, fresh.variables, strict=True):
+        redrawn = type(optimizer).from_config(optimizer.get_config())
+        redrawn.build(model.trainable_variables)
+    for variable, other in zip(optimizer.variables, redrawn.variables, strict=True):
         variable.assign(other)
 
 
@@ -50,7 +50,7 @@ def check_redraw(model: Any) -> None:
     Raises:
         NotSerializableError: a layer has no configuration; the message names it.
     """
-    for layer in _drawing(model):
+    for layer in _trainable_layers(model):
         try:
             with _configurable(layer), warnings.catch_warnings(action="ignore"):
                 layer.get_config()
@@ -58,7 +58,7 @@ def check_redraw(model: Any) -> None:
             raise _refusal(model, layer, error) from error
 
 
-def _drawing(model: Any) -> list[Any]:
+def _trainable_layers(model: Any) -> list[Any]:
     """Return the layers that directly hold trainable variables."""
     return [layer for layer in model._flatten_layers() if layer.trainable and layer._trainable_variables]
 
@@ -72,7 +72,7 @@ def _refusal(model: Any, layer: Any, error: Exception) -> NotSerializableError:
 
 
 @contextmanager
-def _configurable(thing: Any) -> Iterator[Any]:
+def _configurable(instance: Any) -> Iterator[Any]:
     """Replace the lambdas in an object by ``linear`` within this context, because Keras does not deserialize lambdas.
 
     Initial weights do not depend on them. Yield a scope in which Keras finds the classes and functions that the object
@@ -80,13 +80,17 @@ def _configurable(thing: Any) -> Iterator[Any]:
     """
     import keras
 
-    values = [*vars(thing).values(), *vars(getattr(thing, "inner_optimizer", thing)).values()]
-    kinds = [value if isinstance(value, types.FunctionType) else type(value) for value in values]
-    lambdas = {name: value for name, value in vars(thing).items() if getattr(value, "__name__", "") == "<lambda>"}
-    vars(thing).update(dict.fromkeys(lambdas, keras.activations.linear))
+    values = [*vars(instance).values(), *vars(getattr(instance, "inner_optimizer", instance)).values()]
+    definitions = [value if isinstance(value, types.FunctionType) else type(value) for value in values]
+    lambdas = {name: value for name, value in vars(instance).items() if getattr(value, "__name__", "") == "<lambda>"}
+    vars(instance).update(dict.fromkeys(lambdas, keras.activations.linear))
     try:
         yield keras.saving.custom_object_scope(
-            {name: kind for kind in kinds for name in (kind.__name__, keras.saving.get_registered_name(kind))}
+            {
+                name: definition
+                for definition in definitions
+                for name in (definition.__name__, keras.saving.get_registered_name(definition))
+            }
         )
     finally:
-        vars(thing).update(lambdas)
+        vars(instance).update(lambdas)

@@ -17,7 +17,7 @@ from choros.backends.host_values import to_host
 from choros.errors import ChorosError, NotSerializableError, brief
 from choros.types import Array
 
-_MOST = 64 << 20  # most bytes of a model without weights; a larger one holds data
+_MAX_BYTES = 64 << 20  # of a model without weights; a larger one holds data
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,20 @@ def pack_model(model: Any) -> PackedModel:
     """
     name = f"The model {model.name!r}"
     try:
-        written = pickling.dump_with_arrays(model, _own_variables(model), _MOST)
+        written = pickling.dump_with_arrays(model, _own_variables(model), _MAX_BYTES)
     except pickling.TooLargeError:
-        path, part, size = pickling.culprit(model, "model", _MOST // 4)
-        much = f"{size >> 20} MB" if isinstance(size, int) else "more"
+        path, part, size = pickling.culprit(model, "model", _MAX_BYTES // 4)
+        size_text = f"{size >> 20} MB" if isinstance(size, int) else "more"
         raise NotSerializableError(
-            f"{name} would travel to each worker with more than {_MOST >> 20} MB beside its weights: {path}, a "
-            f"{type(part).__name__}, brings {much}. Give data to fit, or load them from a file where they are used."
+            f"{name} would be sent to each worker with more than {_MAX_BYTES >> 20} MB beside its weights: {path}, a "
+            f"{type(part).__name__}, brings {size_text}. Give data to fit, or load them from a file where they are "
+            "used."
         ) from None
     except Exception as error:  # an object's __reduce__ may raise any exception
         raise pickling.refusal(name, model, "model", error) from error
-    reset = {id(variable) for variable in model.metrics_variables}
-    reset |= {id(variable._value) for variable in model.metrics_variables}  # a parameter of PyTorch
-    return PackedModel(written.code, written.arrays, sum(owner not in reset for owner in written.owners))
+    metric_ids = {id(variable) for variable in model.metrics_variables}
+    metric_ids |= {id(variable._value) for variable in model.metrics_variables}  # a parameter of PyTorch
+    return PackedModel(written.code, written.arrays, sum(owner not in metric_ids for owner in written.owners))
 
 
 def copy_model(model: Any) -> Any:

@@ -48,7 +48,8 @@ class AllReduceSteps:
 
     def __init__(self, loop: Any) -> None:
         self.loop, self.run, self.replica = loop, loop.run, loop.run.replica
-        run, self.count, self.open = self.run, self.replica.size + 2, False
+        run, self.open = self.run, False
+        self.count = self.replica.size + 2  # the gradients, the loss and its divisor; see ``Replica.gradients``
         self.tail: GradientTail | None = None
         if run.job.per_batch:
             self.tail = GradientTail.of(run.job, run.rank)
@@ -60,13 +61,13 @@ class AllReduceSteps:
             self.replica.watches = True
         self.control: TrainerControl | None = None  # on rank 0, the control message
         self.mark: Any = None  # the replica's state before the gradients, which may be dropped
-        self.summed_tail: Array | None = None  # what the ranks have added to the gradients of the last step
+        self.summed_tail: Array | None = None  # the tail of the last step's sum, until ``report`` has read it
         self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
         self.values = 0  # length of this rank's metric state
         self.totals = np.empty(2 + (0 if self.tail is None else self.tail.size), self.replica.dtype)
         self.slots: list[Array] = []  # the gradients of all ranks, while they divide the update
-        self._begun = False  # whether a step has begun
-        self._planned: OptimizerShard | None = None  # waits for the first step, on PyTorch
+        self._has_begun = False  # whether a step has begun
+        self._planned: OptimizerShard | None = None  # on PyTorch, until the first step has shown that it may be used
         self._sets_weights = False
 
     @property
@@ -82,17 +83,17 @@ class AllReduceSteps:
 
     def __call__(self, batch: Batch) -> None:
         """Make one step: write the gradients to the group's buffer, sum them over ranks, run the optimizer."""
-        if not self._begun:
+        if not self._has_begun:
             self._plan()
         if self.loop.recheck is not None:
             self.loop.recheck(batch, self.loop.current_batch[0])
-        summed, lost = self._sum(batch)
+        summed, nonfinite = self._sum(batch)
         if self.open and not self._accepts_gradients(summed):
             if self.run.dropped:
                 return
-            summed, lost = self._sum(batch)
+            summed, nonfinite = self._sum(batch)
         self.open = False
-        self.loop.finite.note(lost, *self.loop.current_batch)
+        self.loop.finite.note(nonfinite, *self.loop.current_batch)
         self.run.stats.exchanges += 1
         with self.run.span("compute", "optimizer"):
             if self.shard is None:
@@ -106,10 +107,10 @@ class AllReduceSteps:
             tail = tail.copy()  # the calls below use the group's memory
             self._end_trial(self._planned)
         if self.run.job.repeats and batch.total < max(self.run.job.workers, sum(self.run.job.devices)):
-            self._take_over(batch)
+            self._copy_outcome(batch)
         self.summed_tail = tail
 
-    def _take_over(self, batch: Batch) -> None:
+    def _copy_outcome(self, batch: Batch) -> None:
         """Copy the outcome of the repeated step from rank 0, which always has rows, to ranks without. Collective."""
         outcome = self.replica.outcome()
         values = [self.run.group.broadcast(value) for value in outcome]
@@ -117,7 +118,7 @@ class AllReduceSteps:
             self.replica.set_outcome(values)
 
     def _sum(self, batch: Batch) -> tuple[Array, str | None]:
-        """Return the sum of all ranks' gradients, and the result of ``NonFiniteDetector.look``. Collective."""
+        """Return the sum of all ranks' gradients, and the result of ``NonFiniteDetector.check``. Collective."""
         run, replica, tail, count = self.run, self.replica, self.tail, self.count
         size = count + (0 if tail is None else tail.size)
         slot = run.group.slot(size, replica.dtype)
@@ -127,7 +128,7 @@ class AllReduceSteps:
         with run.span("compute", "gradients"):
             replica.gradients(batch, slot[:count])
         self._check_weights(batch)
-        lost = self.loop.finite.check(slot[: count - 2], slot.item(count - 2))
+        nonfinite = self.loop.finite.check(slot[: count - 2], slot.item(count - 2))
         if tail is not None:
             state = replica.state_after_gradients()
             self.values = state.size
@@ -148,7 +149,7 @@ class AllReduceSteps:
                     self.shard.detach()
                     summed = run.group.sum_slots(size, replica.dtype)
         run.stats.exchanging += time.perf_counter() - begun
-        return summed, lost
+        return summed, nonfinite
 
     def _close_slots(self) -> None:
         """Wait until no rank reads the gradients, or writes weights, any more. Collective."""
@@ -157,8 +158,8 @@ class AllReduceSteps:
         self.run.stats.exchanging += time.perf_counter() - begun
 
     def _plan(self) -> None:
-        """Decide in the first step whether the ranks divide the update: callbacks have set what they set before."""
-        self._begun, self._planned = True, planned_shard(self.run)
+        """Decide whether the ranks divide the update, in the first step: callbacks may set weights before it."""
+        self._has_begun, self._planned = True, planned_shard(self.run)
         if self._planned is not None and not self._planned.trial:
             self._divide(self._planned)
 
@@ -174,7 +175,7 @@ class AllReduceSteps:
         self._planned = None
 
     def _check_weights(self, batch: Batch) -> None:
-        """Find out whether the step has set weights without the optimizer, which would be the weights of all ranks."""
+        """Check whether the step has set weights without the optimizer: shared weights are those of all ranks."""
         if self.shard is not None and self.shard.sets_weights():
             raise InvalidInputError(
                 f"A layer of model {self.replica.model.name!r} has set a trainable weight within a step (rank "
@@ -193,9 +194,9 @@ class AllReduceSteps:
 
     def _show(self) -> list[float]:
         """Write the weights for callbacks as they were after the last step; return the metrics' variables, flat."""
-        now = self.replica.swap(self.mark)
+        after_gradients = self.replica.swap(self.mark)
         metric_values: list[float] = self.loop.show(self.state)
-        self.replica.swap(now)
+        self.replica.swap(after_gradients)
         return metric_values
 
     def _accepts_gradients(self, summed: Array) -> bool:
@@ -206,14 +207,14 @@ class AllReduceSteps:
             if self.shard is not None:
                 self._close_slots()
             self.replica.swap(self.mark)
-            self.run.dropped = self._follow().stop
+            self.run.dropped = self._take_control().stop
             return False
         if control.learning_rate is not None:
             self.replica.learning_rate = control.learning_rate
         self.control = None
         return True
 
-    def _follow(self) -> TrainerControl:
+    def _take_control(self) -> TrainerControl:
         """Take rank 0's control message, and apply it. Collective: every rank must call it."""
         control: TrainerControl = self.run.reporter.spread_control(self.control or TrainerControl())
         self.control, self.open = None, False
@@ -241,7 +242,7 @@ class AllReduceSteps:
             return TrainerControl()
         if self.run.rank == 0:
             self.control = self.run.reporter.decided(lambda: self.loop.show(self.state))
-        return self._follow()
+        return self._take_control()
 
 
 def planned_shard(run: WorkerContext) -> OptimizerShard | None:
@@ -251,8 +252,8 @@ def planned_shard(run: WorkerContext) -> OptimizerShard | None:
         InvalidInputError: the job requires it, and the ranks cannot.
     """
     requested, replica = run.job.shard_optimizer, run.replica
-    wanted = pays(replica) if requested is None else requested
-    if not wanted or run.job.workers == 1 or run.job.repeats:
+    divides = pays(replica) if requested is None else requested
+    if not divides or run.job.workers == 1 or run.job.repeats:
         return None
     shard = None
     if isinstance(run.group, SharedGroup):

@@ -45,8 +45,8 @@ from choros.types import Array
 
 logger = logging.getLogger(__name__)
 
-_DIVIDED = 1 << 20  # a center of at least so many bytes is divided among the hosts
-_BY_MESSAGE = 1 << 16  # a host's part of at least so many bytes is sent by messages of its own
+_MIN_DIVIDED_BYTES = 1 << 20  # a smaller center is not divided among the hosts
+_MIN_MESSAGE_BYTES = 1 << 16  # a smaller part of a host is sent with its header, not as a separate message
 
 
 @dataclass
@@ -97,21 +97,21 @@ def connect_ranks(
     """
     hosts = hosts_of(base)
     if len(hosts) == 1 and (job.asynchronous or not isinstance(base, OffloadGroup)):
-        return _on_one(base, job, algorithm, nbytes, vectors)
+        return _connect_one_host(base, job, algorithm, nbytes, vectors)
     if not job.asynchronous:
         epochs = job.epochs - job.initial_epoch
         # A separate group: training sets its timeout to that of a step, and ``base`` keeps the longer one.
         group = part(base, range(base.size)) or base
         control_block = ControlBlock.create(job.workers, epochs, job.epoch_values)
         return CommHandles(group, None, control_block, resources=[control_block])
-    wide = base.control if isinstance(base, OffloadGroup) else base  # no vectors are summed here
-    return _between(wide, job, algorithm, *vectors(), hosts)
+    message_group = base.control if isinstance(base, OffloadGroup) else base  # no vectors are summed here
+    return _connect_hosts(message_group, job, algorithm, *vectors(), hosts)
 
 
-def _on_one(
+def _connect_one_host(
     base: Group, job: FitConfig, algorithm: Algorithm, nbytes: int, vectors: Callable[[], tuple[Array, Array]]
 ) -> CommHandles:
-    control_block, epoch_log = _notes(base, job, vectors)
+    control_block, epoch_log = _control_segments(base, job, vectors)
     segment = None
     if job.workers > 1:
         lead = base.rank == 0
@@ -127,7 +127,7 @@ def _on_one(
     )
 
 
-def _notes(
+def _control_segments(
     host_group: Group, job: FitConfig, vectors: Callable[[], tuple[Array, Array]]
 ) -> tuple[ControlBlock, EpochLog]:
     """Return the control block and the epoch log, in memory that the ranks of one host share."""
@@ -160,7 +160,7 @@ def shards(size: int, itemsize: int, hosts: int, elementwise: bool) -> list[slic
         >>> shards(1 << 20, 4, 2, True), shards(100, 4, 2, True)
         ([slice(0, 524288, None), slice(524288, 1048576, None)], [slice(0, 100, None)])
     """
-    if not elementwise or size * itemsize < _DIVIDED:
+    if not elementwise or size * itemsize < _MIN_DIVIDED_BYTES:
         return [slice(0, size)]
     shard_values = align(-(-size // hosts))
     return [slice(min(i * shard_values, size), min((i + 1) * shard_values, size)) for i in range(hosts)]
@@ -175,12 +175,12 @@ def _vector_messages(base: Group, nbytes: int) -> PointToPoint | None:
     """
     if not isinstance(base, MessageGroup) or base.transport != "MPI":
         return None
-    requested = os.environ.get("CHOROS_COMM") == MPI and nbytes >= _BY_MESSAGE
+    requested = os.environ.get("CHOROS_COMM") == MPI and nbytes >= _MIN_MESSAGE_BYTES
     # Settings of the hosts may differ. All ranks must decide alike, because ``among`` is collective.
-    answers = gather_values(base, [requested, base.concurrent])
-    if not all(requested for requested, _ in answers):
+    settings = gather_values(base, [requested, base.concurrent])
+    if not all(requested for requested, _ in settings):
         return None
-    limited = [rank for rank, (_, concurrent) in enumerate(answers) if not concurrent]
+    limited = [rank for rank, (_, concurrent) in enumerate(settings) if not concurrent]
     if not limited:
         return base.among(range(base.size))
     if base.rank == 0:
@@ -191,7 +191,7 @@ def _vector_messages(base: Group, nbytes: int) -> PointToPoint | None:
     return None
 
 
-def _between(
+def _connect_hosts(
     base: Group, job: FitConfig, algorithm: Algorithm, trainable: Array, statistics: Array, hosts: list[list[int]]
 ) -> CommHandles:
     """Connect to a center on several hosts: each host holds a part, or the first host holds all of it."""
@@ -200,30 +200,30 @@ def _between(
     assert host_group is not None  # noqa: S101 - this rank is a member
     host_group.timeout = base.timeout
     resources: list[Any] = [host_group]
-    cuts = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
+    slices = shards(trainable.size, trainable.itemsize, len(hosts), algorithm.elementwise)
     # Every rank draws a secret, and all use rank 0's.
     secret = bytes.fromhex(base.gather(secrets.token_hex(32).encode())[0].decode())
     control_block, epoch_log, center = None, None, None
     if host_number == 0:
-        control_block, epoch_log = _notes(host_group, job, lambda: (trainable, statistics))
-    messages = _vector_messages(base, trainable.nbytes // len(cuts))
+        control_block, epoch_log = _control_segments(host_group, job, lambda: (trainable, statistics))
+    messages = _vector_messages(base, trainable.nbytes // len(slices))
     if messages is not None:
-        # Its end is that of the messages: it waits until the other ranks leave too.
+        # Closed first, which ends the messages: ``close`` waits until the other ranks leave too.
         resources.insert(0, MessageGroup(messages, base.timeout))
     # The server is a child of the first rank and would inherit its cores, on which that rank computes.
     cores = {core for cores_of_rank in gather_values(host_group, usable_cores()) for core in cores_of_rank}
     server_address, server = "", None
-    if host_number < len(cuts):
-        cut = cuts[host_number]
+    if host_number < len(slices):
+        shard_slice = slices[host_number]
         # Moving statistics are small and not divided.
         shard_statistics = statistics_of_shard(host_number, statistics)
-        made = None
+        created = None
         if host_group.rank == 0:
-            vector = trainable[cut]
-            made = SharedMemoryParameterServer.create(
+            vector = trainable[shard_slice]
+            created = SharedMemoryParameterServer.create(
                 vector, shard_statistics, algorithm.start(vector, job.workers), job.workers
             )
-        segment = share(host_group, made)
+        segment = share(host_group, created)
         resources.append(segment)
         center = SharedMemoryParameterServer(segment, algorithm, base.rank, job.workers, timeout=job.timeout)
         code = pack_algorithm(algorithm)  # on each rank, so that all raise if it cannot be pickled
@@ -254,17 +254,20 @@ def _between(
     addresses = gather_values(base, [server_address, os.uname().nodename])
     clients: dict[int, ReconnectingClient] = {}
     parts: list[tuple[slice, Any]] = []
-    for i, cut in enumerate(cuts):
+    for i, shard_slice in enumerate(slices):
         if i == host_number:
-            parts.append((cut, center))
+            parts.append((shard_slice, center))
             continue
         leader = hosts[i][0]
-        where, host = addresses[leader]
+        peer_address, host = addresses[leader]
         peer = f"The center's server on {host} (rank {leader})"
-        clients[i] = ReconnectingClient(where, secret, RankGreeting(base.rank), peer, job.timeout, base.timeout)
-        size = cut.stop - cut.start
+        clients[i] = ReconnectingClient(peer_address, secret, RankGreeting(base.rank), peer, job.timeout, base.timeout)
+        size = shard_slice.stop - shard_slice.start
         parts.append(
-            (cut, TransferClient(clients[i], messages, leader, host, size, trainable.dtype) if messages else clients[i])
+            (
+                shard_slice,
+                TransferClient(clients[i], messages, leader, host, size, trainable.dtype) if messages else clients[i],
+            )
         )
     sharded = ShardedParameterServer(algorithm, parts, messages.name if messages else "")
     control = control_block or RemoteControlBlock(clients[0])

@@ -30,7 +30,7 @@ from choros.training.executors.shared_weights import SharedWeights
 from choros.training.spec import CallbackChannel, EpochCounts, FitConfig, TrainerControl, WorkerStats
 from choros.types import Array, Batch, aligned
 
-_SHOWN = 65_536  # most metric values that callbacks get
+_MAX_METRIC_VALUES = 65_536  # callbacks get no values of metrics with more
 
 _NO_SPAN: AbstractContextManager[object] = nullcontext()
 
@@ -81,10 +81,11 @@ class WorkerContext:
         self.begin = (self.job.initial_epoch, self.job.initial_batch)
         self.score = math.inf  # of an Ensemble's member: its last validation loss, or training loss
         self._reported = time.perf_counter()
-        self._ready = self.before = 0.0  # ``before``: seconds of training before a restart of this run
+        self._ready = 0.0  # ``time.perf_counter()`` at ``start_clock``
+        self.earlier_seconds = 0.0  # seconds of training before a restart of this run
         self._compiling = 0.0
         self.last_rows = 0
-        self.open: int | None = None  # rows of the batch that is being trained, not counted in ``stats`` yet
+        self.open_rows: int | None = None  # rows of the batch that is being trained, not counted in ``stats`` yet
         self.latest: list[Array] = []  # the weights that callbacks may read, if they run in this process
         self.leaving = False  # set by the loop over ``batches``: this batch is the last
         self.dropped = False  # set by that loop: callbacks stopped training, so this batch was not trained
@@ -144,8 +145,8 @@ class WorkerContext:
         self.leaving = self.dropped = False
         self._epoch_begin = self.counted()
         job.follow_datasets(epoch, source=self.source)
-        since = time.perf_counter()
-        times, read, copied = FeedTimes(), stats.reading, stats.copying
+        wait_begun = time.perf_counter()
+        times, reading_before, copied = FeedTimes(), stats.reading, stats.copying
         stats.ahead = self.source.ahead
         batches = feed(
             self.source,
@@ -162,40 +163,40 @@ class WorkerContext:
             steps=job.steps,
         )
         for batch in batches:
-            fresh = batch.rows not in self._shapes
-            begun, exchanged, packing = time.perf_counter(), stats.exchanging, self.replica.packing
-            stats.waiting += begun - since
-            stats.reading = read + times.reading
+            is_new_shape = batch.rows not in self._shapes
+            begun, exchanging_before, packing_before = time.perf_counter(), stats.exchanging, self.replica.packing
+            stats.waiting += begun - wait_begun
+            stats.reading = reading_before + times.reading
             if self.events is not None:
                 now = time.monotonic_ns()
-                self.events.append(("data", "next batch", now - int(1e9 * (begun - since)), now, -1))
-            self.open = batch.rows
+                self.events.append(("data", "next batch", now - int(1e9 * (begun - wait_begun)), now, -1))
+            self.open_rows = batch.rows
             if self.profiler is not None:
                 self.profiler.before_step()
-            # ``counted`` adds ``open`` while the loop trains the batch, because it may exchange or save before this
-            # resumes.
+            # ``counted`` adds ``open_rows`` while the loop trains the batch, because the loop may exchange or save
+            # before this generator continues.
             yield batch
             if self.profiler is not None:
                 self.profiler.after_step(lambda: self.replica.get(np.empty(self.replica.size, self.replica.dtype)))
-            self.open = None
+            self.open_rows = None
             if self.dropped:
                 return
-            stats.steps += self._made(batch.rows)
+            stats.steps += self._step_count(batch.rows)
             self.last_rows = batch.rows
             stats.rows += batch.rows
-            if fresh:  # the first step of each shape compiles, which counts as start-up
+            if is_new_shape:  # the first step of each shape compiles, which counts as start-up
                 self._shapes.add(batch.rows)
                 stats.first_rows += batch.rows
                 # In such a step an exchange also waits for ranks that still compile.
-                stats.exchanging = exchanged
+                stats.exchanging = exchanging_before
                 self._compiling += time.perf_counter() - begun
             else:
-                copied += self.replica.packing - packing
+                copied += self.replica.packing - packing_before
             stats.copying = copied + times.copying
             self.control_block.count_step(self.rank)
             if self.leaving:
                 return
-            since = time.perf_counter()
+            wait_begun = time.perf_counter()
 
     def progress(self, epoch: int, step: int) -> None:
         """Report rank 0's step for the caller's progress bar, at most every ``job.progress`` seconds."""
@@ -216,9 +217,9 @@ class WorkerContext:
 
     def counted(self) -> WorkerStats:
         """Return the counts so far, including the batch that was just trained."""
-        more = 0 if self.open is None else self._made(self.open)
-        rows = self.stats.rows + (self.open or 0)
-        return replace(self.stats, steps=self.stats.steps + more, rows=rows, seconds=self.clock())
+        open_steps = 0 if self.open_rows is None else self._step_count(self.open_rows)
+        rows = self.stats.rows + (self.open_rows or 0)
+        return replace(self.stats, steps=self.stats.steps + open_steps, rows=rows, seconds=self.clock())
 
     def epoch_counts(self) -> list[float]:
         """Return the numbers of this rank's ``EpochCounts``, from the beginning of the epoch until now.
@@ -227,13 +228,13 @@ class WorkerContext:
         """
         return EpochCounts.between(self._epoch_begin, self.counted()).numbers()
 
-    def _made(self, rows: int) -> int:
+    def _step_count(self, rows: int) -> int:
         """Return the number of steps for a batch of ``rows`` rows: an asynchronous worker makes none without rows."""
         return int(rows > 0 or self.job.synchronous)
 
     def clock(self) -> float:
         """Return the seconds of training so far, without compiling."""
-        return self.before + time.perf_counter() - self._ready - self._compiling
+        return self.earlier_seconds + time.perf_counter() - self._ready - self._compiling
 
     # -- validation and weights
     def validate(self, group: Group, epoch: int) -> dict[str, float]:
@@ -275,7 +276,7 @@ class WorkerContext:
 
     def shown_metric_values(self) -> list[float]:
         """Return the values of the metrics' variables, flat, if callbacks may read them; else an empty list."""
-        readable = self.job.watched and self.job.metric_values <= _SHOWN
+        readable = self.job.watched and self.job.metric_values <= _MAX_METRIC_VALUES
         return self.replica.metric_values(self.replica.metric_state()) if readable else []
 
     @contextmanager
@@ -287,7 +288,7 @@ class WorkerContext:
         values = np.empty(self.replica.size, self.replica.dtype)
         self.replica.get(values)
         ahead = self.replica.ahead() if self.algorithm.momentum else None
-        shard = self.replica.shard  # if the ranks share the weights, all are here, with an average of equal weights
+        shard = self.replica.shard  # if the ranks share the weights, all of them call this, with the same values
         if shard is not None:
             self.group.barrier()  # until all have read the weights
         with nullcontext() if shard is None else shard.writing():
@@ -295,7 +296,7 @@ class WorkerContext:
             try:
                 yield
                 if shard is not None:
-                    self.group.barrier()  # until nobody uses the center
+                    self.group.barrier()  # until no rank uses the center
             finally:
                 self.replica.set(values)
                 if ahead is not None:  # ``set`` keeps the velocity only up to rounding
@@ -385,13 +386,13 @@ def vectors(replica: Replica) -> tuple[Array, Array]:
     return trainable, statistics
 
 
-def mean_own_logs(of_ranks: Sequence[Sequence[Any]]) -> dict[str, float]:
+def mean_own_logs(rank_logs: Sequence[Sequence[Any]]) -> dict[str, float]:
     """Return the mean, weighted by rows, of figures that the user's ``train_step`` logs without a metric.
 
     Args:
-        of_ranks: for each rank its rows and the result of ``Replica.own_logs``. Further values are ignored.
+        rank_logs: for each rank its rows and the result of ``Replica.own_logs``. Further values are ignored.
     """
-    logging = [(rows, logs) for rows, logs, *_ in of_ranks if logs is not None and rows]
-    total = sum(rows for rows, _ in logging)
-    names = [name for name in (logging[0][1] if logging else {}) if any(logs[name][1] for _, logs in logging)]
-    return {name: sum(rows * logs[name][0] for rows, logs in logging) / total for name in names}
+    logged = [(rows, logs) for rows, logs, *_ in rank_logs if logs is not None and rows]
+    total = sum(rows for rows, _ in logged)
+    names = [name for name in (logged[0][1] if logged else {}) if any(logs[name][1] for _, logs in logged)]
+    return {name: sum(rows * logs[name][0] for rows, logs in logged) / total for name in names}

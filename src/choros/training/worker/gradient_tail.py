@@ -7,9 +7,9 @@ import numpy as np
 from choros.training.spec import FitConfig, TrainerControl
 from choros.types import Array
 
-_WORDS = 4  # 16-bit numbers that represent a float64; a float32 holds each of them exactly
-_LARGE = 1 << 16  # most values of metrics; more values use a separate sum
-_RATE, _MORE = 1.0, 2.0  # notes: only a new learning rate; a control message that rank 0 must send separately
+_WORDS_PER_VALUE = 4  # 16-bit words of a float64; a float32 holds each of them exactly
+_MAX_METRIC_WORDS = 1 << 16  # of all ranks' metrics; with more, the metrics are summed separately
+_RATE_ONLY, _SENT_SEPARATELY = 1.0, 2.0  # notes: only a new learning rate; rank 0 sends the message separately
 
 
 class GradientTail:
@@ -37,14 +37,14 @@ class GradientTail:
 
     def __init__(self, rank: int, ranks: int, values: int) -> None:
         self.rank, self.ranks, self.values, self.rate_alone = rank, ranks, values, True
-        self._metrics = 1 + _WORDS  # index of the first metric, after the note and the learning rate
-        self.size = self._metrics + _WORDS * ranks * values
+        self._metrics = 1 + _WORDS_PER_VALUE  # index of the first metric, after the note and the learning rate
+        self.size = self._metrics + _WORDS_PER_VALUE * ranks * values
 
     @classmethod
     def of(cls, job: FitConfig, rank: int) -> GradientTail:
         """Return the layout for a job."""
-        carried = not job.repeats and job.metric_values * job.workers * _WORDS <= _LARGE
-        return cls(rank, job.workers, job.metric_values if carried else 0)
+        includes_metrics = not job.repeats and job.metric_values * job.workers * _WORDS_PER_VALUE <= _MAX_METRIC_WORDS
+        return cls(rank, job.workers, job.metric_values if includes_metrics else 0)
 
     def write(self, out: Array, control: TrainerControl | None, state: Array) -> None:
         """Write this rank's values.
@@ -57,29 +57,29 @@ class GradientTail:
         out[:] = 0
         if control is not None and control != TrainerControl():
             rate_only = self.rate_alone and control == TrainerControl(learning_rate=control.learning_rate)
-            out[0] = _RATE if rate_only else _MORE
+            out[0] = _RATE_ONLY if rate_only else _SENT_SEPARATELY
             out[1 : self._metrics] = np.array([control.learning_rate or 0.0]).view(np.uint16)
         if self.values:
-            begin = self._metrics + _WORDS * self.rank * self.values
-            out[begin : begin + _WORDS * state.size] = state.view(np.uint16)
+            begin = self._metrics + _WORDS_PER_VALUE * self.rank * self.values
+            out[begin : begin + _WORDS_PER_VALUE * state.size] = state.view(np.uint16)
 
     def control(self, summed: Array) -> TrainerControl | None:
         """Return rank 0's control message: empty, or a new learning rate. None: rank 0 must send it separately."""
         note = summed.item(0)
-        if note == _MORE:
+        if note == _SENT_SEPARATELY:
             return None
         return (
-            TrainerControl(learning_rate=_joined(summed[1 : self._metrics]).item())
-            if note == _RATE
+            TrainerControl(learning_rate=_decode(summed[1 : self._metrics]).item())
+            if note == _RATE_ONLY
             else TrainerControl()
         )
 
     def metrics(self, summed: Array) -> Array:
         """Return the sum of all ranks' metric states, added in the order of the ranks; float64 of ``values`` values."""
-        total: Array = _joined(summed[self._metrics :]).reshape(self.ranks, self.values).sum(axis=0)
+        total: Array = _decode(summed[self._metrics :]).reshape(self.ranks, self.values).sum(axis=0)
         return total
 
 
-def _joined(values: Array) -> Array:
+def _decode(values: Array) -> Array:
     """Return the float64 values that were written as 16-bit numbers."""
     return values.astype(np.uint16).view(np.float64)

@@ -27,6 +27,6 @@ def loaded_files(since: float) -> FileMarks:
     installed = tuple({os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix)})
     paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     # PyTorch has modules without a file, whose names are relative.
-    others = [path for path in paths if path and os.path.isabs(path) and not path.startswith(installed)]
-    marks = {path: mark(path) for path in others}
+    user_files = [path for path in paths if path and os.path.isabs(path) and not path.startswith(installed)]
+    marks = {path: mark(path) for path in user_files}
     return {path: marked if marked and marked[0] < 1e9 * since else [-1] for path, marked in marks.items()}

@@ -8,7 +8,7 @@ from choros.backends.step_windows import MOST, alike
 from choros.training.worker.context import WorkerContext
 from choros.types import Batch
 
-SLOW = 0.25  # seconds of a step from which on each step is run alone, so that heartbeats come after each
+SLOW = 0.25  # seconds of a step from which on each step runs alone, so that a heartbeat comes after each
 
 
 class LocalSteps:
@@ -18,21 +18,21 @@ class LocalSteps:
 
     Args:
         run: WorkerContext.
-        each: bool. Whether something happens between two steps, such as a callback's batch hook.
+        one_by_one: bool. Whether something happens between two steps, such as a callback's batch hook.
         momentum: float. Nesterov momentum between the steps; 0 if the algorithm has none.
 
     Attributes:
         waiting: the batches whose steps are not made yet.
     """
 
-    def __init__(self, run: WorkerContext, each: bool, momentum: float) -> None:
+    def __init__(self, run: WorkerContext, one_by_one: bool, momentum: float) -> None:
         self.run, self.replica = run, run.replica
         self.momentum = momentum
-        each = each or run.profiler is not None
-        self.most = 1 if each else min(MOST, int(run.algorithm.window) or MOST)
+        one_by_one = one_by_one or run.profiler is not None
+        self.max_window = 1 if one_by_one else min(MOST, int(run.algorithm.window) or MOST)
         self.window = 0  # steps of a program; 0 before the first batch
-        self.room = 1  # batches that may wait
-        self.form: tuple[object, ...] | None = None  # of the batches that may wait
+        self.max_waiting = 1  # number of batches that may wait
+        self.structure: tuple[object, ...] | None = None  # of the batches that may wait
         self.waiting: list[Batch] = []
         self.runs = 0
 
@@ -41,15 +41,15 @@ class LocalSteps:
         if not batch.rows:
             return
         if not self.window:
-            self.window = 1 if self.most == 1 else self.replica.window(batch, self.most)
-            self.form = alike(batch) if self.window > 1 else None
-        if self.window == 1 or alike(batch) != self.form:
+            self.window = 1 if self.max_window == 1 else self.replica.window(batch, self.max_window)
+            self.structure = alike(batch) if self.window > 1 else None
+        if self.window == 1 or alike(batch) != self.structure:
             self.run_waiting()
             with self.run.span("compute", "step"):
                 self.replica.steps([batch], 1, self.momentum)
             return
         self.waiting.append(batch)
-        if len(self.waiting) >= self.room:
+        if len(self.waiting) >= self.max_waiting:
             self.run_waiting()
 
     def run_waiting(self) -> None:
@@ -63,4 +63,4 @@ class LocalSteps:
         self.runs += 1
         if self.runs == 2:  # the first run has compiled the program
             self.replica.metric_state()  # waits for the step
-            self.room = self.window if time.perf_counter() - begun < SLOW else 1
+            self.max_waiting = self.window if time.perf_counter() - begun < SLOW else 1

@@ -57,20 +57,26 @@ from choros.training.worker.setup import adding, build_replica, join_exchange, r
 if TYPE_CHECKING:
     import keras
 
-_LARGE = 64 << 20  # bytes of weights from which a model is freed after its job
-_FORGETS = 16  # number of jobs after which a worker frees their compiled functions
+_LARGE_MODEL_BYTES = 64 << 20  # bytes of weights from which a model is freed after its job
+_JOBS_PER_CLEANUP = 16  # number of jobs after which a worker frees their compiled functions
 _jobs = count(1)
-_begun = time.time()  # before this process has loaded a module of the user
+_process_begun = time.time()  # before this process has loaded a module of the user
 
 
 class PipeCallbackChannel:
     """The channel to callbacks over the worker's socket connection with the caller that started it."""
 
     def __init__(
-        self, link: Any, group: Group, *, synchronous: bool, per_batch: bool, line: WorkerBatchChannel | None = None
+        self,
+        link: Any,
+        group: Group,
+        *,
+        synchronous: bool,
+        per_batch: bool,
+        batch_channel: WorkerBatchChannel | None = None,
     ) -> None:
         self.link, self.group, self.synchronous, self.per_batch = link, group, synchronous, per_batch
-        self.line = line
+        self.batch_channel = batch_channel
 
     def begin(self) -> TrainerControl:
         """Report that this rank is ready, and wait for the control message that starts training."""
@@ -87,13 +93,13 @@ class PipeCallbackChannel:
 
     def done(self, epoch: int, step: int, logs: dict[str, float], show: Show | None = None) -> None:
         """Send the logs of a step."""
-        if self.line is None or not self.line.report(epoch, step, logs):
+        if self.batch_channel is None or not self.batch_channel.report(epoch, step, logs):
             self._send(BatchEnded(epoch, step, logs))
 
     def decided(self, show: Show | None) -> TrainerControl:
         """Wait for the control message; serve requests for weights until it arrives."""
         # The reply "continue" comes over the pipe; all other messages come over the socket.
-        while self.line is None or not self.line.no_change_arrived():
+        while self.batch_channel is None or not self.batch_channel.no_change_arrived():
             control = self._message(show)
             if control is not None:
                 return control
@@ -111,10 +117,10 @@ class PipeCallbackChannel:
             self._send(EpochEnded(epoch, logs, metric_values, seconds))
         return self._control() if self.synchronous else TrainerControl()
 
-    def save_state(self, part: Part, asked: bool) -> None:
+    def save_state(self, part: Part, end_requested: bool) -> None:
         """Send this rank's state to the caller, which writes it."""
         head, blobs = to_blobs(part)
-        self._send(StateSaved(head, asked), blobs)
+        self._send(StateSaved(head, end_requested), blobs)
 
     def optimizer(self, part: Part) -> None:
         """Send this rank's optimizer state to the caller."""
@@ -158,10 +164,10 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         state, blobs = from_blobs(task.state, blobs[first:]), blobs[:first]
     configure_keras(job.keras)
     check_gpus()
-    line = WorkerBatchChannel(link, [fds.pop(-2), fds.pop(-1)]) if task.line else None
+    batch_channel = WorkerBatchChannel(link, [fds.pop(-2), fds.pop(-1)]) if task.line else None
     with ExitStack() as stack:
-        if line is not None:
-            stack.callback(line.close)
+        if batch_channel is not None:
+            stack.callback(batch_channel.close)
         weights = stack.enter_context(closing(SharedWeights.attach(task.weights, fds[1], fds[2])))
         data = stack.enter_context(closing(Segment.attach(fds[3])))
         epochs = job.epochs - job.initial_epoch
@@ -172,12 +178,12 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         devices = rank_devices(job, rank)
         layout = stack.enter_context(laid_out(job.layout))
         code = [bytes(blob) for blob in blobs]
-        given, validation, written = unpack_payload(job, task.data, code, data)
+        unpacked, validation, written = unpack_payload(job, task.data, code, data)
         algorithm = unpack_algorithm(job, code[1:])
-        source: Source = given
+        source: Source = unpacked
         if task.depth:  # a stream: the caller sends its first batch in place of the source
             ring = Ring(Segment.attach(fds.pop(4)), job.workers, task.depth)
-            source = stack.enter_context(closing(StreamReader(given, ring, rank, job.timeout, task.ahead)))
+            source = stack.enter_context(closing(StreamReader(unpacked, ring, rank, job.timeout, task.ahead)))
         small = weights.nbytes <= reuse.MOST and not (devices or weights.given())
         sample = source.sample(job.batch_size) if small else None
         key = None if sample is None else reuse.key_of(job, adding(job, algorithm), written, sample)
@@ -205,12 +211,12 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         def train_rank(context: WorkerContext, comm: CommHandles) -> None:
             """Train, and send the results to the driver."""
             context.reporter = PipeCallbackChannel(
-                link, comm.group, synchronous=job.synchronous, per_batch=job.per_batch, line=line
+                link, comm.group, synchronous=job.synchronous, per_batch=job.per_batch, batch_channel=batch_channel
             )
             train(context)
             trained = raw(context.replica.snapshot()) if job.ensemble else []
             lanes = context.lane()
-            done = WorkerDone(context.stats, context.score, len(lanes), loaded_files(_begun))
+            done = WorkerDone(context.stats, context.score, len(lanes), loaded_files(_process_begun))
             link.send(header_of(done), [*lanes, *trained])
 
         if replica is None and key is not None and sample is not None:
@@ -235,9 +241,9 @@ def serve(link: object, header: dict[str, Any], blobs: list[Any], fds: list[int]
     try:
         run(link, task, blobs, fds)
     finally:
-        if next(_jobs) % _FORGETS == 0:
+        if next(_jobs) % _JOBS_PER_CLEANUP == 0:
             forget()
-        if task.weights["nbytes"] >= _LARGE:
+        if task.weights["nbytes"] >= _LARGE_MODEL_BYTES:
             gc.collect()
 
 

@@ -51,7 +51,7 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class WeightsShown:
-    """Rank 0 has written or sent the weights that callbacks asked for. ``metrics``: as in ``EpochEnded``."""
+    """Rank 0 has written or sent the weights that callbacks have requested. ``metrics``: as in ``EpochEnded``."""
 
     metrics: list[float]
 

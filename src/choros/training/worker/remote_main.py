@@ -50,7 +50,7 @@ from choros.training.worker.messages import (
 )
 from choros.training.worker.setup import rank_devices
 
-_DIAL = 60.0  # seconds to try to connect to the caller
+_DIAL_SECONDS = 60.0  # to try to connect to the caller
 
 
 def main() -> int:
@@ -64,41 +64,41 @@ def main() -> int:
     place = Place.here()
 
     def dial_home(aside: bool = True) -> RpcConnection:
-        return home.dial(CallbackGreeting(place.rank, aside=aside), "The process that called fit", _DIAL)
+        return home.dial(CallbackGreeting(place.rank, aside=aside), "The process that called fit", _DIAL_SECONDS)
 
-    line = dial_home(aside=False)
+    connection = dial_home(aside=False)
     try:
-        _work(line, place, dial_home)
+        _run_rank(connection, place, dial_home)
     except in_job.RequestedExit:
         # The state is saved already, and the caller may have ended.
         with suppress(PeerLostError):
-            line.request(header_of(EndedOnRequest()))
+            connection.request(header_of(EndedOnRequest()))
         raise
     except BaseException as error:
         with suppress(ChorosError):
             # After an error within a request, a reply to it could be taken for the reply to this report.
-            (dial_home() if line.broken else line).request(header_of(raised(error)))
+            (dial_home() if connection.broken else connection).request(header_of(raised(error)))
         raise
     return 0
 
 
-def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnection]) -> None:
-    reply = ask(line, GetJob(), JobReply)
+def _run_rank(connection: RpcConnection, place: Place, dial_home: Callable[[], RpcConnection]) -> None:
+    reply = ask(connection, GetJob(), JobReply)
     job = reply.job
     configure_keras(job.keras)
     rank_devices(job, place.rank)  # before the model starts the backend: a CPU cannot be divided later
     group: Group = SingleRankGroup() if job.workers == 1 else join(place.rank, job.workers, job.first_timeout)
-    data = _data(line, group, reply.nbytes)
+    data = _shared_data(connection, group, reply.nbytes)
     code = read_code(reply.code)
     source, validation, written = unpack_payload(job, reply.data, code, data)
     checkpoints = None
     if job.checkpoint_schedule is not None:
-        checkpoints = RemoteCheckpointManager(job, place.rank, dial_home, take_state(line, place.rank))
+        checkpoints = RemoteCheckpointManager(job, place.rank, dial_home, take_state(connection, place.rank))
     begun, model = time.perf_counter(), written.unpack()
     callbacks: CallbackRunner | RemoteCallbackRunner
     if place.rank == 0:
-        put(model, line.request(header_of(GetWeights()))[1])
-        callbacks = RemoteCallbackRunner(line, model, job)
+        put(model, connection.request(header_of(GetWeights()))[1])
+        callbacks = RemoteCallbackRunner(connection, model, job)
     else:  # the other ranks get the weights from rank 0
         callbacks = CallbackRunner(model, None, 0, job.epochs, reply.steps)
     algorithm = unpack_algorithm(job, code[1:])
@@ -106,21 +106,21 @@ def _work(line: RpcConnection, place: Place, dial_home: Callable[[], RpcConnecti
     result = in_job.run(request, place.rank)
     done = RanksDone(result.all_stats, result.losses, result.transport, len(result.lanes))
     lanes = [np.frombuffer(lane, np.uint8) for lane in result.lanes]
-    line.request(header_of(done), () if place.rank else [*lanes, *shown(model)])
+    connection.request(header_of(done), () if place.rank else [*lanes, *shown(model)])
 
 
-def _data(line: RpcConnection, group: Group, nbytes: int) -> Segment:
+def _shared_data(connection: RpcConnection, group: Group, nbytes: int) -> Segment:
     """Return the data in memory that the ranks of a host share. The first of these ranks requests them."""
-    host_group, segment_made = group, None
+    host_group, created = group, None
     local_ranks = next(ranks for ranks in hosts_of(group) if group.rank in ranks)
     if len(local_ranks) < group.size:
         host_group = part(group, local_ranks) or group
     if host_group.rank == 0:
-        segment_made = Segment.create(max(nbytes, 64), "choros-data")
+        created = Segment.create(max(nbytes, 64), "choros-data")
         if nbytes:
-            _, (data,) = line.request(header_of(GetData()))
-            segment_made.array(np.uint8, nbytes, 0)[:] = data
-    segment = share(host_group, segment_made)
+            _, (data,) = connection.request(header_of(GetData()))
+            created.array(np.uint8, nbytes, 0)[:] = data
+    segment = share(host_group, created)
     if host_group is not group:
         host_group.close()
     return segment

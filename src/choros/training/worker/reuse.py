@@ -40,12 +40,12 @@ def key_of(job: FitConfig, workers: int, written: PackedModel, sample: Batch) ->
         return None
     import keras
 
-    form = keras.tree.map_structure(
+    structure = keras.tree.map_structure(
         lambda array: None if array is None else [str(array.dtype), *array.shape[1:]],
         (sample.x, sample.y, sample.sample_weight),
         none_is_leaf=True,
     )
-    facts = [job.keras, workers, list(job.averaged_metrics), repr(form)]
+    facts = [job.keras, workers, list(job.averaged_metrics), repr(structure)]
     return hashlib.blake2b(json.dumps(facts).encode() + written.code, digest_size=16).hexdigest()
 
 
@@ -65,13 +65,17 @@ def kept(key: str | None, replica: Replica | None) -> Iterator[None]:
     if replica is None:
         yield
         return
-    reset = replica.metric_state()
+    reset_state = replica.metric_state()
     try:
         yield
         with suppress(Exception):  # of a metric of the user: the fit has ended well
             # Such a metric may also keep values when it is reset. The caller's values would not replace them.
             replica.reset_metrics()
-            if key is not None and replica.reusable and np.array_equal(reset, replica.metric_state(), equal_nan=True):
+            if (
+                key is not None
+                and replica.reusable
+                and np.array_equal(reset_state, replica.metric_state(), equal_nan=True)
+            ):
                 _kept.append((key, replica))
     finally:
         if not (_kept and _kept[0][1] is replica):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import keras
 
 
-_VALUE = 8  # bytes of the widest value of a vector
-_LEAST = 1 << 16  # least bytes of a slot, so that metrics and messages fit even with a tiny model
+_VALUE_BYTES = 8  # bytes of the widest value of a vector
+_MIN_SLOT_BYTES = 1 << 16  # metrics and messages must fit even with a tiny model
 
 
 def build_replica(
@@ -64,8 +64,8 @@ def adding(job: FitConfig, algorithm: Algorithm) -> int:
 def dividing(job: FitConfig, algorithm: Algorithm, rank: int) -> int:
     """Return the number of model replicas that divide one step's batch: of all ranks if gradients are summed."""
     ranks = range(job.workers) if algorithm.level == "gradients" else [rank]
-    several = job.devices and several_models(max(job.devices))
-    return sum(job.devices[rank] for rank in ranks) if several else len(ranks)
+    has_several_models = job.devices and several_models(max(job.devices))
+    return sum(job.devices[rank] for rank in ranks) if has_several_models else len(ranks)
 
 
 def first_replica(job: FitConfig, rank: int) -> int:
@@ -75,8 +75,8 @@ def first_replica(job: FitConfig, rank: int) -> int:
         job: FitConfig. Ranks may have different numbers of ``devices``.
         rank: int. With ``job.workers`` the result is the number of all replicas.
     """
-    several = job.devices and several_models(max(job.devices))
-    return sum(job.devices[:rank]) if several else rank
+    has_several_models = job.devices and several_models(max(job.devices))
+    return sum(job.devices[:rank]) if has_several_models else rank
 
 
 def rank_devices(job: FitConfig, rank: int) -> list[str]:
@@ -126,8 +126,9 @@ def create_exchange_segment(
         memory = algorithm.start(trainable, job.workers)
         return SharedMemoryParameterServer.create(trainable, statistics, memory, job.workers)
     if job.synchronous and job.workers > 1:
-        more = GradientTail.of(job, 0).size if job.per_batch else 0
-        return SharedGroup.create(job.workers, max(nbytes + (2 + more) * _VALUE, _LEAST))
+        tail_values = GradientTail.of(job, 0).size if job.per_batch else 0
+        # Two values more: the loss and its divisor (``Replica.gradients``).
+        return SharedGroup.create(job.workers, max(nbytes + (2 + tail_values) * _VALUE_BYTES, _MIN_SLOT_BYTES))
     return None
 
 

@@ -22,9 +22,9 @@ from choros.training.worker.loop.checks import check_epoch, finite, late_check
 from choros.training.worker.loop.rank_means import average_of
 from choros.types import Array, Batch
 
-_NONE = np.zeros(0)
-_COUNTS = len(fields(EpochCounts))  # the last values of a rank's metrics in the control block
-_LOOK = 0.02  # seconds between two polls of a worker that waits at an epoch's end
+_NO_VALUES = np.zeros(0)
+_COUNT_VALUES = len(fields(EpochCounts))  # the last values of a rank's metrics in the control block
+_POLL_SECONDS = 0.02  # between two polls of a worker that waits at an epoch's end
 
 
 class AsyncLoop:
@@ -82,7 +82,7 @@ class AsyncLoop:
                 self.exchange_weights()
             # Before ``end_epoch``: the state must have arrived when the callbacks of this epoch run.
             if run.job.watched or run.job.checkpoint_schedule is not None:
-                self.give_optimizer(epoch)
+                self.send_optimizer(epoch)
             # Before ``end_epoch``: the worker that completes the epoch makes the trial from what all workers have
             # published.
             self.publish_pending(epoch)
@@ -137,16 +137,16 @@ class AsyncLoop:
         Raises:
             CommTimeoutError: this took longer than ``first_timeout`` seconds.
         """
-        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
+        run, deadline = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "all workers at the end of an epoch"):
             while not (run.control_block.stopped or run.control_block.allowed_epoch > epoch):
                 run.reporter.poll()
-                if time.monotonic() > limit:
+                if time.monotonic() > deadline:
                     raise CommTimeoutError(
                         f"rank {run.rank} has waited {run.job.first_timeout:g} s for all workers to end epoch "
                         f"{epoch + 1}, or for its callbacks: give the Trainer a larger first_timeout."
                     )
-                time.sleep(_LOOK)
+                time.sleep(_POLL_SECONDS)
 
     def exchange_weights(self) -> None:
         """Take a new learning rate, and exchange with the center."""
@@ -198,25 +198,25 @@ class AsyncLoop:
             if index >= 0 and run.control_block.complete(index):
                 self.report(epoch, {})
             return
-        members: dict[str, float] = {}
+        member_logs: dict[str, float] = {}
         if self.exchange is None:  # each member of an ensemble has a separate score
             run.score = replica.metrics().get("loss", math.inf)
             self.finite.loss(run.score, epoch)
             if run.job.validates(epoch):
-                members = run.validate(self.solo, epoch)
-                run.score = members.get("val_loss", math.inf)
+                member_logs = run.validate(self.solo, epoch)
+                run.score = member_logs.get("val_loss", math.inf)
             if run.best is not None:
-                self.wait_for_room(epoch)
+                self.wait_for_slot(epoch)
                 run.best.put(epoch, run.rank, run.score, replica.snapshot)
-        if len(members) > run.job.epoch_values:
+        if len(member_logs) > run.job.epoch_values:
             raise InvalidDataError(
-                f"rank {run.rank}: test_step logs {len(members)} figures, and members of an Ensemble may log "
+                f"rank {run.rank}: test_step logs {len(member_logs)} figures, and members of an Ensemble may log "
                 f"{run.job.epoch_values}: log fewer."
             )
         train = np.zeros(run.job.epoch_values)
-        train[: len(state)], train[-_COUNTS:] = state, run.epoch_counts()
-        if run.control_block.add(index, run.rank, train, np.array(list(members.values()))):
-            self.report(epoch, members)
+        train[: len(state)], train[-_COUNT_VALUES:] = state, run.epoch_counts()
+        if run.control_block.add(index, run.rank, train, np.array(list(member_logs.values()))):
+            self.report(epoch, member_logs)
 
     def report_missed(self) -> None:
         """Report epochs that this rank ended last before the checkpoint, and whose callbacks have not run.
@@ -230,30 +230,30 @@ class AsyncLoop:
         for epoch in range(max(run.job.initial_epoch, control_block.allowed_epoch), end):
             index = epoch - run.job.initial_epoch
             # For an epoch that this rank has ended, ``add`` only returns whether it was the last one.
-            if control_block.ended(index, run.rank) and control_block.add(index, run.rank, _NONE, _NONE):
+            if control_block.ended(index, run.rank) and control_block.add(index, run.rank, _NO_VALUES, _NO_VALUES):
                 self.report(epoch, {})
         replica.reset_metrics()
         replica.set_metric_state(state)
 
-    def report(self, epoch: int, members: dict[str, float]) -> None:
+    def report(self, epoch: int, member_logs: dict[str, float]) -> None:
         """Report an epoch that all workers have ended."""
         run, replica = self.run, self.replica
         index = epoch - run.job.initial_epoch
-        best = None if run.best is None else run.best.rank(epoch)
+        best_rank = None if run.best is None else run.best.rank(epoch)
         sums = run.control_block.sums(index)
-        train, valid = sums if best is None else run.control_block.rank_metrics(index, best)
+        train, valid = sums if best_rank is None else run.control_block.rank_metrics(index, best_rank)
         replica.set_metric_state(train[: self.values])
         logs: dict[str, float] = replica.metrics()
         metric_values = run.shown_metric_values()
-        if best is not None:
-            logs |= dict(zip(members, valid.tolist(), strict=False))
+        if best_rank is not None:
+            logs |= dict(zip(member_logs, valid.tolist(), strict=False))
         elif run.snapshots is not None or run.job.validates(epoch):
-            shown = self.snapshot(epoch)
+            snapshot_vectors = self.snapshot(epoch)
             if run.job.validates(epoch):
-                logs |= self.validate_at(epoch, *shown)
+                logs |= self.validate_at(epoch, *snapshot_vectors)
                 metric_values = run.shown_metric_values()
         if run.job.run_metrics:
-            logs |= epoch_rates(sums[0][-_COUNTS:], run.job.workers, run.job.asynchronous)
+            logs |= epoch_rates(sums[0][-_COUNT_VALUES:], run.job.workers, run.job.asynchronous)
         run.reporter.epoch_end(epoch, logs, run.clock(), metric_values)
 
     def snapshot(self, epoch: int) -> tuple[Array, Array]:
@@ -265,38 +265,38 @@ class AsyncLoop:
         if run.snapshots is None:
             run.center.trial(center, statistics)
             return center, statistics
-        self.wait_for_room(epoch)
+        self.wait_for_slot(epoch)
         if not run.snapshots.read(epoch, center, statistics):
             run.center.trial(center, statistics)
             run.snapshots.put(epoch, center, statistics)
         return center, statistics
 
-    def wait_for_room(self, epoch: int) -> None:
+    def wait_for_slot(self, epoch: int) -> None:
         """Wait until the slot of an epoch may be written.
 
         Raises:
             CommTimeoutError: this took longer than ``first_timeout`` seconds.
         """
-        run, limit = self.run, time.monotonic() + self.run.job.first_timeout
+        run, deadline = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "callbacks of an earlier epoch"):
             while not has_room(run.control_block, run.job.initial_epoch, epoch):
                 run.reporter.poll()
-                if time.monotonic() > limit:
+                if time.monotonic() > deadline:
                     raise CommTimeoutError(
                         f"rank {run.rank} has waited {run.job.first_timeout:g} s at the end of epoch {epoch + 1} for "
                         f"the callbacks of epoch {epoch + 1 - SLOTS}: give the Trainer a larger first_timeout, or make "
                         "them faster."
                     )
-                time.sleep(_LOOK)
+                time.sleep(_POLL_SECONDS)
 
     def validate_at(self, epoch: int, center: Array, statistics: Array) -> dict[str, float]:
         """Validate a snapshot of the center while the other workers continue."""
-        replica, values = self.replica, np.empty_like(self.statistics)
-        replica.get_statistics(values)
+        replica, worker_statistics = self.replica, np.empty_like(self.statistics)
+        replica.get_statistics(worker_statistics)
         with self.run.using_weights(center):
             replica.set_statistics(statistics)
             logs = self.run.validate(self.solo, epoch)
-            replica.set_statistics(values)
+            replica.set_statistics(worker_statistics)
         return logs
 
     def last(self) -> Array:
@@ -314,9 +314,9 @@ class AsyncLoop:
     def finish(self) -> None:
         """End training, and send the optimizer's state. The caller reads the center itself."""
         self.replica.finish()
-        self.give_optimizer()
+        self.send_optimizer()
 
-    def give_optimizer(self, epoch: int | None = None) -> None:
+    def send_optimizer(self, epoch: int | None = None) -> None:
         """Send the optimizer's state to the caller, at an epoch's end or (None) at the end of training.
 
         In a job only rank 0 does so, at epochs' ends, because its callbacks read the state.

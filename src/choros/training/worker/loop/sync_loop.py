@@ -211,15 +211,15 @@ class SyncLoop:
         replica.set_metric_state(group.sum(state))
         logs: dict[str, float] = replica.metrics()
         metric_values = run.shown_metric_values()
-        lost = False
+        is_nonfinite = False
         if group.size > 1:
             reports = self.same(epoch)
             counts = [report.counts for report in reports]
             logs |= mean_own_logs([(report.rows, report.logs) for report in reports])
-            lost = any(report.lost_epoch >= 0 for report in reports)
+            is_nonfinite = any(report.lost_epoch >= 0 for report in reports)
         else:
             counts = [run.epoch_counts()]
-        if run.rank == 0 and not lost:
+        if run.rank == 0 and not is_nonfinite:
             self.finite.loss(logs.get("loss"), epoch)
         shown = self.shown(epoch)
         if run.job.validates(epoch):
