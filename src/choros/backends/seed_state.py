@@ -34,7 +34,7 @@ def mix(state: Array, index: int, rank: int, seed: int | None) -> Array:
 
     Example:
         >>> import numpy as np
-        >>> one, other = (mix(np.array([7, 0]), 0, rank, None) for rank in (1, 2))
+        >>> first, second = (mix(np.array([7, 0]), 0, rank, None) for rank in (1, 2))
         >>> bool((one != other).any()), bool((one == mix(np.array([7, 0]), 0, 1, None)).all())
         (True, True)
     """
