@@ -209,8 +209,8 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[ArrayTree, ArrayT
         if steps is None and not warned and time.monotonic() - begun > _WARN_SECONDS:
             warned = True
             warn(
-                f"{number} batches of validation_data, a {name}, were read in {_WARN_SECONDS:g} s, and it has not ended: "
-                "give validation_steps= if it has no end."
+                f"{number} batches of validation_data, a {name}, were read in {_WARN_SECONDS:g} s, and it has not "
+                "ended: give validation_steps= if it has no end."
             )
     if not parts:
         raise InvalidDataError(f"validation_data, a {name}, yields no batch: give at least one.")
