@@ -27,7 +27,7 @@ if os.environ["KERAS_BACKEND"] == "torch":
     def reset():
         import choros.device_choice
         now[0] = 0
-        choros.device_choice._done.clear()
+        choros.device_choice._slot_in_torch.clear()
     chosen = lambda: now[0]
 elif os.environ["KERAS_BACKEND"] == "tensorflow":
     import tensorflow as tf

@@ -59,7 +59,7 @@ __version__ = "0.1.0"
 
 _ALGORITHMS = "ADAG AEASGD AGN AllReduce Averaging DOWNPOUR DiLoCo DynSGD EAMSGD EASGD Ensemble LocalSGD Single"
 _PACKAGES = ("algorithms", "callbacks", "cluster", "data", "errors", "hvd", "launch", "native", "parallel", "spark")
-_WHERE = {
+_MODULE_OF = {
     **dict.fromkeys(_ALGORITHMS.split(), "choros.algorithms"),
     **dict.fromkeys(("InvalidInputError", "ChorosError", "WorkerFailedError"), "choros.errors"),
     "list_algorithms": "choros.algorithms",
@@ -133,10 +133,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(_imported(_WHERE[name]), name)
+    if name in _MODULE_OF:
+        return getattr(_import_module(_MODULE_OF[name]), name)
     if name in _PACKAGES:
-        return _imported(f"choros.{name}")
+        return _import_module(f"choros.{name}")
     # obj=None: with the module, some tracebacks of Python would show its suggestion too.
     raise AttributeError(f"module 'choros' has no attribute {name!r}{_suggestion(name)}", name=name, obj=None)
 
@@ -147,11 +147,11 @@ def _suggestion(name: str) -> str:
         return ""
     from choros.errors import nearest
 
-    near = nearest(name, __all__)
-    return f": did you mean {near!r}?" if near else ""
+    similar = nearest(name, __all__)
+    return f": did you mean {similar!r}?" if similar else ""
 
 
-def _imported(name: str) -> Any:
+def _import_module(name: str) -> Any:
     """Import a module without garbage collection, and move all objects to the oldest generation afterwards.
 
     A collection over all of Keras takes 0.1 s on each rank and finds nothing.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("jax", "torch", "tensorflow")
-OTHERS = ("numpy", "openvino")  # Keras runs on these too, but cannot train on them
+WITHOUT_TRAINING = ("numpy", "openvino")  # Keras runs on these too, but cannot train on them
 _VARIABLE = "KERAS_BACKEND"
 
 chosen = ""  # the backend that ``choose`` set in this process
@@ -80,8 +80,8 @@ def keras_backend() -> str:
         >>> keras_backend().endswith(")")
         True
     """
-    name, place = named_backend()
-    return f"{name} ({'the only installed backend' if name == chosen else place})"
+    name, source = named_backend()
+    return f"{name} ({'the only installed backend' if name == chosen else source})"
 
 
 def is_installed(name: str) -> bool:
@@ -107,16 +107,16 @@ def choose() -> None:
     global chosen, _notice
     if "keras" in sys.modules:
         return
-    name, place = named_backend()
+    name, source = named_backend()
     if _is_usable(name):
         return
     _KerasFinder.install()
     present = [backend for backend in BACKENDS if is_installed(backend)]
-    if place == _VARIABLE or len(present) != 1:
+    if source == _VARIABLE or len(present) != 1:
         return
     chosen = os.environ[_VARIABLE] = present[0]
-    also = f", and {place} names {name}, which is not installed" if os.path.sep in place else ""
-    _notice = f"{_VARIABLE} is not set{also}: Keras runs on {chosen}, the only backend that is installed."
+    unusable_setting = f", and {source} names {name}, which is not installed" if os.path.sep in source else ""
+    _notice = f"{_VARIABLE} is not set{unusable_setting}: Keras runs on {chosen}, the only backend that is installed."
 
 
 def announce() -> None:
@@ -137,23 +137,23 @@ def problem() -> str:
     setting = " or ".join(f"{_VARIABLE}={backend}" for backend in present)
     install = "pip install 'choros[jax]' (or [torch], or [tensorflow])"
     location = f"in {sys.executable} on {os.uname().nodename}"
-    name, place = named_backend()
+    name, source = named_backend()
     if _is_usable(name):
         return ""
-    if place == _VARIABLE:
-        if name not in (*BACKENDS, *OTHERS):
+    if source == _VARIABLE:
+        if name not in (*BACKENDS, *WITHOUT_TRAINING):
             return f"{_VARIABLE} is {name!r}, which is not a backend of Keras: set it to {', '.join(BACKENDS)}."
-        brings = f"pip install 'choros[{name}]'" if name in BACKENDS else f"pip install {name}"
-        instead = f", or set {setting}" if present else ""
-        return f"{_VARIABLE} is {name!r}, but {name} is not installed {location}: {brings}{instead}."
+        command = f"pip install 'choros[{name}]'" if name in BACKENDS else f"pip install {name}"
+        alternative = f", or set {setting}" if present else ""
+        return f"{_VARIABLE} is {name!r}, but {name} is not installed {location}: {command}{alternative}."
     if not present:
         return f"No backend of Keras is installed {location}: {install}."
-    several = " and ".join(present)
-    return f"{several} are installed {location}, but Keras would load {name} ({place}), which is not: set {setting}."
+    installed = " and ".join(present)
+    return f"{installed} are installed {location}, but Keras would load {name} ({source}), which is not: set {setting}."
 
 
 def _is_usable(name: str) -> bool:
-    return name in (*BACKENDS, *OTHERS) and is_installed(name)
+    return name in (*BACKENDS, *WITHOUT_TRAINING) and is_installed(name)
 
 
 def _is_first_rank() -> bool:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OWN = "CHOROS_OWN_GPUS"  # set if the launcher shows each rank its own GPUs: Choros then chooses none
 SHARE = "CHOROS_SHARE_GPUS"  # set to allow several ranks on one GPU, which are refused otherwise
 SLOT = "CHOROS_SLOT"  # the slot of a rank of an elastic job on its host: its local rank may change
-_GIVEN = (OWN, "SLURM_GPUS_PER_TASK", "CHOROS_WORKER")
+_ASSIGNED_BY_LAUNCHER = (OWN, "SLURM_GPUS_PER_TASK", "CHOROS_WORKER")
 _JAX_MEMORY = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_CLIENT_MEM_FRACTION",
@@ -40,8 +40,8 @@ _JAX_MEMORY = (
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
 _CPU_DEVICES = ("cpu", "meta", "mps")  # values of KERAS_TORCH_DEVICE with which Keras uses no GPU counted here
-_done: list[int] = []  # the slot whose device was chosen in PyTorch
-_OPTIONS = {"nvidia": "jax_cuda_visible_devices", "amd": "jax_rocm_visible_devices"}
+_slot_in_torch: list[int] = []  # the slot whose device was chosen in PyTorch
+_JAX_OPTIONS = {"nvidia": "jax_cuda_visible_devices", "amd": "jax_rocm_visible_devices"}
 
 
 def allocate_as_needed() -> None:
@@ -56,7 +56,7 @@ def allocate_as_needed() -> None:
 
 def choose_when_imported() -> None:
     """Choose this rank's device in each imported framework, and in any other one when it is imported."""
-    if any(name in sys.modules for name in _THREADED):
+    if any(name in sys.modules for name in _MODULES_WITH_THREADS):
         _limit_threads_quietly()
     if any(name in sys.modules for name in _CHOOSE):
         _choose_quietly()
@@ -93,7 +93,7 @@ def own_gpu(place: Place | None = None) -> str:
         return ""
     number = _slot(place) or 0
     if module is not None and backend == "jax":
-        shown = _shown_to_jax(module)
+        shown = _visible_in_jax(module)
         number = 0 if shown == "all" else int(shown.partition(",")[0])
     elif module is not None and backend == "torch":
         number = module.cuda.current_device() if module.cuda.is_available() else len(gpus)
@@ -157,7 +157,7 @@ def _limit_threads_quietly() -> None:
 
 def _slot(place: Place | None) -> int | None:
     """Return the number of this rank on its host, to be taken modulo the number of GPUs; None to choose no GPU."""
-    if any(os.environ.get(name) for name in _GIVEN):
+    if any(os.environ.get(name) for name in _ASSIGNED_BY_LAUNCHER):
         return None
     if os.environ.get(SLOT, "").isdecimal():
         return int(os.environ[SLOT])
@@ -176,8 +176,8 @@ def _choose_in_jax(jax: ModuleType, slot: int) -> None:
     from choros.cluster.hardware.gpu_builds import NVIDIA
     from choros.cluster.hardware.gpus import VARIABLE, usable_gpus
 
-    gpus, option = usable_gpus("jax"), _option()
-    if len(gpus) < 2 or not option or _shown_to_jax(jax) != "all":
+    gpus, option = usable_gpus("jax"), _jax_option()
+    if len(gpus) < 2 or not option or _visible_in_jax(jax) != "all":
         return
     number = slot % len(gpus)
     if number:
@@ -186,7 +186,7 @@ def _choose_in_jax(jax: ModuleType, slot: int) -> None:
             jax.config.update("jax_num_cpu_devices", max(cpus, 0) + 1)  # JAX refuses this once it has started
             jax.config.update("jax_num_cpu_devices", cpus)
         except RuntimeError:
-            raise _too_late("JAX", number) from None
+            raise _started_error("JAX", number) from None
     if any(gpu.identity.startswith("MIG-") for gpu in gpus):
         # CUDA enumerates one MIG instance, the first that this variable names, so JAX's option cannot choose another.
         os.environ[VARIABLE[NVIDIA]] = gpus[number].name
@@ -196,11 +196,11 @@ def _choose_in_jax(jax: ModuleType, slot: int) -> None:
 
 def _choose_in_torch(torch: ModuleType, slot: int) -> None:
     # This opens the GPU at once, which is useless if PyTorch only reads data. A second call leaves the choice as it is.
-    if _done or named_backend()[0] != "torch":
+    if _slot_in_torch or named_backend()[0] != "torch":
         return
     if (count := torch.cuda.device_count()) > 1:
         torch.cuda.set_device(slot % count)
-        _done.append(slot)
+        _slot_in_torch.append(slot)
 
 
 def _choose_in_tensorflow(tensorflow: ModuleType, slot: int) -> None:
@@ -211,22 +211,22 @@ def _choose_in_tensorflow(tensorflow: ModuleType, slot: int) -> None:
         tensorflow.config.set_visible_devices(gpus[slot % len(gpus)], "GPU")
     except RuntimeError:
         if slot % len(gpus):
-            raise _too_late("TensorFlow", slot % len(gpus)) from None
+            raise _started_error("TensorFlow", slot % len(gpus)) from None
 
 
-def _option() -> str:
+def _jax_option() -> str:
     """Return the name of JAX's option for visible GPUs, "" if the build uses none. JAX has no variable for it."""
     from choros.cluster.hardware.gpu_builds import gpu_vendor
 
-    return _OPTIONS.get(gpu_vendor("jax"), "")
+    return _JAX_OPTIONS.get(gpu_vendor("jax"), "")
 
 
-def _shown_to_jax(jax: ModuleType) -> str:
-    option = _option()
+def _visible_in_jax(jax: ModuleType) -> str:
+    option = _jax_option()
     return str(jax.config.read(option)) if option else "all"
 
 
-def _too_late(name: str, number: int) -> Exception:
+def _started_error(name: str, number: int) -> Exception:
     from choros.errors import InvalidInputError
 
     return InvalidInputError(
@@ -237,14 +237,14 @@ def _too_late(name: str, number: int) -> Exception:
 
 
 _CHOOSE = {"jax": _choose_in_jax, "torch": _choose_in_torch, "tensorflow": _choose_in_tensorflow}
-_THREADED = (*_CHOOSE, "numpy")
+_MODULES_WITH_THREADS = (*_CHOOSE, "numpy")
 
 
 class _Finder:
     """A finder for ``sys.meta_path``: it sets this rank's threads, and its loader chooses the device of a framework."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname in _THREADED:
+        if fullname in _MODULES_WITH_THREADS:
             _limit_threads_quietly()
         if fullname not in _CHOOSE:
             return None

@@ -178,12 +178,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches  # imported here, as most processes never need it
 
-    # Without the dashes, which all options have in common; the case counts only between two similar words.
+    # Compare without the dashes, which all options have. Ignore the case only if no word is similar otherwise.
     words = list(known)
     for change in (str, str.lower):
-        originals = {change(each.lstrip("-")): each for each in reversed(words)}
-        if near := get_close_matches(change(word.lstrip("-")), originals, 1):
-            return originals[near[0]]
+        originals = {change(candidate.lstrip("-")): candidate for candidate in reversed(words)}
+        if matches := get_close_matches(change(word.lstrip("-")), originals, 1):
+            return originals[matches[0]]
     return ""
 
 
@@ -200,8 +200,8 @@ def suggestion(word: str, known: Iterable[str], otherwise: str = "known are") ->
         ('did you mean run?', 'known are run, where')
     """
     words = list(known)
-    near = nearest(word, words)
-    return f"did you mean {near}?" if near else f"{otherwise} {', '.join(words)}"
+    similar = nearest(word, words)
+    return f"did you mean {similar}?" if similar else f"{otherwise} {', '.join(words)}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -248,7 +248,7 @@ def brief(error: BaseException) -> str:
     return re.sub(r"(?<=[^\s.])\.$", "", line)
 
 
-_warned_of: set[tuple[str, str]] = set()  # a name of Choros and an argument of it
+_warned_arguments: set[tuple[str, str]] = set()  # a name of Choros and an argument of it
 
 
 def warn_without_effect(owner: str, reason: str, /, **given: object) -> None:
@@ -267,8 +267,8 @@ def warn_without_effect(owner: str, reason: str, /, **given: object) -> None:
         >>> [str(warning.message) for warning in caught]
         ['device has no effect on train: there is one device; remove it.']
     """
-    names = [argument for argument, value in given.items() if value and (owner, argument) not in _warned_of]
-    _warned_of.update((owner, argument) for argument in names)
+    names = [argument for argument, value in given.items() if value and (owner, argument) not in _warned_arguments]
+    _warned_arguments.update((owner, argument) for argument in names)
     if names:
         verb, object_ = ("has", "it") if len(names) == 1 else ("have", "them")
         warn(f"{', '.join(names)} {verb} no effect on {owner}: {reason}; remove {object_}.")
@@ -278,10 +278,10 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning at the user's line: that of the nearest caller outside of Choros and Keras.
 
     Example:
-        >>> with warnings.catch_warnings(record=True) as told:
+        >>> with warnings.catch_warnings(record=True) as caught_warnings:
         ...     warnings.simplefilter("always")
         ...     warn("slow", RuntimeWarning)
-        >>> str(told[0].message), told[0].category.__name__
+        >>> str(caught_warnings[0].message), caught_warnings[0].category.__name__
         ('slow', 'RuntimeWarning')
     """
     level, frame = 2, sys._getframe(1)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-_LONGEST = 10_000  # number of items of a container that are read
+_MAX_ITEMS = 10_000  # number of items of a container that are read
 
 
 def children(parent: object) -> Iterator[tuple[str, Any]]:
@@ -44,7 +44,7 @@ def children(parent: object) -> Iterator[tuple[str, Any]]:
         yield from ((".func", parent.func), (".args", parent.args), (".keywords", parent.keywords))
     elif isinstance(parent, (dict, list, tuple, set, frozenset, deque)):
         items = parent.items() if isinstance(parent, dict) else enumerate(parent)
-        yield from ((f"[{key!r}]", value) for key, value in itertools.islice(items, _LONGEST))
+        yield from ((f"[{key!r}]", value) for key, value in itertools.islice(items, _MAX_ITEMS))
     try:
         attributes = object.__getattribute__(parent, "__dict__")
     except AttributeError:

@@ -45,9 +45,9 @@ def call_text(target: object, /, *values: object, **options: object) -> str:
         >>> call_text(ValueError(), "n1:2", every=3, keep=None)
         "ValueError('n1:2', every=3)"
     """
-    given = [value_text(value) for value in values]
-    given += [f"{name}={value_text(value)}" for name, value in options.items() if value is not None]
-    return f"{type(target).__name__}({', '.join(given)})"
+    arguments = [value_text(value) for value in values]
+    arguments += [f"{name}={value_text(value)}" for name, value in options.items() if value is not None]
+    return f"{type(target).__name__}({', '.join(arguments)})"
 
 
 def value_text(value: object) -> str:

@@ -36,10 +36,14 @@ if TYPE_CHECKING:
     import torch
 
 # Attributes of a keras.Model that fit, evaluate and predict make again.
-_REMADE = ("train_function", "test_function", "predict_function")
-_ADDRESSES = ("stored_ids", "_trainable_variables_indices", "_exclude_from_weight_decay_cache")  # hold addresses
+_REBUILT_FUNCTIONS = ("train_function", "test_function", "predict_function")
+_ID_ATTRIBUTES = (
+    "stored_ids",
+    "_trainable_variables_indices",
+    "_exclude_from_weight_decay_cache",
+)  # hold ids, which are addresses of objects
 # TensorFlow's attributes of trackable objects, by name: KerasHub has other attributes that begin with _self_.
-_OF_TRACKABLE = frozenset(
+_TRACKABLE_ATTRIBUTES = frozenset(
     {
         "_self_last_wrapped_dict_snapshot",
         "_self_name_based_restores",
@@ -54,8 +58,8 @@ _OF_TRACKABLE = frozenset(
 _PER_CALL = ("_eval_epoch_iterator", "_jax_state", "history", "stop_evaluating", "stop_predicting")
 _COMPILED_CALL = "_compiled_call_impl"  # of a Module of PyTorch, which does not pickle it
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
-_VIEWS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's wrappers
+_LEAF_TYPES = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.BuiltinFunctionType)
+_TENSORFLOW_WRAPPERS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's wrappers
 UnpicklingError = pickle.UnpicklingError  # raised for an object that cannot be read
 _loading = threading.local()
 
@@ -103,7 +107,7 @@ def dump_with_arrays(thing: object, known: Sequence[Any] = (), limit: int | None
         TooLargeError: the pickle is larger than the limit.
         Exception: the exception of an object's ``__reduce__``.
     """
-    buffer = _Limited()
+    buffer = _LimitedBuffer()
     buffer.limit = limit
     pickler = ModelPickler(buffer, known)
     pickler.dump_all(thing)
@@ -148,7 +152,7 @@ class TooLargeError(NotSerializableError):
     """Pickle that is larger than its limit."""
 
 
-class _Limited(io.BytesIO):
+class _LimitedBuffer(io.BytesIO):
     limit: int | None = None
 
     def write(self, data: Any) -> int:
@@ -240,7 +244,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def variable_state(self, variable: keras.Variable) -> tuple[dict[str, Any], Any]:
         """Return a variable's attributes, and its value: a Parameter, or the reference from ``value_of``."""
-        left_out = {"_value", "_layout", *_OF_TRACKABLE}
+        left_out = {"_value", "_layout", *_TRACKABLE_ATTRIBUTES}
         state = {name: value for name, value in vars(variable).items() if name not in left_out}
         value = variable._value
         if value is not None and not (self.parameter and isinstance(value, self.parameter)):
@@ -270,10 +274,10 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if getattr(type(part), "__getstate__", None) not in self.standard_getstates:
             return part.__getstate__()
         is_model = isinstance(part, self.model)
-        left_out = {_COMPILED_CALL, *_ADDRESSES, *_OF_TRACKABLE, *(_PER_CALL if is_model else ())}
+        left_out = {_COMPILED_CALL, *_ID_ATTRIBUTES, *_TRACKABLE_ATTRIBUTES, *(_PER_CALL if is_model else ())}
         state = {name: value for name, value in vars(part).items() if name not in left_out}
         if is_model:
-            state |= {name: None for name in _REMADE if name in state}
+            state |= {name: None for name in _REBUILT_FUNCTIONS if name in state}
         if "_loss_ids" in state:
             state |= {"_losses": [], "_loss_ids": set()}
         if excluded := state.get("_exclude_from_weight_decay"):
@@ -368,9 +372,9 @@ def _array(source: bool | Array, index: int, shape: tuple[int, ...], dtype: str)
     return module.copied(pool.reshape(shape))
 
 
-def set_tracked(container: Any, given: tuple[Any, Any, dict[str, Any]]) -> None:
+def set_tracked(container: Any, state: tuple[Any, Any, dict[str, Any]]) -> None:
     """Fill a tracked container of Keras by the methods of its plain base class: its methods need the tracker."""
-    plain, values, attributes = given
+    plain, values, attributes = state
     vars(container).update(attributes)
     (plain.extend if plain is list else plain.update)(container, values)
 
@@ -399,8 +403,8 @@ def _reduce_tensorflow(thing: Any, kind: type) -> Any:
         return current_strategy, ()
     if kind.__name__ == "Function" and hasattr(thing, "_clone"):  # a tf.function, without its traces
         return thing._clone(None).__reduce_ex__(4)
-    if kind.__name__ in _VIEWS:
-        plain = _VIEWS[kind.__name__]
+    if kind.__name__ in _TENSORFLOW_WRAPPERS:
+        plain = _TENSORFLOW_WRAPPERS[kind.__name__]
         return plain, (plain(thing),)
     if kind.__name__ == "StaticHashTable":
         keys, values = (array.numpy() for array in thing.export())
@@ -508,7 +512,9 @@ def culprit(root: object, name: str, size: int | None = None) -> tuple[str, Any,
     place, part, reason = name, root, _cost(root, set())
     seen = {id(root)}
     while True:
-        children = [child for child in _parts(part) if id(child[1]) not in seen and not isinstance(child[1], _ATOMS)]
+        children = [
+            child for child in _parts(part) if id(child[1]) not in seen and not isinstance(child[1], _LEAF_TYPES)
+        ]
         costs = ((label, child, _cost(child, seen)) for label, child in children)
         best = next((child for child in costs if _is_reason(child[2], size)), None)
         if best is None:
@@ -567,6 +573,6 @@ def _parts(thing: object) -> Iterator[tuple[str, Any]]:
     layers = getattr(thing, "layers", None)
     if isinstance(layers, list):
         yield from ((f".layers[{number}]", layer) for number, layer in enumerate(layers))
-    for label, part in sorted(children(thing), key=lambda each: each[0].startswith("._")):
-        if label.removeprefix(".") not in _OF_TRACKABLE:
+    for label, part in sorted(children(thing), key=lambda item: item[0].startswith("._")):
+        if label.removeprefix(".") not in _TRACKABLE_ATTRIBUTES:
             yield label, part

@@ -203,7 +203,7 @@ def test_a_worker_that_dies_while_it_decodes_leaves_the_block_to_another(folder)
 
 
 def test_a_process_that_stops_while_it_decodes_is_not_waited_for_without_end(monkeypatch):
-    monkeypatch.setattr(decode_cache, "_PATIENCE", 0.2)
+    monkeypatch.setattr(decode_cache, "_LOCK_SECONDS", 0.2)
     begun, stopped = threading.Event(), threading.Event()
     first = decode_cache.DecodeCache.create(2, 4, [("float32", ())])
     second = decode_cache.DecodeCache(first.path, 2, 4, [("float32", ())])

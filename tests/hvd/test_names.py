@@ -79,7 +79,7 @@ WITHOUT_EFFECT = {
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_an_argument_without_effect_is_warned_of_once(name, alone, monkeypatch):
-    monkeypatch.setattr("choros.errors._warned_of", set())
+    monkeypatch.setattr("choros.errors._warned_arguments", set())
     call, arguments = WITHOUT_EFFECT[name]
     call()
     for argument, value in arguments.items():
@@ -89,7 +89,7 @@ def test_an_argument_without_effect_is_warned_of_once(name, alone, monkeypatch):
 
 
 def test_other_ranks_than_0_do_not_warn(alone, monkeypatch):
-    monkeypatch.setattr("choros.errors._warned_of", set())
+    monkeypatch.setattr("choros.errors._warned_arguments", set())
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(f"CHOROS_{name}", "1")
     for name in ("SIZE", "LOCAL_SIZE"):

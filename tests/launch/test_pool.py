@@ -22,7 +22,7 @@ def test_calls_and_answers(calls):
             assert event == {"event": "echo", "rank": rank, "size": 2, "got": {"n": rank}}
             assert blobs == [b"blob", b""]
         assert pool.alive(0)
-        with pytest.raises(CommTimeoutError, match=r"no worker said anything for 0\.1 s") as caught:
+        with pytest.raises(CommTimeoutError, match=r"no worker sent an event for 0\.1 s") as caught:
             pool.receive(0.1)
         assert caught.value.missing == (0, 1)
     assert not pool.alive(0)

@@ -27,7 +27,7 @@ def test_kill_ends_what_workers_started(calls, gone):
 
 
 def test_close_kills_what_does_not_end_by_itself(calls, monkeypatch, gone):
-    monkeypatch.setattr("choros.launch.process.worker_pool._EXIT", 0.3)
+    monkeypatch.setattr("choros.launch.process.worker_pool._EXIT_SECONDS", 0.3)
     pool = Pool(1)
     pool.call(0, *calls("sleep"))
     assert pool.receive(30)[1] == {"event": "asleep"}

@@ -79,7 +79,7 @@ def test_a_driver_that_does_not_run_has_no_gpus(nvidia_smi):
 
 
 def test_a_driver_that_does_not_answer_is_told_once(nvidia_smi, monkeypatch, capsys):
-    monkeypatch.setattr(gpus, "_PATIENCE", 0.3)
+    monkeypatch.setattr(gpus, "_QUERY_SECONDS", 0.3)
     nvidia_smi(TWO, seconds=9)
     assert names() == names() == []
     assert capsys.readouterr().err.count("did not answer within 0.3 s on ") == 1

@@ -265,7 +265,7 @@ def test_fewer_than_two_devices_give_the_serial_model(devices):
     ],
 )
 def test_an_argument_without_effect_is_warned_of_once(name, value, reason, monkeypatch):
-    monkeypatch.setattr("choros.errors._warned_of", set())
+    monkeypatch.setattr("choros.errors._warned_arguments", set())
     function = getattr(parallel, reason.partition(":")[0])
     with pytest.warns(UserWarning, match=f"^{name} has no effect on {reason}"):
         function(SERIAL, 1, **{name: value})

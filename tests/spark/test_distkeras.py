@@ -160,7 +160,7 @@ def test_an_ensemble_gives_its_members(higgs):
 
 @pytest.mark.parametrize("name", ["DOWNPOUR", "ADAG", "DynSGD", "Experimental"])
 def test_settings_without_effect_are_warned_of_once(name, monkeypatch):
-    monkeypatch.setattr("choros.errors._warned_of", set())
+    monkeypatch.setattr("choros.errors._warned_arguments", set())
     kind, how = getattr(distkeras, name), dict(keras_model=network(), worker_optimizer="sgd", loss="mse")
     with pytest.warns(
         UserWarning, match=f"learning_rate has no effect on {name}: the workers use the learning rate of"
@@ -179,7 +179,7 @@ def test_settings_without_effect_are_warned_of_once(name, monkeypatch):
 
 
 def test_old_words_mean_what_they_meant(monkeypatch):
-    monkeypatch.setattr("choros.errors._warned_of", set())
+    monkeypatch.setattr("choros.errors._warned_arguments", set())
     d, how = distkeras, dict(keras_model=network(), worker_optimizer="sgd", loss="mse")
     assert "AGN(window=12)" in repr(d.ADAG(**how))
     assert "batch_size=64 for each worker" in repr(d.DynSGD(**how, batch_size=64))

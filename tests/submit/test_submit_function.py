@@ -127,7 +127,7 @@ def test_a_rank_that_raises_is_named_with_its_traceback(slurm):
 
 
 def test_a_job_that_ends_without_results_names_the_ranks_and_the_log(slurm, monkeypatch):
-    monkeypatch.setattr("choros.launch.submit_function._LATE", 0.5)
+    monkeypatch.setattr("choros.launch.submit_function._FILE_DELAY_SECONDS", 0.5)
 
     def end():
         if choros.Place.here().rank == 1:
@@ -140,7 +140,7 @@ def test_a_job_that_ends_without_results_names_the_ranks_and_the_log(slurm, monk
 
 def test_an_end_before_the_time_limit_is_no_result(slurm, monkeypatch):
     """The job's next turn answers; so the code that requeues the job is that of the ranks."""
-    monkeypatch.setattr("choros.launch.submit_function._LATE", 0.1)
+    monkeypatch.setattr("choros.launch.submit_function._FILE_DELAY_SECONDS", 0.1)
     job = submit(lambda: sys.exit(75), ranks_per_node=1)
     with pytest.raises(SchedulerError, match="without a result of rank 0 of 1"):
         job.results(60)

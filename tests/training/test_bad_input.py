@@ -294,7 +294,7 @@ def test_validation_data_without_an_end_are_refused_before_they_fill_the_memory(
 
 def test_validation_data_that_do_not_end_soon_are_warned_about(pools, make_model, data, monkeypatch):
     x, y = data()
-    monkeypatch.setattr(choros.data.stream_source, "_SLOW", 0.0)
+    monkeypatch.setattr(choros.data.stream_source, "_WARN_SECONDS", 0.0)
     with pytest.warns(UserWarning, match="give validation_steps= if it has no end"):
         choros.Trainer(make_model(), workers=2, pool=pools(2)).fit(
             x, y, verbose=0, validation_data=((x, y) for _ in range(2))

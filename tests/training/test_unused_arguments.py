@@ -12,7 +12,7 @@ from choros.training import unused_arguments
 
 @pytest.fixture
 def model(monkeypatch):
-    monkeypatch.setattr("choros.errors._warned_of", set())
+    monkeypatch.setattr("choros.errors._warned_arguments", set())
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     return model

@@ -395,7 +395,7 @@ class BaseReplica(SingleSteps, Metrics):
     # A step that may be undone.
 
     def mark(self) -> Mark:
-        """Return the present values of the state that ``gradients`` changes."""
+        """Return the current values of the state that ``gradients`` changes."""
         return self._marked(), self.generators(), self._facts()
 
     def _facts(self) -> tuple[Any, ...]:
@@ -515,7 +515,7 @@ class BaseReplica(SingleSteps, Metrics):
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's present learning rate; with loss scaling, that of the inner optimizer."""
+        """The optimizer's current learning rate; with loss scaling, that of the inner optimizer."""
         rate = self.model.optimizer.learning_rate
         if isinstance(rate, keras.Variable):
             return float(self._values([rate])[0])

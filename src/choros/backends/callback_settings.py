@@ -30,14 +30,14 @@ from choros.object_graph import children, global_names
 Values = dict[str, Any]
 
 _NUMBERS = (int, float, bool, str, type(None))
-_KEPT = frozenset(  # attributes that each process sets independently
+_LOCAL_ATTRIBUTES = frozenset(  # attributes that each process sets independently
     {"stop_training", "stop_evaluating", "stop_predicting", "built", "compiled", "training", "name"}
     | {"train_function", "test_function", "predict_function"}
 )
-_DEPTH, _MOST = 4, 20_000  # depth and number of objects of the search for variables
-_LARGEST = 65_536  # most values of a variable that counts as a setting
-_LONGEST = 4096  # most values of a list, dict or array that counts as a setting
-_OTHER = object()
+_MAX_DEPTH, _MAX_OBJECTS = 4, 20_000  # depth and number of objects of the search for variables
+_MAX_VARIABLE = 65_536  # most values of a variable that counts as a setting
+_MAX_ITEMS = 4096  # most values of a list, dict or array that counts as a setting
+_NOT_PLAIN = object()  # the result of ``_plain`` for a value that is not a setting
 _PARTS = (keras.regularizers.Regularizer, keras.constraints.Constraint)  # parts of layers that hold numbers
 
 
@@ -77,7 +77,7 @@ class Settings:
         return [*values, *_values(self.variables).values()] if self.variables else values
 
     def read(self) -> Values:
-        """Return the present value of each setting by name. Variables are given as nested lists."""
+        """Return the current value of each setting by name. Variables are given as nested lists."""
         values = {f"{path}.{name}": value for path, item in self._objects.items() for name, value in _numbers(item)}
         values |= {path: _plain(names.get(name)) for path, (names, name) in self._globals.items()}
         return values | _values(self.variables)
@@ -96,7 +96,7 @@ class Settings:
             f"{path}.{name}": value
             for path, item in self._objects.items()
             for name, value in list(vars(item).items())
-            if isinstance(value, kinds) and name[:1] != "_" and name not in _KEPT
+            if isinstance(value, kinds) and name[:1] != "_" and name not in _LOCAL_ATTRIBUTES
         }
 
     def to_begin_with(self) -> Values:
@@ -144,31 +144,35 @@ def _differ(before: object, now: object) -> bool:
 
 def _numbers(item: object) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(item).items()):
-        if name[:1] == "_" or name in _KEPT:
+        if name[:1] == "_" or name in _LOCAL_ATTRIBUTES:
             continue
         plain = _plain(value)
-        if plain is not _OTHER:
+        if plain is not _NOT_PLAIN:
             yield name, plain
 
 
 def _plain(value: object, depth: int = 3) -> Any:
-    """Return a number, or lists, dicts and arrays of numbers, as a copy in JSON types; ``_OTHER`` for other values."""
+    """Return a number, or lists, dicts and arrays of numbers, as a JSON copy; ``_NOT_PLAIN`` for other values."""
     if type(value) in _NUMBERS:
         return value
     if isinstance(value, (np.number, np.bool_)):
         return value.item()
     if isinstance(value, np.ndarray):
-        return value.tolist() if value.dtype.kind in "biuf" and value.size <= _LONGEST else _OTHER
-    if not depth or not isinstance(value, (list, tuple, dict)) or len(value) > _LONGEST:
-        return _OTHER
+        return value.tolist() if value.dtype.kind in "biuf" and value.size <= _MAX_ITEMS else _NOT_PLAIN
+    if not depth or not isinstance(value, (list, tuple, dict)) or len(value) > _MAX_ITEMS:
+        return _NOT_PLAIN
     if isinstance(value, tuple) and type(value) is not tuple:  # a subclass may not be constructed from its items
-        return _OTHER
+        return _NOT_PLAIN
     if isinstance(value, dict):
         parts = [_plain(item, depth - 1) for item in value.values()]
         named = all(isinstance(key, str) for key in value)
-        return dict(zip(value, parts, strict=True)) if named and not any(item is _OTHER for item in parts) else _OTHER
+        return (
+            dict(zip(value, parts, strict=True))
+            if named and not any(item is _NOT_PLAIN for item in parts)
+            else _NOT_PLAIN
+        )
     parts = [_plain(item, depth - 1) for item in value]
-    return _OTHER if any(item is _OTHER for item in parts) else parts
+    return _NOT_PLAIN if any(item is _NOT_PLAIN for item in parts) else parts
 
 
 def _as_before(before: object, value: object) -> Any:
@@ -205,14 +209,14 @@ def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Valu
     numbers: dict[str, tuple[Values, str]] = {}
     seen: set[int] = set()
     level = roots
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         further: list[tuple[str, Any]] = []
         for name, item in level:
-            if id(item) in seen or len(seen) > _MOST:
+            if id(item) in seen or len(seen) > _MAX_OBJECTS:
                 continue
             seen.add(id(item))
             if isinstance(item, keras.Variable):
-                if id(item) not in known and int(np.prod(item.shape)) <= _LARGEST:
+                if id(item) not in known and int(np.prod(item.shape)) <= _MAX_VARIABLE:
                     functions_by_name[name] = item
                 continue
             if isinstance(item, types.FunctionType) and not _of_a_library(item):
@@ -227,7 +231,7 @@ def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Valu
 def _parts(item: object) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each item of a container, function, loss or user-defined object."""
     if isinstance(item, (dict, list, tuple)):
-        return children(item) if len(item) <= _LONGEST else iter(())
+        return children(item) if len(item) <= _MAX_ITEMS else iter(())
     if isinstance(item, types.FunctionType):
         return iter(()) if of_keras(item) else children(item)
     searched = isinstance(item, (types.MethodType, functools.partial, keras.Loss)) or _of_the_user(item)

@@ -118,7 +118,7 @@ class JaxReplica(BaseReplica):
         """Compile the steps. On several devices, the state keeps its sharding."""
         state = tuple([v.sharding for v in part] for part in self._state)
         trained, others, slots, metrics = state
-        step = lambda *given: self.model.train_step(given[:4], given[4])  # noqa: E731 - jit caches by function object
+        step = lambda *arguments: self.model.train_step(arguments[:4], arguments[4])  # noqa: E731 - jit caches by function object
         self._train = self._on_batches(step, (0, 1, 2, 3), (None, state))
         lie = (None, None, others, metrics, None)
         self._window: Any = self._jit(self._trace_window, (0, 1, 2, 3, 4), None)
@@ -230,9 +230,9 @@ class JaxReplica(BaseReplica):
         self._logs = None
         self._rows += sum(batch.rows for batch in batches)
 
-    def _trace_window(self, *given: Any) -> Any:
+    def _trace_window(self, *arguments: Any) -> Any:
         """Trace ``count`` steps. More batches are not used: they let one program make any number of steps."""
-        *state, x, momentum, count, batches = given
+        *state, x, momentum, count, batches = arguments
         stacked = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *batches)
 
         def step(number: Any, carried: Any) -> Any:
@@ -272,7 +272,7 @@ class JaxReplica(BaseReplica):
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """Run a trial step; see ``BaseReplica``. It is compiled at optimization level 0, as it runs few times."""
         if self._tried is None or afresh:
-            step = lambda *given: self._trace_gradients(*given)[:2]  # noqa: E731 - jit caches by function object
+            step = lambda *arguments: self._trace_gradients(*arguments)[:2]  # noqa: E731 - jit caches by function object
             quick = {"xla_backend_optimization_level": 0}
             self._tried = jax.jit(step, compiler_options=quick) if self._compiles else step
         gradients, figures = self._tried(*self._state, data)
@@ -461,7 +461,7 @@ class JaxReplica(BaseReplica):
         return [np.asarray(value) for value in (self._state[0] if self._x is None else self._x)]
 
     def set(self, vector: Array) -> None:
-        """Set the trainable variables in their present buffers. With momentum, keep the velocity."""
+        """Set the trainable variables in their current buffers. With momentum, keep the velocity."""
         if self.shard is not None:
             super().set(vector)
             return

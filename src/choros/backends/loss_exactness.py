@@ -138,9 +138,9 @@ def kind(loss: Any) -> str:
 
 def declared(loss: Any) -> Any:
     """Return the method ``divisor(y_true, y_pred, sample_weight)`` of a loss or its function; None if it has none."""
-    own = getattr(loss, "divisor", None)
-    own = getattr(getattr(loss, "fn", None), "divisor", None) if own is None else own
-    return own if callable(own) else None
+    divisor = getattr(loss, "divisor", None)
+    divisor = getattr(getattr(loss, "fn", None), "divisor", None) if divisor is None else divisor
+    return divisor if callable(divisor) else None
 
 
 def check_together(kinds: list[str], losses: list[Any]) -> None:
@@ -222,12 +222,12 @@ def _trial(loss: Any, mixed: list[tuple[Any, bool]], numbers: NumberAttributes) 
 
     def tried(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         def part(where: slice) -> tuple[float, float]:
-            one = [None if t is None else keras.tree.map_structure(_cut(where), t) for t in (y_true, y_pred)]
+            parts = [None if t is None else keras.tree.map_structure(_cut(where), t) for t in (y_true, y_pred)]
             weight = None if sample_weight is None else sample_weight[where]
-            value = float(host_value(loss(*one, weight)))
+            value = float(host_value(loss(*parts, weight)))
             numbers.restore()
             if divisor is not None:
-                return value, float(host_value(divisor(*one, weight)))
+                return value, float(host_value(divisor(*parts, weight)))
             if loss.reduction == WEIGHTED and weight is not None:
                 return value, float(host_value(keras.ops.sum(weight)))
             return value, float(len(range(ROWS)[where]))

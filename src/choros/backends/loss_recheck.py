@@ -287,14 +287,14 @@ class Recheck:
         return off if np.isfinite(off) and off > tolerance(replica.model) else None
 
 
-def _joined(one: Batch, other: Batch) -> Batch | None:
+def _joined(first: Batch, second: Batch) -> Batch | None:
     """Return the rows of both batches; None if their shapes or dtypes differ, such as sequences of unequal length."""
-    parts = [(batch.x, batch.y, batch.sample_weight) for batch in (one, other)]
+    parts = [(batch.x, batch.y, batch.sample_weight) for batch in (first, second)]
     forms = [[None if a is None else form(a) for a in keras.tree.flatten(part)] for part in parts]
     if forms[0] != forms[1]:
         return None
     x, y, weight = keras.tree.map_structure(lambda a, b: None if a is None else np.concatenate([a, b]), *parts)
-    rows = one.rows + other.rows
+    rows = first.rows + second.rows
     return Batch(x, y, weight, rows=rows, total=rows)
 
 

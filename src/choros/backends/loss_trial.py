@@ -70,14 +70,14 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
     order, halves = np.arange(2 * half), ways(half, count)
     with trial(model, workers) as attempt:
 
-        def gradients(**how: bool) -> Iterator[tuple[Sent, Sent, Sent]]:
+        def gradients(**options: bool) -> Iterator[tuple[Sent, Sent, Sent]]:
             """Yield the gradients of all rows and of both halves, for each way to halve the rows."""
-            whole = attempt(cut(sample, order), **how)
+            whole = attempt(cut(sample, order), **options)
             for first, second in halves:
                 yield whole, attempt(cut(sample, first)), attempt(cut(sample, second))
 
         try:
-            apart = [difference(model, *each, attempt.sums) or 0.0 for each in gradients()]
+            errors = [difference(model, *triple, attempt.sums) or 0.0 for triple in gradients()]
         except InexactLossError:
             raise
         except Exception as error:  # the workers' own step raises it again, with its traceback
@@ -86,7 +86,7 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
                 "known that its result equals that of one process."
             )
             return
-        off = max(apart)
+        off = max(errors)
         if not off:
             return
         # The same rows in another order give the same mean. What differs comes from random numbers or from the order.
@@ -95,16 +95,17 @@ def try_parts(model: Any, rows: Callable[[], Batch], workers: int, count: int = 
             warn(
                 f"{source(model)} draws random numbers (or depends on the order of the rows), so it cannot be seen "
                 "that its loss is a mean over rows. AllReduce takes it as one; use keras.random with a "
-                "keras.random.SeedGenerator to have it checked. This is said once."
+                "keras.random.SeedGenerator to have it checked. This warning appears once."
             )
             return
         with muted() as adding:
-            alone = any(difference(model, *each, attempt.sums) is not None for each in gradients(afresh=True))
-        if alone or not adding:
+            # The error stays without ``add_loss``: it comes from the loss or the step.
+            persists = any(difference(model, *triple, attempt.sums) is not None for triple in gradients(afresh=True))
+        if persists or not adding:
             custom_step = not of_keras(type(model).train_step)
             raise step_refusal(model, off) if custom_step else refusal(source(model), off, "return a mean over rows")
         names = ", ".join(sorted(adding))
-        first, _ = halves[int(np.argmax(apart))]
+        first, _ = halves[int(np.argmax(errors))]
         single = attempt(cut(sample, first), afresh=True)
         doubled = attempt(cut(sample, np.concatenate([first, first])))
         if model_divisor(model)[0] is not None or distance(model, doubled, single) >= tolerance(model):
@@ -132,12 +133,12 @@ def refuse_masked(
     Raises:
         InexactLossError: a layer adds a masked mean. The message contains the names of the layers.
     """
-    loud = [[thinned(each, indices) for each in parts] for parts in gradients()]
+    with_losses = [[thinned(gradient, indices) for gradient in parts] for parts in gradients()]
     single_layers = [{name} for name in sorted(adding)]
     for layers in single_layers if len(adding) <= SEPARATE else [adding]:
         with muted(layers):
-            quiet = [[thinned(each, indices) for each in parts] for parts in gradients(afresh=True)]
-        if any(divides(*map(np.subtract, *both)) for both in zip(loud, quiet, strict=True)):
+            without_losses = [[thinned(gradient, indices) for gradient in parts] for parts in gradients(afresh=True)]
+        if any(divides(*map(np.subtract, *both)) for both in zip(with_losses, without_losses, strict=True)):
             raise refusal(f"What {', '.join(sorted(layers))} gives to add_loss", off, MASKED)
 
 
@@ -221,12 +222,12 @@ def ways(half: int, count: int = WAYS) -> list[tuple[Array, Array]]:
     """Return ways to halve ``2 * half`` rows: first and last rows, even and odd rows, then random halves.
 
     Example:
-        >>> [tuple(part.tolist() for part in each) for each in ways(2, 2)]
+        >>> [tuple(part.tolist() for part in halves) for halves in ways(2, 2)]
         [([0, 1], [2, 3]), ([0, 2], [1, 3])]
     """
     order, random = np.arange(2 * half), np.random.default_rng(0)
     orders = [order, np.concatenate([order[::2], order[1::2]]), *(random.permutation(order) for _ in range(count - 2))]
-    return [(each[:half], each[half:]) for each in orders[:count]]
+    return [(rows[:half], rows[half:]) for rows in orders[:count]]
 
 
 def refusal(where: str, off: float, remedy: str) -> InexactLossError:
@@ -275,10 +276,10 @@ def source(model: Any) -> str:
     foreign = [entry.loss for entry in compiled_losses(model) if not known(entry.loss)]
     if foreign:
         return f"Loss {title(foreign[0])}"
-    own = [layer for layer in model._flatten_layers() if layer is not model and not of_keras(type(layer))]
-    if not own:
+    user_layers = [layer for layer in model._flatten_layers() if layer is not model and not of_keras(type(layer))]
+    if not user_layers:
         return f"The loss of model {model.name!r} ({kind.__name__})"
-    layers = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer in own[:3])
+    layers = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer in user_layers[:3])
     return f"The loss of model {model.name!r}, whose layers {layers} may mix rows,"
 
 
@@ -391,7 +392,7 @@ def divides(whole: Array, first: Array, second: Array) -> bool:
     combination of the halves' gradients, or the weights do not add up to 1.
     """
     size = float(np.linalg.norm(whole))
-    if not all(np.isfinite(each).all() for each in (whole, first, second)) or size == 0.0:
+    if not all(np.isfinite(part).all() for part in (whole, first, second)) or size == 0.0:
         return False
     weights, _, rank, _ = np.linalg.lstsq(np.stack([first, second], axis=1), whole, rcond=1e-4)
     residual = float(np.linalg.norm(weights[0] * first + weights[1] * second - whole)) / size
@@ -401,18 +402,18 @@ def divides(whole: Array, first: Array, second: Array) -> bool:
     )
 
 
-def distance(model: Any, one: Sent, other: Sent, scale: Sent | None = None) -> float:
+def distance(model: Any, first: Sent, second: Sent, scale: Sent | None = None) -> float:
     """Return the largest relative difference between two gradients of a variable; 0 if values are not finite.
 
     If a gradient is far smaller than the largest one, the difference is relative to the largest one. Such a small
     gradient may consist of rounding errors.
     """
-    arrays, n = one if scale is None else scale
-    if not all(np.isfinite(a).all() for a in (*one[0], *other[0], *arrays)):
+    arrays, n = first if scale is None else scale
+    if not all(np.isfinite(a).all() for a in (*first[0], *second[0], *arrays)):
         return 0.0
-    apart = [a / one[1] - b / other[1] for a, b in zip(one[0], other[0], strict=True)]
+    deltas = [a / first[1] - b / second[1] for a, b in zip(first[0], second[0], strict=True)]
     norms = [float(np.linalg.norm(a)) / n for a in arrays]
-    differences = [float(np.linalg.norm(a)) for a in apart]
+    differences = [float(np.linalg.norm(a)) for a in deltas]
     least = max(SMALL * max(norms), 1e-12)
     return max(d / max(norm, least) for d, norm in zip(differences, norms, strict=True))
 
@@ -451,10 +452,10 @@ def still() -> Iterator[None]:
     before = {name: getattr(random, name) for name in (*SHAPED, "dropout")}
 
     def same_for_all(draw: Any) -> Any:
-        def drawn(shape: Any, *args: Any, **how: Any) -> Any:
+        def drawn(shape: Any, *args: Any, **options: Any) -> Any:
             if len(shape) < 1:
-                return draw(shape, *args, **how)
-            return keras.ops.broadcast_to(draw((1, *shape[1:]), *args, **how), shape)
+                return draw(shape, *args, **options)
+            return keras.ops.broadcast_to(draw((1, *shape[1:]), *args, **options), shape)
 
         return drawn
 

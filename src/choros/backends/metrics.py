@@ -62,7 +62,7 @@ class Metrics(ABC):
 
     @abstractmethod
     def _values(self, variables: list[Any]) -> list[Array]:
-        """Return the present values of Keras variables on the host; they may be views."""
+        """Return the current values of Keras variables on the host; they may be views."""
 
     @abstractmethod
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
@@ -196,7 +196,7 @@ class Metrics(ABC):
         return {name: 2 * primes.index(int(value)) for name, value in logs.items()}
 
     def _results(self) -> dict[str, Any]:
-        """Return the present results of Keras' metrics."""
+        """Return the current results of Keras' metrics."""
         return flattened(self.model.get_metrics_result())
 
     def _compare(self) -> None:

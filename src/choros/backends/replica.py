@@ -74,7 +74,7 @@ class Replica(Protocol):
 
     @property
     def learning_rate(self) -> float:
-        """The present learning rate, also of a schedule or with loss scaling. A schedule ignores a new value."""
+        """The current learning rate, also of a schedule or with loss scaling. A schedule ignores a new value."""
         ...
 
     @learning_rate.setter

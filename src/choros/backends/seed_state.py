@@ -34,8 +34,8 @@ def mix(state: Array, index: int, rank: int, seed: int | None) -> Array:
 
     Example:
         >>> import numpy as np
-        >>> one, other = (mix(np.array([7, 0]), 0, rank, None) for rank in (1, 2))
-        >>> bool((one != other).any()), bool((one == mix(np.array([7, 0]), 0, 1, None)).all())
+        >>> first, second = (mix(np.array([7, 0]), 0, rank, None) for rank in (1, 2))
+        >>> bool((first != second).any()), bool((first == mix(np.array([7, 0]), 0, 1, None)).all())
         (True, True)
     """
     source = [int(value) for value in np.asarray(state).reshape(-1)] if seed is None else ["seed", seed]

@@ -97,9 +97,9 @@ def of_tf_config(environ: Mapping[str, str]) -> dict[str, str]:
 
     Example:
         >>> text = '{"cluster": {"worker": ["a:1", "a:2", "b:1"]}, "task": {"type": "worker", "index": 1}}'
-        >>> found = of_tf_config({"TF_CONFIG": text})
-        >>> found[TF_RANK], found[TF_SIZE], found[TF_LOCAL_RANK], found[TF_HOSTS]
-        ('1', '3', '1', 'a,b')
+        >>> variables = of_tf_config({"TF_CONFIG": text})
+        >>> [variables[name] for name in (TF_RANK, TF_SIZE, TF_LOCAL_RANK, TF_HOSTS)]
+        ['1', '3', '1', 'a,b']
     """
     try:
         config: Any = json.loads(environ["TF_CONFIG"])

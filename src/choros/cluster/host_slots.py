@@ -43,7 +43,7 @@ def parse_slots(text: str) -> Slots:
         raise InvalidInputError(
             f"the hosts {text!r} are not of the form host:slots[,host:slots], each with 1 slot or more"
         )
-    return _added((pair[1], int(pair[2])) for pair in pairs if pair)
+    return _merged((pair[1], int(pair[2])) for pair in pairs if pair)
 
 
 def read_hostfile(path: str) -> Slots:
@@ -75,10 +75,10 @@ def read_hostfile(path: str) -> Slots:
             raise InvalidInputError(f"line {number} of the host file {path} is {line!r}, not of the form: host slots=n")
     if not entries:
         raise InvalidInputError(f"the host file {path} names no host: give lines of the form: host slots=n")
-    return _added(entries)
+    return _merged(entries)
 
 
-def _added(entries: Iterable[tuple[str, int]]) -> Slots:
+def _merged(entries: Iterable[tuple[str, int]]) -> Slots:
     """Merge entries of one host. Two entries would count as two nodes, and ranks would use the same cores twice."""
     slots: dict[str, int] = {}
     for host, count in entries:

@@ -9,7 +9,7 @@ from choros.errors import InvalidInputError
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)|(,)")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
-_MOST = 1_000_000
+_MAX_HOSTS = 1_000_000
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -47,8 +47,8 @@ def expand_hosts(text: str) -> tuple[str, ...]:
         else:
             endings = [plain] if plain is not None else _numbers(inside, text)
             names = [name + ending for name in (names or [""]) for ending in endings]
-            if len(hosts) + len(names) > _MOST:
-                raise InvalidInputError(f"the host list {text[:80]!r} names more than {_MOST} hosts")
+            if len(hosts) + len(names) > _MAX_HOSTS:
+                raise InvalidInputError(f"the host list {text[:80]!r} names more than {_MAX_HOSTS} hosts")
     return tuple(hosts + names)
 
 
@@ -58,7 +58,7 @@ def _numbers(inside: str, text: str) -> list[str]:
     for part in inside.split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + _MOST):
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + _MAX_HOSTS):
             raise InvalidInputError(f"the host list {text!r} has {part!r} where a number or a range was expected")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
@@ -85,7 +85,7 @@ def expand_tasks(text: str) -> tuple[int, ...]:
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.match(part.strip())
-        if match is None or int(match[2] or 1) > _MOST:
+        if match is None or int(match[2] or 1) > _MAX_HOSTS:
             raise InvalidInputError(
                 f"the tasks per node {text!r} have {part!r} where a count such as 2(x3) was expected"
             )

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from choros.errors import InvalidInputError
 
-_NAME_BYTES = 255  # of the longest name of a host in DNS
+_NAME_BYTES = 255  # the length of the longest host name in DNS
 
 
 def load_mpi() -> ModuleType:
@@ -135,8 +135,8 @@ def library_name(MPI: ModuleType) -> str:
 
 def remedy() -> str:
     """Return advice how to start the ranks so that launcher and library fit."""
-    own_mpiexec = Path(sys.prefix) / "bin" / "mpiexec"
-    launcher = f"{own_mpiexec}, which" if own_mpiexec.exists() else "the mpiexec that"
+    local_mpiexec = Path(sys.prefix) / "bin" / "mpiexec"
+    launcher = f"{local_mpiexec}, which" if local_mpiexec.exists() else "the mpiexec that"
     return (
         f"Start the ranks with {launcher} belongs to {library_name(load_mpi())}, under SLURM with srun --mpi=pmix "
         "(Open MPI) or --mpi=pmi2 (MPICH), or install mpi4py for the MPI of your launcher."

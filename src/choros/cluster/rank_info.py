@@ -10,7 +10,7 @@ from choros.cluster.hostlist import expand_hosts, expand_tasks
 from choros.cluster.launcher_env import LauncherEnv, tables
 from choros.errors import InvalidInputError, counted
 
-_SIGNS = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
+_PMI_VARIABLES = ("PMI_RANK", "PMI_ID", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE")
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Place:
             ``choros.cluster.TABLES``.
 
     Example:
-        >>> there = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-        >>> Place.here(there).size
+        >>> environ = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+        >>> Place.here(environ).size
         4
         >>> Place.here({}).launcher
         'single'
@@ -80,7 +80,7 @@ def why(environ: Mapping[str, str] | None = None) -> str:
     table, environ = _table(environ)
     if table is None:
         known = ", ".join(table.launcher for table in tables())
-        return f"no launcher's variables are set (looked for {known})" + _but(strange(environ))
+        return f"no launcher's variables are set (looked for {known})" + _pmi_note(strange(environ))
     names = dict.fromkeys(
         table.detect_all + table.detect_any + table.rank + table.size + table.local_rank + table.local_size
         + table.tasks + table.node + table.nodes + table.hosts + table.address + table.port
@@ -107,10 +107,10 @@ def strange(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     environ = os.environ if environ is None else environ
     if _table(environ)[0] is not None or environ.get("PMI_SIZE") == "1":
         return ()
-    return tuple(f"{name}={environ[name]}" for name in _SIGNS if environ.get(name))
+    return tuple(f"{name}={environ[name]}" for name in _PMI_VARIABLES if environ.get(name))
 
 
-def _but(signs: tuple[str, ...]) -> str:
+def _pmi_note(signs: tuple[str, ...]) -> str:
     if not signs:
         return ""
     return f", but {', '.join(signs)}: an unknown MPI launcher; set CHOROS_COMM=mpi to get the rank from MPI"
@@ -138,8 +138,8 @@ def _table(environ: Mapping[str, str]) -> tuple[LauncherEnv | None, Mapping[str,
 
 
 def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
-    rank = _needed(table, environ, table.rank)
-    size = _needed(table, environ, table.size)
+    rank = _required_number(table, environ, table.rank)
+    size = _required_number(table, environ, table.size)
     node = _number(table, environ, table.node)
     nodes = _number(table, environ, table.nodes)
     # A launcher may list a host once for each rank, and may put spaces after the commas.
@@ -150,7 +150,7 @@ def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
     local_size = _number(table, environ, table.local_size)
     if counts:
         if sum(counts) != size:
-            raise _wrong(
+            raise _place_error(
                 table, f"{table.tasks[0]}={tasks} adds up to {counted(sum(counts), 'rank')} but the size is {size}"
             )
         nodes = len(counts) if nodes is None else nodes
@@ -160,12 +160,14 @@ def _read(table: LauncherEnv, environ: Mapping[str, str]) -> Place:
         local_rank, local_size = local_rank or 0, local_size or 1
     if local_rank is None or local_size is None:
         if local_rank is None:
-            names, fields = table.local_rank, "the local rank (local_rank)"
+            names, quantity = table.local_rank, "the local rank (local_rank)"
         else:  # the tasks on each node give a local size only to a rank that has the index of its node
             names = table.local_size + (table.tasks if table.node else ())
-            fields = "the local size (local_size, or tasks and node)"
-        problem = f"{' or '.join(names)} is not set" if names else f"its launcher entry names no variable for {fields}"
-        raise _wrong(table, f"{problem}, so this rank's place on its node is unknown")
+            quantity = "the local size (local_size, or tasks and node)"
+        problem = (
+            f"{' or '.join(names)} is not set" if names else f"its launcher entry names no variable for {quantity}"
+        )
+        raise _place_error(table, f"{problem}, so this rank's place on its node is unknown")
     one_node = table.one_node and nodes in (None, 1)
     if one_node or local_size == size:
         node, nodes = node or 0, nodes or 1
@@ -182,18 +184,20 @@ def _check_place(table: LauncherEnv, place: Place, one_node: bool) -> None:
     _check(table, "rank", place.rank, "size", place.size)
     _check(table, "local rank", place.local_rank, "local size", place.local_size)
     if place.local_size > place.size:
-        raise _wrong(table, f"the local size {place.local_size} is more than the size {place.size}")
+        raise _place_error(table, f"the local size {place.local_size} is more than the size {place.size}")
     if one_node and place.local_size != place.size:
-        raise _wrong(table, f"the local size {place.local_size} is not the size {place.size}, yet there is one machine")
+        raise _place_error(
+            table, f"the local size {place.local_size} is not the size {place.size}, yet there is one machine"
+        )
     if place.nodes is None:
         return
     listed = f"{' or '.join(table.hosts)} lists {counted(len(place.hosts), 'host')}"
     if place.hosts and place.node is not None and place.node >= len(place.hosts):
-        raise _wrong(table, f"{listed}, and this process is on node {place.node}, counted from 0")
+        raise _place_error(table, f"{listed}, and this process is on node {place.node}, counted from 0")
     if place.node is not None:
         _check(table, "node", place.node, "nodes", place.nodes)
     if place.hosts and len(place.hosts) != place.nodes:
-        raise _wrong(table, f"{listed}, but there are {counted(place.nodes, 'node')}")
+        raise _place_error(table, f"{listed}, but there are {counted(place.nodes, 'node')}")
 
 
 def _coordinator(table: LauncherEnv, environ: Mapping[str, str], hosts: tuple[str, ...]) -> str | None:
@@ -212,24 +216,24 @@ def _number(table: LauncherEnv, environ: Mapping[str, str], names: tuple[str, ..
         text = environ.get(name, "")
         if text:
             if not (text.isascii() and text.isdecimal()):
-                raise _wrong(table, f"{name}={text!r} is not a whole number of 0 or more")
+                raise _place_error(table, f"{name}={text!r} is not a whole number of 0 or more")
             return int(text)
     return None
 
 
-def _needed(table: LauncherEnv, environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+def _required_number(table: LauncherEnv, environ: Mapping[str, str], names: tuple[str, ...]) -> int:
     value = _number(table, environ, names)
     if value is None:
-        raise _wrong(table, f"{' or '.join(names)} is not set")
+        raise _place_error(table, f"{' or '.join(names)} is not set")
     return value
 
 
 def _check(table: LauncherEnv, quantity: str, value: int, limit_name: str, limit: int) -> None:
     if not 0 <= value < limit:
-        raise _wrong(table, f"the {quantity} {value} is not below the {limit_name} {limit}")
+        raise _place_error(table, f"the {quantity} {value} is not below the {limit_name} {limit}")
 
 
-def _wrong(table: LauncherEnv, problem: str) -> InvalidInputError:
+def _place_error(table: LauncherEnv, problem: str) -> InvalidInputError:
     names = ", ".join(table.detect_any + tuple(name for name in table.detect_all if name not in table.detect_any))
     mpi_advice = " set CHOROS_COMM=mpi on all ranks to get the ranks from MPI," if table.mpi else ""
     return InvalidInputError(

@@ -19,7 +19,7 @@ from choros.cluster.launcher_env import tables
 from choros.cluster.rank_info import Place
 
 _PROC = Path("/proc")
-_MOST_ANCESTORS = 16
+_MAX_ANCESTORS = 16
 
 
 def shares_cores(place: Place) -> bool:
@@ -55,12 +55,12 @@ def launcher_cores(place: Place) -> set[int]:
     names = [name for table in tables() if table.launcher == place.launcher for name in table.rank]
     marks = [f"{name}={os.environ[name]}".encode() for name in names if name in os.environ]
     process = os.getppid()
-    for _ in range(_MOST_ANCESTORS):
+    for _ in range(_MAX_ANCESTORS):
         try:
-            inside = set(marks) & set((_PROC / str(process) / "environ").read_bytes().split(b"\0"))
+            matching = set(marks) & set((_PROC / str(process) / "environ").read_bytes().split(b"\0"))
         except OSError:  # another user's process is not the rank's
-            inside = set()
-        if not inside:
+            matching = set()
+        if not matching:
             break
         fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
         process = int(fields[1])

@@ -19,15 +19,15 @@ from choros.backends.hide_tensorflow import lean
 if TYPE_CHECKING:
     import keras
 
-_DRAWN = (
+_VARYING_SETTINGS = (
     "seed",
     "module",
     "registered_name",
     "shared_object_id",
     "build_config",
 )  # differ between processes or directories
-_NOT_OWN = ("name", "inner_optimizer")
-_LONG = 200  # characters of a value in an error message
+_SKIPPED_SETTINGS = ("name", "inner_optimizer")
+_MAX_VALUE_TEXT = 200  # characters of a value in an error message
 LayerSettings = list[Any]
 Json = Any  # None, a number or text, or lists and dicts of them
 
@@ -60,7 +60,7 @@ def layers_of(model: keras.Model) -> list[LayerSettings]:
         seen.add(id(part))
         values = {"trainable": part.trainable} if _is_composed(part) else settings(part)
         layers.append([type(part).__name__, values | extra])
-        for child, inputs in _inside(part):
+        for child, inputs in _child_layers(part):
             add_layer(child, inputs)
 
     add_layer(model, {})
@@ -97,7 +97,7 @@ def first_difference(layers: Sequence[LayerSettings], other_layers: Sequence[Lay
 def short(value: object) -> str:
     """Return the representation of a value, shortened for an error message."""
     text = repr(value)
-    return text if len(text) <= _LONG else text[:_LONG] + "..."
+    return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "..."
 
 
 def settings(part: Any) -> dict[str, Any]:
@@ -110,16 +110,16 @@ def settings(part: Any) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # Keras warns of a lambda, as if it were to be saved
             config = dict(part.get_config())
     except Exception:  # whatever a user's own get_config raises
-        config = _given(part)
+        config = _argument_attributes(part)
     plain = {}
     for name, value in config.items():
-        if name not in (*_DRAWN, *_NOT_OWN):
+        if name not in (*_VARYING_SETTINGS, *_SKIPPED_SETTINGS):
             attribute = getattr(part, name, None)
             plain[name] = _plain(attribute if _is_lambda(attribute) else value)
     return plain
 
 
-def _given(part: object) -> dict[str, Any]:
+def _argument_attributes(part: object) -> dict[str, Any]:
     """Return the attributes that an object has under the names of its arguments: numbers, texts, arrays, functions."""
     kinds = (str, bool, int, float, list, tuple, dict, np.generic, np.ndarray, types.FunctionType)
     with contextlib.suppress(TypeError, ValueError):
@@ -148,7 +148,7 @@ def _is_composed(part: keras.Layer) -> bool:
     return isinstance(part, keras.Sequential) or (isinstance(part, keras.Model) and hasattr(part, "operations"))
 
 
-def _inside(part: keras.Layer) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _child_layers(part: keras.Layer) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the parts of a model or layer, each with the inputs of its calls if they are known."""
     import keras
 
@@ -158,12 +158,12 @@ def _inside(part: keras.Layer) -> Iterator[tuple[Any, dict[str, Any]]]:
         places = {id(operation): place for place, operation in enumerate(part.operations)}
         for operation in part.operations:
             if not isinstance(operation, keras.layers.InputLayer):
-                yield operation, {"applied to": _applied(operation, places)}
+                yield operation, {"applied to": _call_inputs(operation, places)}
     elif not type(part).__module__.startswith("keras.") and hasattr(part, "_flatten_layers"):
         yield from ((layer, {}) for layer in part._flatten_layers(include_self=False, recursive=False))
 
 
-def _applied(operation: keras.Operation, places: dict[int, int]) -> list[Any]:
+def _call_inputs(operation: keras.Operation, places: dict[int, int]) -> list[Any]:
     """Return, for each call of an operation in a functional model, its arguments and the origins of its tensors."""
     calls = []
     for node in operation._inbound_nodes:
@@ -188,7 +188,7 @@ def _plain(value: Any) -> Json:
     if isinstance(value, dict):
         if value.get("class_name") == "__lambda__" or list(value) == ["value"]:
             return "lambda"  # as Keras writes one, whose bytes hold the path of its file
-        items = {str(name): item for name, item in value.items() if name not in _DRAWN}
+        items = {str(name): item for name, item in value.items() if name not in _VARYING_SETTINGS}
         return {
             name: alike(item) if name == "name" and isinstance(item, str) else _plain(item)
             for name, item in items.items()

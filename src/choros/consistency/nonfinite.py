@@ -36,7 +36,7 @@ class NonFiniteDetector:
         stats: returns the record that stores the position.
         workers: int. Number of workers.
         optimizer: the optimizer of the model.
-        held: returns this rank's present weights.
+        held: returns this rank's current weights.
 
     Attributes:
         over: bool. Whether this rank has reported, or has received numbers that are not finite from another rank.

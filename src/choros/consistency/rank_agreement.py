@@ -25,11 +25,26 @@ from choros.types import Batch
 if TYPE_CHECKING:
     import keras
 
-# Of a job, what only rank 0 knows.
-_RANK_0 = ("seed", "per_batch", "progress", "watched", "run_metrics", "validate_average", "repeats", "timeline")
-_APART = (*_RANK_0, "source", "validation", "host", "built")
-_OF_A_MODEL = ("model", "variables")
-_WORDS = {"fold_seed": "seed", "metric_values": "metrics", "averaged_metrics": "metrics", "mode": "algorithm or mode"}
+# Settings that the other ranks take from rank 0.
+_RANK_0_SETTINGS = (
+    "seed",
+    "per_batch",
+    "progress",
+    "watched",
+    "run_metrics",
+    "validate_average",
+    "repeats",
+    "timeline",
+)
+_NOT_COMPARED = (*_RANK_0_SETTINGS, "source", "validation", "host", "built")
+_MODEL_FACTS = ("model", "variables")
+# Names of settings in messages, where the attribute has another one.
+_NAMES_IN_MESSAGES = {
+    "fold_seed": "seed",
+    "metric_values": "metrics",
+    "averaged_metrics": "metrics",
+    "mode": "algorithm or mode",
+}
 _digests: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 _ADVICE = "All ranks run the same script, with the same data and libraries."
 
@@ -75,10 +90,11 @@ def agree(group: Group, job: JobT, facts: dict[str, Any], model: keras.Model) ->
                 ) from None
         return replies
 
+    # The facts come first, as the message names the first difference, and they replace settings of the same name.
     settings_by_rank = gather({**facts, **job.json(), **facts, "host": platform.node()})
     if problem := difference(settings_by_rank, model, gather):
         raise InvalidInputError(f"{problem} {_ADVICE}")
-    return replace(job, **{name: settings_by_rank[0][name] for name in _RANK_0})
+    return replace(job, **{name: settings_by_rank[0][name] for name in _RANK_0_SETTINGS})
 
 
 def difference(
@@ -99,7 +115,7 @@ def difference(
     """
     first = facts_by_rank[0]
     for index, other in enumerate(facts_by_rank):
-        skipped = {*_APART, *ignored, *(_OF_A_MODEL if other.get("built") != first.get("built") else ())}
+        skipped = {*_NOT_COMPARED, *ignored, *(_MODEL_FACTS if other.get("built") != first.get("built") else ())}
         different = [name for name in other if name not in skipped and other[name] != first.get(name)]
         if not different:
             continue
@@ -109,7 +125,7 @@ def difference(
             layers = gather(layers_of(model))
             values = first_difference(layers[index], layers[0]) or values
             different = [fact for fact in different if fact != "variables"]
-        names = ", ".join(dict.fromkeys(_WORDS.get(fact, fact) for fact in different))
+        names = ", ".join(dict.fromkeys(_NAMES_IN_MESSAGES.get(fact, fact) for fact in different))
         numbers = ranks or range(len(facts_by_rank))
         return (
             f"Rank {numbers[index]} on {other['host']} and rank {numbers[0]} on {first['host']} have different "
@@ -197,6 +213,6 @@ def _script() -> str:
 
 def optimizer_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """Return an optimizer's class and settings without the learning rate."""
-    own_settings = {name: value for name, value in settings(optimizer).items() if name != "learning_rate"}
+    plain_settings = {name: value for name, value in settings(optimizer).items() if name != "learning_rate"}
     inner = getattr(optimizer, "inner_optimizer", None)
-    return [type(optimizer).__name__, own_settings, *([] if inner is None else [optimizer_of(inner)])]
+    return [type(optimizer).__name__, plain_settings, *([] if inner is None else [optimizer_of(inner)])]

@@ -83,23 +83,23 @@ def compare(marks: Sequence[list[Any]]) -> ReplicaDivergence | None:
     """Compare the results of ``mark`` of all ranks; return None if all are equal, or if none is finite.
 
     Example:
-        >>> one, other = np.ones(8, np.float32), np.full(8, 2, np.float32)
-        >>> compare([mark(one), mark(one)]), compare([mark(one), mark(one), mark(other)]).far
+        >>> usual, other = np.ones(8, np.float32), np.full(8, 2, np.float32)
+        >>> compare([mark(usual), mark(usual)]), compare([mark(usual), mark(usual), mark(other)]).far
         (None, {2: 1.0})
     """
     if all(rank_mark[0] == marks[0][0] for rank_mark in marks):
         return None
     counts = Counter(bits for bits, _, _ in marks)
-    most = max(counts.values())
-    usual = next(rank for rank, (bits, _, _) in enumerate(marks) if counts[bits] == most)
+    largest_group = max(counts.values())
+    usual = next(rank for rank, (bits, _, _) in enumerate(marks) if counts[bits] == largest_group)
     bits, norm, sums = marks[usual]
     far: dict[int, float] = {}
     near: dict[int, float] = {}
-    for rank, (others_bits, _, others_sums) in enumerate(marks):
-        if others_bits == bits:
+    for rank, (other_bits, _, other_sums) in enumerate(marks):
+        if other_bits == bits:
             continue
-        distance = float(np.linalg.norm(np.subtract(others_sums, sums)) / max(norm, np.finfo(np.float32).tiny))
-        if np.isfinite(sums).all() or np.isfinite(others_sums).all():
+        distance = float(np.linalg.norm(np.subtract(other_sums, sums)) / max(norm, np.finfo(np.float32).tiny))
+        if np.isfinite(sums).all() or np.isfinite(other_sums).all():
             (near if distance <= _FAR else far)[rank] = distance
     return ReplicaDivergence(far, near, usual) if far or near else None
 

@@ -35,8 +35,8 @@ def check_versions(remote: dict[str, str]) -> None:
     local = versions()
     different = [name for name in remote if remote[name] != local.get(name)]
     if different:
-        both = ", ".join(f"{name} {local.get(name, 'none')} here and {remote[name]} there" for name in different)
+        differences = ", ".join(f"{name} {local.get(name, 'none')} here and {remote[name]} there" for name in different)
         raise InvalidInputError(
-            f"The worker on {platform.node()} and the process that called fit have different versions: {both} "
+            f"The worker on {platform.node()} and the process that called fit have different versions: {differences} "
             "(here is the worker). A model can be sent only between equal versions: install the same on both."
         )

@@ -14,14 +14,14 @@ from choros.types import ArrayTree, Batch
 
 
 def standard(
-    batch: ArrayTree, name: str, how: str, class_weight: Mapping[int, float] | None, floatx: str
+    batch: ArrayTree, name: str, remedy: str, class_weight: Mapping[int, float] | None, floatx: str
 ) -> tuple[ArrayTree, ArrayTree, ArrayTree, int]:
     """Return ``(x, y, sample_weight, rows)`` of one batch.
 
     Args:
         batch: ``(x,)``, ``(x, y)``, ``(x, y, sample_weight)``, an array or a dict; tensors of any library.
         name: name of the batch in error messages.
-        how: advice in the error message for a batch of another type.
+        remedy: advice in the error message for a batch of another type.
         class_weight: a dict from class index to weight, or None.
         floatx: dtype to which floats are converted.
 
@@ -38,7 +38,7 @@ def standard(
     if isinstance(batch, dict) or hasattr(batch, "__array__") or is_special(batch):
         batch = (batch,)
     if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
-        raise InvalidDataError(f"{name} is of type {type(batch).__name__}: {how}.")
+        raise InvalidDataError(f"{name} is of type {type(batch).__name__}: {remedy}.")
     if is_row(batch):
         raise InvalidDataError(
             f"{name} has a single number or text where an array of all its rows is expected: batch rows first, as by "

@@ -70,7 +70,7 @@ class BlockOrder:
         sizes = np.diff(starts)[self._blocks]
         self._pools = pools(sizes)
         self._ends = np.cumsum([int(sizes[pool].sum()) for pool in self._pools])
-        self._now = -1
+        self._current_pool = -1
         self._rows = np.empty(0, np.int64)
 
     def __getitem__(self, positions: slice) -> Rows:
@@ -78,22 +78,22 @@ class BlockOrder:
         parts = []
         while start < stop:
             pool = int(np.searchsorted(self._ends, start, "right"))
-            self._go_to(pool)
+            self._enter_pool(pool)
             begin = int(self._ends[pool]) - len(self._rows)
             end = min(stop, int(self._ends[pool]))
             parts.append(self._rows[start - begin : end - begin])
             start = end
         return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.int64)])
 
-    def _go_to(self, pool: int) -> None:
-        if pool == self._now:
+    def _enter_pool(self, pool: int) -> None:
+        if pool == self._current_pool:
             return
-        pool_blocks, after = (
+        pool_blocks, next_blocks = (
             self._blocks[self._pools[i]] if i < len(self._pools) else self._blocks[:0] for i in (pool, pool + 1)
         )
         if self._enter is not None:
-            self._enter(pool_blocks, after)
+            self._enter(pool_blocks, next_blocks)
         rows = np.concatenate([np.arange(int(self._starts[b]), int(self._starts[b + 1])) for b in pool_blocks])
         if self._shuffle:
             rows = rows[permutation(len(rows), *self._key, within=pool)]
-        self._now, self._rows = pool, rows
+        self._current_pool, self._rows = pool, rows

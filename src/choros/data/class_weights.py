@@ -43,10 +43,10 @@ def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str = "fl
         raise InvalidDataError(
             f"class_weight needs one class for each row, and y has the shape {y.shape}: give sample_weight."
         )
-    labels_present, where = np.unique(np.round(labels).astype("int32"), return_inverse=True)
+    labels_present, positions = np.unique(np.round(labels).astype("int32"), return_inverse=True)
     dtype = np.dtype("float32" if floatx == "bfloat16" else floatx)
     table: Array = np.array([class_weight.get(int(label), 1.0) for label in labels_present], dtype=dtype)
-    return table[where.reshape(labels.shape)]
+    return table[positions.reshape(labels.shape)]
 
 
 def check_class_weight(class_weight: object, y: ArrayTree) -> None:

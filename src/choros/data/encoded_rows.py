@@ -150,9 +150,9 @@ def _sparse(places: Array, values: Array, shape: tuple[int, ...], name: str) -> 
     np.add.at(summed, inverse.reshape(-1), values[inside])
     rows, columns = flat // width, flat % width
     counts = np.bincount(rows, minlength=height)
-    most = int(counts.max(initial=1))
+    longest = int(counts.max(initial=1))
     field = f"{_COLUMNS}{width}"
-    encoded = np.zeros(height, [(_COUNT, "i4"), (field, "i4", (most,)), (_VALUES, values.dtype, (most,))])
+    encoded = np.zeros(height, [(_COUNT, "i4"), (field, "i4", (longest,)), (_VALUES, values.dtype, (longest,))])
     position = np.arange(len(flat)) - np.repeat(np.cumsum(counts) - counts, counts)
     encoded[_COUNT] = counts
     encoded[field][rows, position] = columns

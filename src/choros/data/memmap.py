@@ -67,8 +67,8 @@ def memory_left() -> int:
     """Return the available memory of this machine or of this process's control group in bytes, whichever is less."""
     available = _memory()
     with suppress(OSError, ValueError):
-        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        available = min(available, int(facts["MemAvailable"].split()[0]) * 1024)
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = min(available, int(fields["MemAvailable"].split()[0]) * 1024)
     with suppress(OSError, ValueError):  # ValueError: the text is "max" without a limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))

@@ -14,7 +14,7 @@ from choros.data.sharding import BatchSlice, visits
 from choros.object_text import call_text
 from choros.types import ArrayTree, Batch
 
-_APART = 7919  # difference between the seeds of consecutive ranks
+_SEED_STEP = 7919  # difference between the seeds of consecutive ranks
 
 
 class PartitionedSource:
@@ -31,9 +31,9 @@ class PartitionedSource:
     Example:
         >>> import numpy as np
         >>> held = [ArraySource(np.arange(5.0)), ArraySource(np.arange(5.0, 8.0)), None]
-        >>> ranks = [PartitionedSource(own, [5, 3, 0], Batch(None, None, None, rows=1, total=1)) for own in held]
-        >>> how = {"size": 3, "synchronous": True, "batch_size": 4, "seed": 0, "epoch": 0, "shuffle": False}
-        >>> [[batch.rows for batch in one.epoch(rank=rank, **how)] for rank, one in enumerate(ranks)]
+        >>> ranks = [PartitionedSource(rows, [5, 3, 0], Batch(None, None, None, rows=1, total=1)) for rows in held]
+        >>> options = {"size": 3, "synchronous": True, "batch_size": 4, "seed": 0, "epoch": 0, "shuffle": False}
+        >>> [[batch.rows for batch in source.epoch(rank=rank, **options)] for rank, source in enumerate(ranks)]
         [[2, 3], [1, 2], [0, 0]]
     """
 
@@ -72,14 +72,14 @@ class PartitionedSource:
         """Return one rank's batches of one epoch, as ``ArraySource.epoch``."""
         parts = self._shares(self.counts[rank], batch_size, epoch, steps)
         if self.inner is not None:
-            return self.inner.batches(parts, seed + _APART * rank, bool(shuffle))
+            return self.inner.batches(parts, seed + _SEED_STEP * rank, bool(shuffle))
         return (Batch(None, None, None, rows=0, total=piece.total) for piece in parts)
 
-    def _shares(self, mine: int, batch_size: int, epoch: int, steps: int | None) -> Iterator[BatchSlice]:
+    def _shares(self, local_rows: int, batch_size: int, epoch: int, steps: int | None) -> Iterator[BatchSlice]:
         count = self.steps(batch_size)
         for turn, i in visits(count, epoch=epoch, steps=steps):
             total = sum((i + 1) * rows // count - i * rows // count for rows in self.counts)
-            yield BatchSlice(turn, i * mine // count, (i + 1) * mine // count, total)
+            yield BatchSlice(turn, i * local_rows // count, (i + 1) * local_rows // count, total)
 
 
 def template(x: ArrayTree, y: ArrayTree = None, weight: ArrayTree = None, floatx: str = "float32") -> Batch:

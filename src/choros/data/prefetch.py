@@ -109,13 +109,13 @@ class PrefetchSource:
         """Return a real batch, with augmentation, as in training."""
         return self._augmented(self.inner.sample(batch_size))
 
-    def part(self, rank: int, size: int, seed: int, **how: Any) -> PrefetchSource:
+    def part(self, rank: int, size: int, seed: int, **options: Any) -> PrefetchSource:
         """Return one of ``size`` disjoint shards."""
-        return PrefetchSource(self.inner.part(rank, size, seed, **how), self.depth, self.augment)
+        return PrefetchSource(self.inner.part(rank, size, seed, **options), self.depth, self.augment)
 
-    def epoch(self, **how: Any) -> Iterator[Batch]:
+    def epoch(self, **options: Any) -> Iterator[Batch]:
         """Return one rank's batches of one epoch; the arguments are those of ``ArraySource.epoch``."""
-        return map(self._augmented, self.inner.epoch(**how))
+        return map(self._augmented, self.inner.epoch(**options))
 
     def _augmented(self, batch: Batch) -> Batch:
         if self.augment is None or not batch.rows:
@@ -156,7 +156,7 @@ class FeedTimes:
 
 
 def feed(
-    source: Source, ready: Callable[[Batch], Batch], first: int = 0, times: FeedTimes | None = None, **how: Any
+    source: Source, ready: Callable[[Batch], Batch], first: int = 0, times: FeedTimes | None = None, **options: Any
 ) -> Iterator[Batch]:
     """Return one rank's batches of one epoch. With ``prefetch``, a thread prepares them.
 
@@ -165,10 +165,10 @@ def feed(
         ready: prepares a batch for its step (``Replica.ready``); called only with ``prefetch``.
         first: number of global batches at the start of the epoch to skip. Defaults to 0.
         times: FeedTimes, to which the seconds are added.
-        how: as for ``ArraySource.epoch``.
+        **options: as for ``ArraySource.epoch``.
     """
     times = FeedTimes() if times is None else times
-    batches = islice(_timed(source.epoch(**how), times), first, None)
+    batches = islice(_timed(source.epoch(**options), times), first, None)
 
     def prepared(batch: Batch) -> Batch:
         begun = time.perf_counter()

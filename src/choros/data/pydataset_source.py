@@ -183,11 +183,11 @@ class PyDatasetSource:
         """Yield for each batch of an epoch the index of the dataset's batch, and the index of the part of it."""
         count = self._count()
         turn, order = -1, np.empty(0, np.int64)
-        for now, i in visits(None if count is None else count * self.cuts, epoch=epoch, steps=steps):
+        for this_turn, i in visits(None if count is None else count * self.cuts, epoch=epoch, steps=steps):
             index, number = divmod(i, self.cuts)
             if count is not None and shuffle:
-                if now != turn:
-                    turn, order = now, permutation(count, seed, now)
+                if this_turn != turn:
+                    turn, order = this_turn, permutation(count, seed, this_turn)
                 index = int(order[index])
             yield index, number
 
@@ -200,9 +200,9 @@ class PyDatasetSource:
                 yield index, [number for _, number in cuts]
             return
         length = self._count() if steps is None else steps
-        dealt = 0 if synchronous or length is None else length - length % size
+        divided = 0 if synchronous or length is None else length - length % size
         for position, (index, _) in enumerate(indices):
-            if position >= dealt:
+            if position >= divided:
                 yield index, [rank]
             elif position % size == rank:
                 yield index, list(range(size))
@@ -231,8 +231,8 @@ class PyDatasetSource:
 
     def _read(self, index: int) -> tuple[ArrayTree, ArrayTree, ArrayTree, int]:
         name = f"batch {index} of {self._name}"
-        how = "__getitem__ must return (x,), (x, y) or (x, y, sample_weight)"
-        return standard(self.dataset[index], name, how, self.class_weight, self.floatx)
+        remedy = "__getitem__ must return (x,), (x, y) or (x, y, sample_weight)"
+        return standard(self.dataset[index], name, remedy, self.class_weight, self.floatx)
 
 
 def _part(dataset: Any, rank: int, size: int) -> Any:
@@ -262,12 +262,12 @@ def _part(dataset: Any, rank: int, size: int) -> Any:
 @contextmanager
 def _same_randomness(seed: int, epoch: int, moment: int) -> Iterator[None]:
     """Temporarily seed Python's and numpy's global generators with the same value on every rank."""
-    ours, numpys = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     draw = int(np.random.SeedSequence((seed, epoch, moment)).generate_state(1)[0])
     random.seed(draw)
     np.random.seed(draw)
     try:
         yield
     finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

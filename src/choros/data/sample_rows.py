@@ -41,34 +41,34 @@ def spread(source: Source, sample: Batch) -> Batch:
     """
     if isinstance(source, ArraySource):
         return _of_arrays(source)
-    some = getattr(source, "some", None)
-    if some is None:  # a stream, or a DataFrame whose rows the workers read
+    read_some = getattr(source, "some", None)
+    if read_some is None:  # a stream, or a DataFrame whose rows the workers read
         return sample
-    return _of_batches(some(BATCHES), sample)
+    return _of_batches(read_some(BATCHES), sample)
 
 
 def _of_arrays(source: ArraySource) -> Batch:
-    every = [array for _, array in leaves((source.x, source.y, source.sample_weight))]
-    size = sum(array.nbytes for array in every) // max(source.rows, 1) + 1
+    arrays = [array for _, array in leaves((source.x, source.y, source.sample_weight))]
+    size = sum(array.nbytes for array in arrays) // max(source.rows, 1) + 1
     count = min(source.rows, CANDIDATES, max(ROWS, BYTES // size))
     places = np.sort((np.arange(count) * source.rows + source.rows // 2) // count)
-    order = _unlike([array[places] for array in every], ROWS)
+    order = _dissimilar_rows([array[places] for array in arrays], ROWS)
     return Batch(*source.taken(places[order]), rows=len(order), total=len(order))
 
 
 def _of_batches(batches: Iterator[Batch], sample: Batch) -> Batch:
     """Select dissimilar rows of each batch, then dissimilar rows of all selected ones."""
-    taken = [_rows(sample, ROWS)]
-    alike = (batch for batch in batches if _form(batch) == _form(sample))  # excludes sequences of another length
-    taken.extend(_rows(batch, ROWS // 2) for batch in alike)
-    parts = [(batch.x, batch.y, batch.sample_weight) for batch in taken]
+    selected = [_rows(sample, ROWS)]
+    same_form = (batch for batch in batches if _form(batch) == _form(sample))  # excludes sequences of another length
+    selected.extend(_rows(batch, ROWS // 2) for batch in same_form)
+    parts = [(batch.x, batch.y, batch.sample_weight) for batch in selected]
     x, y, weight = (map_leaves(lambda *arrays: np.concatenate(arrays), *pieces) for pieces in zip(*parts, strict=True))
-    rows = sum(batch.rows for batch in taken)
+    rows = sum(batch.rows for batch in selected)
     return _rows(Batch(x, y, weight, rows=rows, total=rows), ROWS)
 
 
 def _rows(batch: Batch, count: int) -> Batch:
-    order = _unlike([array for _, array in leaves((batch.x, batch.y, batch.sample_weight))], count)
+    order = _dissimilar_rows([array for _, array in leaves((batch.x, batch.y, batch.sample_weight))], count)
     x, y, weight = (map_leaves(lambda a: a[order], part) for part in (batch.x, batch.y, batch.sample_weight))
     return Batch(x, y, weight, rows=len(order), total=len(order))
 
@@ -77,10 +77,10 @@ def _form(batch: Batch) -> list[tuple[Any, ...]]:
     return [(name, *form(a)) for name, a in leaves((batch.x, batch.y, batch.sample_weight))]
 
 
-def _unlike(every: list[Array], count: int) -> Array:
+def _dissimilar_rows(arrays: list[Array], count: int) -> Array:
     """Return indices of ``count`` rows: a quarter with the most zeros, half of others, a quarter with the fewest."""
-    rows = len(every[0])
-    fullness: Array = np.sum([filled(array) for array in every], axis=0)
+    rows = len(arrays[0])
+    fullness: Array = np.sum([filled(array) for array in arrays], axis=0)
     order = np.random.default_rng(1).permutation(rows)
     order = order[np.argsort(fullness[order], kind="stable")]
     if rows > count:

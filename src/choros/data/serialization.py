@@ -102,9 +102,9 @@ def unpack(spec: dict[str, Any], arrays: Sequence[Array], blobs: Sequence[bytes]
     if spec["kind"] in ("files", "pydataset"):
         weights = None if spec["classes"] is None else dict(spec["classes"])
         if spec["kind"] == "pydataset":
-            made = PyDatasetSource(code, weights, spec["floatx"])
-            made.evaluates = spec["evaluates"]
-            return made
+            dataset = PyDatasetSource(code, weights, spec["floatx"])
+            dataset.evaluates = spec["evaluates"]
+            return dataset
         return FileSource(
             reopen(spec["table"]),
             **dict(zip(("x", "y", "sample_weight"), spec["choice"], strict=True)),

@@ -89,5 +89,5 @@ def pieces(
     for turn, i in visits(-(-rows // batch_size), epoch=epoch, steps=steps):
         start = i * batch_size
         total = min(batch_size, rows - start)
-        own_share = share(total, rank, size)
-        yield BatchSlice(turn, start + own_share.start, start + own_share.stop, total)
+        rank_share = share(total, rank, size)
+        yield BatchSlice(turn, start + rank_share.start, start + rank_share.stop, total)

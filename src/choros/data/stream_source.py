@@ -20,9 +20,9 @@ from choros.errors import InvalidDataError, counted, named_type, warn
 from choros.object_text import call_text
 from choros.types import ArrayTree, Batch
 
-_SLOW = 10.0  # seconds of reading validation data after which a warning is given
+_WARN_SECONDS = 10.0  # of reading validation data, after which a warning is given
 NO_PARTS = "An Ensemble's members have a part of the rows each, which a stream does not give: give arrays."
-_HOW = "yield (x,), (x, y) or (x, y, sample_weight)"
+_REMEDY = "yield (x,), (x, y) or (x, y, sample_weight)"
 
 
 class StreamSource:
@@ -164,7 +164,7 @@ class StreamSource:
 
     def _standard(self, batch: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree, int]:
         x, y, weight, rows = standard(
-            batch, f"batch {max(1, self._number)} of {self.name}", _HOW, self.class_weight, self.floatx
+            batch, f"batch {max(1, self._number)} of {self.name}", _REMEDY, self.class_weight, self.floatx
         )
         return x if self.augment is None else augmented(self.augment, x, rows), y, weight, rows
 
@@ -194,22 +194,23 @@ def read_all(source: StreamSource, steps: int | None) -> tuple[ArrayTree, ArrayT
     """
     if steps is None:
         source.check_end("validation_steps")
-    room, nbytes, begun, slow = memory_left() // 2, 0, time.monotonic(), False  # half, as concatenation copies the rows
+    limit = memory_left() // 2  # half, as concatenation copies the rows
+    nbytes, begun, warned = 0, time.monotonic(), False
     parts, name = [], type(source.stream).__name__
     for number, batch in enumerate(source.batches(steps), 1):
         parts.append(batch[:3])
         nbytes += sum(array.nbytes for _, array in leaves(batch[:3]))
-        if nbytes > room:
+        if nbytes > limit:
             raise InvalidDataError(
                 f"The first {number} batches of validation_data, a {name}, take {nbytes / 1e9:.2f} GB, more than half "
                 "of the memory that is left: give validation_steps= where it has no end, or a keras.utils.PyDataset or "
                 "choros.files, which are read batch by batch."
             )
-        if steps is None and not slow and time.monotonic() - begun > _SLOW:
-            slow = True
+        if steps is None and not warned and time.monotonic() - begun > _WARN_SECONDS:
+            warned = True
             warn(
-                f"{number} batches of validation_data, a {name}, were read in {_SLOW:g} s, and it has not ended: give "
-                "validation_steps= if it has no end."
+                f"{number} batches of validation_data, a {name}, were read in {_WARN_SECONDS:g} s, and it has not "
+                "ended: give validation_steps= if it has no end."
             )
     if not parts:
         raise InvalidDataError(f"validation_data, a {name}, yields no batch: give at least one.")

@@ -215,8 +215,8 @@ def check_alone_in_call(x: ArrayTree, y: ArrayTree, sample_weight: ArrayTree) ->
     """
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
-            how = "let its __getitem__ return" if is_py_dataset(x) else "let it have"
-            raise InvalidDataError(f"{name} was given beside {named_type(x)}: {how} {name} instead.")
+            advice = "let its __getitem__ return" if is_py_dataset(x) else "let it have"
+            raise InvalidDataError(f"{name} was given beside {named_type(x)}: {advice} {name} instead.")
 
 
 def _check_weights(y: ArrayTree, sample_weight: ArrayTree) -> None:

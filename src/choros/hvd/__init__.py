@@ -119,7 +119,7 @@ _PROBES = {
     **dict.fromkeys(("gloo_built", "gloo_enabled", "ddl_built", "ccl_built", "cuda_built", "rocm_built"), False),
     "nccl_built": 0,
 }
-_LATER = {
+_LAZY_MODULES = {
     "DistributedOptimizer": "optimizer",
     "PartialDistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",
@@ -131,7 +131,7 @@ _LATER = {
     "start_timeline": "timeline",
     "stop_timeline": "timeline",
 }
-_INSTEAD = {
+_REPLACEMENTS = {
     "BroadcastGlobalVariablesHook": "hvd.broadcast_variables(model.variables, root_rank) before training",
     "broadcast_": "hvd.broadcast_variables([variable], root_rank)",
     "broadcast_object_fn": "hvd.broadcast_object(obj, root_rank)",
@@ -179,13 +179,13 @@ _INSTEAD = {
 def __getattr__(name: str) -> Any:
     if name in _PROBES:  # ranks communicate by shared memory, sockets or MPI, without these libraries
         return lambda *_: _PROBES[name]
-    if name in _LATER:
-        return getattr(importlib.import_module(f"choros.hvd.{_LATER[name]}"), name)
+    if name in _LAZY_MODULES:
+        return getattr(importlib.import_module(f"choros.hvd.{_LAZY_MODULES[name]}"), name)
     if name == "run":
         return importlib.import_module("choros.launch.run_function").run
     if name in ("callbacks", "elastic"):
         return importlib.import_module(f"choros.hvd.{name}")
-    if name in _INSTEAD:
-        instead = _INSTEAD[name]
+    if name in _REPLACEMENTS:
+        instead = _REPLACEMENTS[name]
         raise AttributeError(f"choros.hvd has no {name}: {'' if instead.startswith('nothing') else 'use '}{instead}.")
     raise AttributeError(f"module 'choros.hvd' has no attribute {name!r}")

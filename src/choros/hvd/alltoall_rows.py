@@ -61,7 +61,7 @@ def alltoall(
 def _eager(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] | None, name: str | None) -> Any:
     parts, back = (None, None) if splits is None else arrive(splits, "splits")
     received: list[Array] = []
-    rows = _send(calls, value, [parts], received, lambda given: given, name)
+    rows = _send(calls, value, [parts], received, lambda dims: dims, name)
     return rows if back is None else (rows, back(received[0]))
 
 
@@ -72,13 +72,13 @@ def _in_graph(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] 
     if splits is not None:
         tensorflow = sys.modules["tensorflow"]
 
-        def tell(own: Array) -> Array:
-            parts[:] = [own]
-            return calls.alltoall(own, None, name=f"splits of {name}")[0]
+        def exchange_splits(local_splits: Array) -> Array:
+            parts[:] = [local_splits]
+            return calls.alltoall(local_splits, None, name=f"splits of {name}")[0]
 
         split_sizes = tensorflow.identity(tensorflow.cast(splits, tensorflow.int32))
-        counts = operate(split_sizes, tell, no_second, lambda given: given, name)
-    rows = _send(calls, value, parts, [], lambda given: (None, *given[1:]), name)
+        counts = operate(split_sizes, exchange_splits, no_second, lambda dims: dims, name)
+    rows = _send(calls, value, parts, [], lambda dims: (None, *dims[1:]), name)
     return rows if counts is None else (rows, counts)
 
 
@@ -94,7 +94,7 @@ def _traced(calls: Collectives, value: Tensor, splits: Tensor | Sequence[int] | 
             f"alltoall{' ' + name if name else ''}: splits={even_splits}: give {calls.size} whole numbers, one a rank."
         )
     counts = [sent[calls.rank] for sent in known]
-    rows = _send(calls, value, [np.array(even_splits)], [], lambda given: (sum(counts), *given[1:]), name)
+    rows = _send(calls, value, [np.array(even_splits)], [], lambda dims: (sum(counts), *dims[1:]), name)
     return rows if splits is None else (rows, sys.modules["jax"].numpy.asarray(counts, "int32"))
 
 

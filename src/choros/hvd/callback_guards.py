@@ -17,7 +17,7 @@ from choros.hvd.model_state import state_of
 from choros.types import Callbacks
 
 _WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger, keras.callbacks.BackupAndRestore)
-_DECIDE = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
+_DECIDING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
 def guarded(callbacks: Callbacks, last: object, calls: Collectives) -> list[Any]:
@@ -37,9 +37,9 @@ def guarded(callbacks: Callbacks, last: object, calls: Collectives) -> list[Any]
         RankMismatchError: the ranks have different numbers of ``BeforeTimeLimit``.
     """
     # Not the list itself: it would keep this fit's callbacks for the next fit, and give them no model.
-    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
-    user_callbacks = list(keras.tree.flatten(given)) if given is not None else []
-    local_names = [type(callback).__name__ for callback in user_callbacks if isinstance(callback, _DECIDE)]
+    items = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+    user_callbacks = list(keras.tree.flatten(items)) if items is not None else []
+    local_names = [type(callback).__name__ for callback in user_callbacks if isinstance(callback, _DECIDING)]
     limits = [callback for callback in user_callbacks if isinstance(callback, BeforeTimeLimit)]
     reports = calls.allgather_object([local_names, len(limits)], name="callbacks that decide")
     same = all(names == local_names for names, _ in reports)
@@ -47,13 +47,15 @@ def guarded(callbacks: Callbacks, last: object, calls: Collectives) -> list[Any]
         raise RankMismatchError(
             "BeforeTimeLimit must be given on all ranks: only rank 0 writes, but all ranks end at the same step."
         )
-    limits_kept: list[Any] = []
+    kept_callbacks: list[Any] = []
     for callback in user_callbacks:
         if not (calls.rank and isinstance(callback, _WRITERS) and not getattr(callback, "guarded", False)):
-            limits_kept.append(_AveragedLogs(callback, calls) if same and isinstance(callback, _DECIDE) else callback)
+            kept_callbacks.append(
+                _AveragedLogs(callback, calls) if same and isinstance(callback, _DECIDING) else callback
+            )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
-            limits_kept.append(_Restored(callback, calls, lambda backup: os.path.exists(backup._weights_path)))
-    return [*limits_kept, *_limited(limits, calls, last), last]
+            kept_callbacks.append(_Restored(callback, calls, lambda backup: os.path.exists(backup._weights_path)))
+    return [*kept_callbacks, *_limited(limits, calls, last), last]
 
 
 def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
@@ -61,8 +63,8 @@ def _limited(limits: list[Any], calls: Collectives, last: Any) -> list[Any]:
     last.limits = limits
     for limit in limits:
         limit.at_once, limit.barrier = False, calls.barrier
-        limit.agree = lambda asked: any(calls.allgather_object(asked, name="whether the time limit is near"))
-    return [_Restored(limit, calls, lambda one: one.point() is not None) for limit in limits]
+        limit.agree = lambda requested: any(calls.allgather_object(requested, name="whether the time limit is near"))
+    return [_Restored(limit, calls, lambda callback: callback.point() is not None) for limit in limits]
 
 
 class _Restored(keras.callbacks.Callback):  # type: ignore[misc]

@@ -132,7 +132,10 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return plain_logs
         metric_variables = [v for metric in model.metrics for v in metric.variables]
         before = to_host(metric_variables)
-        calls, foreign = collectives(), {id(v) for m in _single(model.metrics) if _foreign(m) for v in m.variables}
+        calls, foreign = (
+            collectives(),
+            {id(v) for m in _flat_metrics(model.metrics) if _is_foreign(m) for v in m.variables},
+        )
         for i, (variable, value) in enumerate(zip(metric_variables, before, strict=True)):
             if id(variable) not in foreign:
                 variable.assign(calls.allreduce(value, SUM, name=f"metric {i} {variable.path}"))
@@ -140,7 +143,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         for variable, value in zip(metric_variables, before, strict=True):
             variable.assign(value)
         if foreign:
-            names = {m.name for m in _single(model.metrics) if _foreign(m)}
+            names = {m.name for m in _flat_metrics(model.metrics) if _is_foreign(m)}
             local = {name: value for name, value in exact.items() if name in names}
             exact |= mean_logs(local, calls, "metrics that do not add")
         self._exact |= set(exact)
@@ -194,7 +197,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             mode,
             save_freq,  # pyright: ignore[reportArgumentType] - a number too; Keras annotates nothing, so str is inferred
         )
-        self._named, self._mode = filepath is not None, mode
+        self._has_path, self._mode = filepath is not None, mode
 
     def __repr__(self) -> str:
         return call_text(
@@ -203,17 +206,17 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             mode=self._mode,
             save_freq=self.save_freq,
             save_weights_only=self.save_weights_only,
-            filepath=self.filepath if self._named else None,
+            filepath=self.filepath if self._has_path else None,
         )
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name == "filepath":
-            self._named = True
+            self._has_path = True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that a path is set."""
-        if not self._named:
+        if not self._has_path:
             raise ValueError("BestModelCheckpoint has no path: give filepath='best.keras'.")
         super().on_train_begin(logs)
 
@@ -222,10 +225,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             super()._save_model(epoch, batch, logs)
 
 
-def _single(metrics: Sequence[Any]) -> list[Any]:
-    """The single metrics, also those inside the containers that ``compile`` makes."""
-    return [metric for m in metrics for metric in (_single(m.metrics) if getattr(m, "metrics", None) else [m])]
+def _flat_metrics(metrics: Sequence[Any]) -> list[Any]:
+    """Return all metrics, also those inside the containers that ``compile`` makes."""
+    return [metric for m in metrics for metric in (_flat_metrics(m.metrics) if getattr(m, "metrics", None) else [m])]
 
 
-def _foreign(metric: keras.Metric) -> bool:
+def _is_foreign(metric: keras.Metric) -> bool:
     return not type(metric).__module__.startswith("keras.")

@@ -31,20 +31,23 @@ if TYPE_CHECKING:
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def reports_failure(function: Callable[Given, Result]) -> Callable[Given, Result]:
+def reports_failure(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorate a collective: if it fails before its first exchange, report that to all ranks, so that none waits."""
 
     @functools.wraps(function)
-    def call(*given: Given.args, **named: Given.kwargs) -> Result:
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         negotiations_before = Collectives.negotiations
         try:
-            return function(*given, **named)
+            return function(*args, **kwargs)
         except Exception as error:
-            if Collectives.negotiations == negotiations_before and (calls := _of(function, given, named)) is not None:
+            if (
+                Collectives.negotiations == negotiations_before
+                and (calls := _collectives_of(function, args, kwargs)) is not None
+            ):
                 with contextlib.suppress(RankMismatchError):
                     calls.refuse(function.__name__, brief(error))
             raise
@@ -52,9 +55,9 @@ def reports_failure(function: Callable[Given, Result]) -> Callable[Given, Result
     return call
 
 
-def _of(function: Callable[..., Any], given: Any, named: Any) -> Collectives | None:
-    """The collectives of a call's process set; None if the set is not valid or has one rank only."""
-    arguments = {**dict(zip(inspect.signature(function).parameters, given, strict=False)), **named}
+def _collectives_of(function: Callable[..., Any], args: Any, kwargs: Any) -> Collectives | None:
+    """Return the collectives of a call's process set; None if the set is not valid or has one rank only."""
+    arguments = {**dict(zip(inspect.signature(function).parameters, args, strict=False)), **kwargs}
     with contextlib.suppress(TypeError, ValueError):
         calls = collectives(arguments.get("process_set"))
         return calls if calls.size > 1 else None
@@ -133,10 +136,10 @@ def allreduce(
         factor = prescale_factor * postscale_factor / (calls.size if kind == AVERAGE else 1)
         sparse: Any = value
         rows, back = arrive(sparse.values, name)
-        where, back_where = arrive(sparse.indices, name)
+        indices, back_indices = arrive(sparse.indices, name)
         gathered = calls.allgather(np.asarray(rows * rows.dtype.type(factor)), name=f"{name}.values")
         return type(value)(
-            back(gathered), back_where(calls.allgather(where, name=f"{name}.indices")), sparse.dense_shape
+            back(gathered), back_indices(calls.allgather(indices, name=f"{name}.indices")), sparse.dense_shape
         )
 
     def host(x: Array) -> Array:
@@ -156,11 +159,11 @@ def allreduce(
 
 
 @reports_failure
-def grouped_allreduce(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
-    """Return ``allreduce`` of each value; ``how`` holds further arguments of ``allreduce``."""
+def grouped_allreduce(values: Sequence[Any], name: str | None = None, **options: Any) -> list[Any]:
+    """Return ``allreduce`` of each value; ``options`` holds further arguments of ``allreduce``."""
     values = list(values)
-    names = _named(collectives(how.get("process_set")), name, values)
-    return [allreduce(value, value_name, **how) for value, value_name in zip(values, names, strict=True)]
+    names = _value_names(collectives(options.get("process_set")), name, values)
+    return [allreduce(value, value_name, **options) for value, value_name in zip(values, names, strict=True)]
 
 
 @reports_failure
@@ -189,10 +192,10 @@ def allgather(value: Tensor, name: str | None = None, process_set: ProcessSet | 
         local_rows[0] = slice(begin, begin + rows)
         return out
 
-    def shape(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def shape(dims: tuple[Any, ...]) -> tuple[Any, ...]:
         if type(value).__module__.startswith("tensorflow"):
-            return (None, *given[1:])
-        return (sum(calls.allgather_object(given[0], name=f"rows of {name}")), *given[1:])  # while all ranks trace
+            return (None, *dims[1:])
+        return (sum(calls.allgather_object(dims[0], name=f"rows of {name}")), *dims[1:])  # while all ranks trace
 
     def gradient(grad: Tensor) -> Tensor:
         def summed(x: Array) -> Array:
@@ -209,7 +212,7 @@ def grouped_allgather(
 ) -> list[Any]:
     """Return ``allgather`` of each value."""
     values = list(values)
-    names = _named(collectives(process_set), name, values)
+    names = _value_names(collectives(process_set), name, values)
     return [allgather(value, value_name, process_set) for value, value_name in zip(values, names, strict=True)]
 
 
@@ -259,7 +262,7 @@ def broadcast_variables(
 def take(calls: Collectives, variables: Sequence[Any], root: int | None = None) -> None:
     """Set variables to the root's values, as ``broadcast_variables`` does, among the ranks of ``calls``."""
     variables = list(variables)
-    for variable, place in zip(variables, _named(calls, "variable", variables), strict=True):
+    for variable, place in zip(variables, _value_names(calls, "variable", variables), strict=True):
         x, back = arrive(variable)
         path = str(getattr(variable, "path", getattr(variable, "name", "")))
         # A model built from its first batch has the model's name in the path; one loaded from a file has not.
@@ -311,21 +314,21 @@ def reducescatter(
 
         return operate(grad, gathered, no_second, lambda _: tuple(value.shape), name)
 
-    def shape(given: tuple[Any, ...]) -> tuple[Any, ...]:
-        if given[0] is None:
-            return given
-        rows_each, more = divmod(given[0], calls.size)
-        return (rows_each + (calls.rank < more), *given[1:])
+    def shape(dims: tuple[Any, ...]) -> tuple[Any, ...]:
+        if dims[0] is None:
+            return dims
+        rows_each, remainder = divmod(dims[0], calls.size)
+        return (rows_each + (calls.rank < remainder), *dims[1:])
 
     return operate(value, host, gradient, shape, name)
 
 
 @reports_failure
-def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **how: Any) -> list[Any]:
-    """Return ``reducescatter`` of each value; ``how`` holds further arguments of ``reducescatter``."""
+def grouped_reducescatter(values: Sequence[Any], name: str | None = None, **options: Any) -> list[Any]:
+    """Return ``reducescatter`` of each value; ``options`` holds further arguments of ``reducescatter``."""
     values = list(values)
-    names = _named(collectives(how.get("process_set")), name, values)
-    return [reducescatter(value, value_name, **how) for value, value_name in zip(values, names, strict=True)]
+    names = _value_names(collectives(options.get("process_set")), name, values)
+    return [reducescatter(value, value_name, **options) for value, value_name in zip(values, names, strict=True)]
 
 
 @reports_failure
@@ -364,8 +367,8 @@ def join() -> int:
     return collectives().join()
 
 
-def _named(calls: Collectives, name: str | None, values: Sequence[Any]) -> list[str]:
-    """The names of a list's values. Each holds their number, so that lists of unequal length fail at the first call."""
+def _value_names(calls: Collectives, name: str | None, values: Sequence[Any]) -> list[str]:
+    """Return names for a list's values, with their number, so that lists of unequal length fail at the first call."""
     if not values:
         calls.barrier()  # a rank with values makes another call, so both ranks raise
     return [f"{name or 'group'}.{number} of {len(values)}" for number in range(len(values))]

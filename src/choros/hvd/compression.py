@@ -50,8 +50,8 @@ def checked(compression: Any) -> Compressor:
     """
     if not all(hasattr(compression, part) for part in ("compress", "decompress")):
         raise InvalidInputError(f"compression={compression!r}: give hvd.Compression.none, .fp16 or .bf16.")
-    fine: Compressor = compression
-    return fine
+    compressor: Compressor = compression
+    return compressor
 
 
 def warn_of_bytes(compression: Compressor, rank: int, size: int) -> None:

@@ -27,7 +27,7 @@ from choros.hvd.elastic_client import membership
 logger = logging.getLogger(__name__)
 
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_HONOURED = {*env_settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
+_USED_VARIABLES = {*env_settings.NAMES, *(f"HOROVOD_{name}" for name in _PLACE)}
 
 
 class ProcessSet:
@@ -93,8 +93,8 @@ class Context:
     sets: dict[int, ProcessSet] = field(default_factory=dict)
 
 
-_now: list[Context] = []
-_asks: dict[str, Any] = {"sync": True}  # arguments of this process's next ElasticClient.enter
+_contexts: list[Context] = []  # the result of ``init``; empty before it and after ``shutdown``
+_enter_arguments: dict[str, Any] = {"sync": True}  # arguments of this process's next ElasticClient.enter
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -120,16 +120,16 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         CommTimeoutError: not all ranks called it in time; names the missing ranks.
         PeerLostError: a rank ended before it connected.
     """
-    if _now:
+    if _contexts:
         return
     entered: Group | None = None
     if (member := membership()) is not None:  # an elastic job: the driver assigns the place now
         # The client lives longer than this context: ``init`` runs again after each change of the ranks.
         if give_up not in member.on_broken:
             member.on_broken.append(give_up)
-        entered = member.enter(env_settings.soonest(), **_asks)
-        _asks.clear()
-        _asks["sync"] = True
+        entered = member.enter(env_settings.soonest(), **_enter_arguments)
+        _enter_arguments.clear()
+        _enter_arguments["sync"] = True
     place = find_place(env_settings.soonest())
     choose_device(place)
     limit_threads(place)
@@ -156,8 +156,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         place = _on_node(place, group)
     world = global_process_set
     world.ranks, world.process_set_id, world.collectives = list(range(place.size)), 0, Collectives(group)
-    _now.append(Context(place, group, {0: world}))
-    ignored = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in _HONOURED)
+    _contexts.append(Context(place, group, {0: world}))
+    ignored = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in _USED_VARIABLES)
     if ignored and place.rank == 0:
         logger.info(f"ignored, as it has no meaning here: {', '.join(ignored)}")
     for process_set in [] if process_sets in (None, "dynamic") else process_sets:
@@ -186,13 +186,13 @@ def _on_node(place: Place, group: Group) -> Place:
 
 def shutdown() -> None:
     """Close the process sets and write the timeline, if one is recorded. Every rank calls it; ``init`` may follow."""
-    if _now:
+    if _contexts:
         from choros.hvd import timeline
 
         timeline.finish()
-        for process_set in list(_now[0].sets.values()):
-            _forget(process_set)
-        _now.clear()
+        for process_set in list(_contexts[0].sets.values()):
+            _unregister(process_set)
+        _contexts.clear()
 
 
 def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
@@ -203,8 +203,8 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
         lost: the error by which this rank lost other ranks; None if all ranks restart at a commit.
     """
     if lost is not None:
-        _asks.update(lost=str(lost) or type(lost).__name__, missing=tuple(getattr(lost, "missing", ())))
-    _asks["sync"] = sync
+        _enter_arguments.update(lost=str(lost) or type(lost).__name__, missing=tuple(getattr(lost, "missing", ())))
+    _enter_arguments["sync"] = sync
     # The group is broken, or its ranks change. The next ``init`` reads the arguments that are set above.
     shutdown()
     init()
@@ -225,13 +225,13 @@ def failed() -> bool:
 
 def _groups() -> list[Group]:
     """Return the groups of all process sets to which this rank belongs."""
-    sets = [process_set for now in _now for process_set in list(now.sets.values())]
+    sets = [process_set for context_ in _contexts for process_set in list(context_.sets.values())]
     return [process_set.collectives.group for process_set in sets if process_set.collectives is not None]
 
 
 def is_initialized() -> bool:
     """Return whether ``init`` has been called."""
-    return bool(_now)
+    return bool(_contexts)
 
 
 def context() -> Context:
@@ -240,9 +240,9 @@ def context() -> Context:
     Raises:
         ValueError: ``init`` has not been called.
     """
-    if not _now:
+    if not _contexts:
         raise ValueError("Choros has not been initialized: call hvd.init() first.")
-    return _now[0]
+    return _contexts[0]
 
 
 def rank() -> int:
@@ -295,7 +295,7 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Return whether the ranks communicate by MPI; False before ``init``."""
-    return bool(_now) and "MPI" in kind_of(_now[0].group)
+    return bool(_contexts) and "MPI" in kind_of(_contexts[0].group)
 
 
 def mpi_threads_supported() -> bool:
@@ -329,21 +329,25 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         RankMismatchError: the ranks register different sets.
     """
     new_set = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    now = context()
-    if new_set.ranks[-1] >= now.place.size:
-        raise ValueError(f"{new_set!r}: there are ranks 0 to {now.place.size - 1} only.")
-    for other in now.sets.values():
+    current = context()
+    if new_set.ranks[-1] >= current.place.size:
+        raise ValueError(f"{new_set!r}: there are ranks 0 to {current.place.size - 1} only.")
+    for other in current.sets.values():
         if other.ranks == new_set.ranks:
             raise ValueError(f"{other!r} has these ranks already: use that one.")
     collectives().broadcast_object(None, name=f"add process set {new_set.ranks}")  # raises if the sets differ
-    group: Group | None = SingleRankGroup() if now.place.rank in new_set.ranks else None
+    group: Group | None = SingleRankGroup() if current.place.rank in new_set.ranks else None
     if len(new_set.ranks) > 1:
-        group = part(now.group, new_set.ranks)
+        group = part(current.group, new_set.ranks)
     if group is not None:
-        group.timeout, group.warn_after, group.trace = now.group.timeout, now.group.warn_after, now.group.trace
+        group.timeout, group.warn_after, group.trace = (
+            current.group.timeout,
+            current.group.warn_after,
+            current.group.trace,
+        )
     new_set.collectives = None if group is None else Collectives(group, new_set.ranks)
-    new_set.process_set_id = next(i for i in range(len(now.sets) + 1) if i not in now.sets)
-    now.sets[new_set.process_set_id] = new_set
+    new_set.process_set_id = next(i for i in range(len(current.sets) + 1) if i not in current.sets)
+    current.sets[new_set.process_set_id] = new_set
     return new_set
 
 
@@ -354,11 +358,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     collectives().broadcast_object(None, name=f"remove process set {process_set.ranks}")
     del context().sets[set_id]
-    _forget(process_set)
+    _unregister(process_set)
     return True
 
 
-def _forget(process_set: ProcessSet) -> None:
+def _unregister(process_set: ProcessSet) -> None:
     if process_set is not global_process_set and process_set.collectives is not None:
         process_set.collectives.group.close()
     process_set.process_set_id, process_set.collectives = None, None

@@ -28,12 +28,12 @@ class EagerGradientReducer:
     """Reduction of lists of gradients of the same variables, in the order of the calls.
 
     Args:
-        how: ReductionConfig.
+        config: ReductionConfig.
         name: str. Part of the name that the ranks compare.
     """
 
-    def __init__(self, how: ReductionConfig, name: str) -> None:
-        self.how, self.name = how, name
+    def __init__(self, config: ReductionConfig, name: str) -> None:
+        self.config, self.name = config, name
         self._flats: dict[Any, GradientBuffer] = {}
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -43,9 +43,9 @@ class EagerGradientReducer:
             grads: tensors of this backend; None if the loss does not depend on a variable.
             variables: the variables, one for each gradient.
         """
-        local = self.how.are_local(variables)
+        local = self.config.are_local(variables)
         if not self._flats:  # the variables are the same in each step
-            self.how.refuse_scales(variables, local)
+            self.config.refuse_scales(variables, local)
         dense = [None if g is None else _dense(g) for g in grads]
         present = [i for i, g in enumerate(dense) if g is not None]
         tensors = [dense[i] for i in present]
@@ -70,7 +70,7 @@ class EagerGradientReducer:
             size = sum(array.size for array in arrays)
             name = f"gradients of {self.name} ({len(arrays)} tensors, {size} values, {sum(local)} local)"
             self._flats[key] = GradientBuffer(
-                self.how, slices_of(arrays), local, name, np.float64 if wide else np.float32
+                self.config, slices_of(arrays), local, name, np.float64 if wide else np.float32
             )
         flat = self._flats[key]
         if not flat.add(arrays, 1.0):
@@ -86,11 +86,11 @@ class EagerGradientReducer:
         return [np.asarray(True), *parts]
 
 
-def attach(optimizer: keras.optimizers.Optimizer, how: ReductionConfig) -> None:
+def attach(optimizer: keras.optimizers.Optimizer, config: ReductionConfig) -> None:
     """Make an optimizer's ``apply`` reduce gradients first; the optimizer's class and configuration do not change."""
     plain: Any = optimizer.apply
     plain_stateless: Any = getattr(optimizer, "stateless_apply", None)
-    loop = EagerGradientReducer(how, type(optimizer).__name__)
+    loop = EagerGradientReducer(config, type(optimizer).__name__)
     reduce: Any = loop.reduce
     if keras.backend.backend() == "torch":
         from choros.hvd.host_ops.torch import outside
@@ -99,24 +99,24 @@ def attach(optimizer: keras.optimizers.Optimizer, how: ReductionConfig) -> None:
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        if how.passing or not grads or how.idle:
+        if config.passing or not grads or config.idle:
             return plain(grads, trainable_variables)
         variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
         if not optimizer.built:
             optimizer.build(variables)
         due, reduced = reduce(grads, variables)
-        with how.through():
-            if how.every == 1:
+        with config.through():
+            if config.every == 1:
                 return plain(reduced, variables)
             if is_symbolic(due):
                 return keras.ops.cond(due, lambda: _nothing(plain(reduced, variables)), lambda: _count(optimizer))
             return plain(reduced, variables) if due else _count(optimizer)
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        if how.passing or not len(grads) or how.idle or how.every == 1:
+        if config.passing or not len(grads) or config.idle or config.every == 1:
             return plain_stateless(optimizer_variables, grads, trainable_variables)
         due, reduced = loop.reduce(list(grads), optimizer._trainable_variables)
-        with how.through():
+        with config.through():
             trained, slots = plain_stateless(optimizer_variables, reduced, trainable_variables)
         place = next(i for i, v in enumerate(optimizer.variables) if v is step_counter(optimizer))
         waiting = list(optimizer_variables)
@@ -128,8 +128,8 @@ def attach(optimizer: keras.optimizers.Optimizer, how: ReductionConfig) -> None:
         return list(map(chosen, trained, trainable_variables)), list(map(chosen, slots, waiting))
 
     attributes = optimizer.__dict__
-    attributes["apply"], attributes["_choros_reduction"] = apply, how
-    attributes["register_local_var"] = how.local.append
+    attributes["apply"], attributes["_choros_reduction"] = apply, config
+    attributes["register_local_var"] = config.local.append
     if plain_stateless is not None:
         attributes["stateless_apply"] = stateless_apply
 

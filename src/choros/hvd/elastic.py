@@ -54,7 +54,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
-_LOST = (HorovodInternalError, PeerLostError, CommTimeoutError)
+_LOSS_ERRORS = (HorovodInternalError, PeerLostError, CommTimeoutError)
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,17 +68,17 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def run_until_done(state: ObjectState, *args: Any, **given: Any) -> Any:
+    def run_until_done(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
         sync, lost = True, None
         while True:
             try:
                 if sync:
                     state.sync()
-                return function(state, *args, **given)
+                return function(state, *args, **kwargs)
             except HostsUpdatedInterrupt as interrupt:
                 sync, lost = not interrupt.skip_sync, None
             except Exception as error:
-                if not isinstance(error, _LOST) and not context.failed():  # compiled code raises other types
+                if not isinstance(error, _LOSS_ERRORS) and not context.failed():  # compiled code raises other types
                     raise
                 state.restore()
                 sync, lost = True, error
@@ -223,22 +223,22 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
         self.batches_per_commit = check_whole("batches_per_commit", batches_per_commit, 1, "batches")
-        self.state, self._left = _checked(state, "commit"), self.batches_per_commit
+        self.state, self._remaining = _checked(state, "commit"), self.batches_per_commit
 
     def __repr__(self) -> str:
         return call_text(self, self.state, batches_per_commit=self.batches_per_commit)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the batch; commit after ``batches_per_commit`` batches."""
-        self._left -= 1
-        if self._left <= 0:
+        self._remaining -= 1
+        if self._remaining <= 0:
             self.state.commit()
-            self._left = self.batches_per_commit
+            self._remaining = self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Commit."""
         self.state.commit()
-        self._left = self.batches_per_commit
+        self._remaining = self.batches_per_commit
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -43,8 +43,8 @@ from choros.launch.elastic.messages import (
 
 logger = logging.getLogger(__name__)
 
-_COME = 30.0  # seconds for the first connection to the driver
-_LOOK = 1.0  # seconds between two checks of the connection to the driver
+_CONNECT_SECONDS = 30.0  # for the first connection to the driver
+_CHECK_SECONDS = 1.0  # between two checks of the connection to the driver
 _Message = TypeVar("_Message")
 _PLACE = ("rank", "size", "local_rank", "local_size")
 
@@ -53,7 +53,7 @@ class ElasticClient:
     """This process's connection to the driver.
 
     Args:
-        home: DriverAddress.
+        driver: DriverAddress.
 
     Attributes:
         sync: bool. Whether the ranks of this generation take rank 0's state before they continue.
@@ -61,13 +61,13 @@ class ElasticClient:
         on_broken: functions of the reason (str), called in the receiving thread when this generation is over.
     """
 
-    def __init__(self, home: DriverAddress) -> None:
-        self._secret, self._number = bytes.fromhex(home.secret), home.member
-        end = dial(home.place, self._secret, ProcessGreeting(self._number), _COME)
-        self._line = RpcConnection(end, "the driver of this elastic job (choros run)", 1e9)
+    def __init__(self, driver: DriverAddress) -> None:
+        self._secret, self._number = bytes.fromhex(driver.secret), driver.member
+        sock = dial(driver.place, self._secret, ProcessGreeting(self._number), _CONNECT_SECONDS)
+        self._connection = RpcConnection(sock, "the driver of this elastic job (choros run)", 1e9)
         self._received: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._driver_lost, self._lock = threading.Event(), threading.Lock()
-        self.generation, self.broken, self._limit = 0, "", _COME
+        self.generation, self.broken, self._limit = 0, "", _CONNECT_SECONDS
         self.sync, self.changed, self.coming = True, False, False
         self.on_broken: list[Callable[[str], object]] = [init.give_up]
         threading.Thread(target=self._listen, name="choros-membership", daemon=True).start()
@@ -125,14 +125,14 @@ class ElasticClient:
             CommTimeoutError: no such message came within ``limit`` seconds.
             SystemExit: the driver has no place for this process any more.
         """
-        until = time.monotonic() + limit
+        deadline = time.monotonic() + limit
         while True:
             try:
-                message = self._received.get(timeout=_LOOK)
+                message = self._received.get(timeout=_CHECK_SECONDS)
             except queue.Empty:
                 if self._driver_lost.is_set():
-                    raise PeerLostError(f"{self._line.peer} has gone: see what it printed last.") from None
-                if time.monotonic() > until:
+                    raise PeerLostError(f"{self._connection.peer} has gone: see what it printed last.") from None
+                if time.monotonic() > deadline:
                     raise CommTimeoutError(
                         f"Not all ranks of generation {self.generation} came in {limit:g} s."
                     ) from None
@@ -150,10 +150,10 @@ class ElasticClient:
     def _listen(self) -> None:
         try:
             while True:
-                self._handle(OF_DRIVER.decode(self._line.receive()[0]))
+                self._handle(OF_DRIVER.decode(self._connection.receive()[0]))
         except (ChorosError, ValueError):
             self._driver_lost.set()
-            self._give_up("the driver of this elastic job (choros run) has gone")
+            self._end_generation("the driver of this elastic job (choros run) has gone")
 
     def _handle(self, message: object) -> None:
         if isinstance(message, Ping):
@@ -168,10 +168,10 @@ class ElasticClient:
                 self.generation, self.broken = message.generation, ""
                 self.sync, self.changed, self.coming = message.sync, False, False
             elif isinstance(message, GenerationBroken) and message.generation == self.generation:
-                self._give_up(message.reason)
+                self._end_generation(message.reason)
             self._received.put(message)
 
-    def _give_up(self, reason: str) -> None:
+    def _end_generation(self, reason: str) -> None:
         self.broken = reason
         for give_up in list(self.on_broken):
             give_up(reason)
@@ -179,17 +179,17 @@ class ElasticClient:
     def _send(self, message: object) -> None:
         # The receiving thread replies to pings while another thread may send.
         with self._lock:
-            self._line.send(header_of(message))
+            self._connection.send(header_of(message))
 
 
-_now: list[ElasticClient] = []
+_clients: list[ElasticClient] = []
 
 
 def membership() -> ElasticClient | None:
-    """This process's connection to the driver of an elastic job, made at the first call; None if not elastic."""
-    if not _now and os.environ.get(ELASTIC):
-        _now.append(ElasticClient(decode(DriverAddress, json.loads(os.environ[ELASTIC]))))
-    return _now[0] if _now else None
+    """Return this process's connection to the driver of an elastic job, made at the first call; None if not elastic."""
+    if not _clients and os.environ.get(ELASTIC):
+        _clients.append(ElasticClient(decode(DriverAddress, json.loads(os.environ[ELASTIC]))))
+    return _clients[0] if _clients else None
 
 
 def is_elastic() -> bool:

@@ -58,11 +58,11 @@ def install() -> None:
 def _make_train_function(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def make_train_function(self: Any, force: bool = False) -> Any:
-        how: ReductionConfig | None = reduction_of(self.optimizer)
-        if how is None or how.idle:
+        config: ReductionConfig | None = reduction_of(self.optimizer)
+        if config is None or config.idle:
             return plain(self, force)
         if force or not isinstance(self.train_function, SplitStep) or not self.train_function.current:
-            self.train_function = SplitStep(self, how)
+            self.train_function = SplitStep(self, config)
         return self.train_function
 
     make_train_function._choros_plain = plain  # type: ignore[attr-defined]
@@ -73,39 +73,39 @@ def _fit(plain: Callable[..., Any]) -> Callable[..., keras.callbacks.History]:
     names = list(inspect.signature(plain).parameters)
 
     @functools.wraps(plain)
-    def fit(self: Any, *args: Any, **given: Any) -> keras.callbacks.History:
-        how: ReductionConfig | None = reduction_of(getattr(self, "optimizer", None))
-        if how is None or collectives(how.process_set).size == 1:
-            return plain(self, *args, **given)
-        if how.fitting:
+    def fit(self: Any, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        config: ReductionConfig | None = reduction_of(getattr(self, "optimizer", None))
+        if config is None or collectives(config.process_set).size == 1:
+            return plain(self, *args, **kwargs)
+        if config.fitting:
             raise InvalidInputError(
                 f"fit of the model {self.name!r} was called while fit trains with its optimizer: the ranks would wait "
                 "for each other in two loops at once. Call it after fit, or give a model of its own an optimizer of "
                 "its own."
             )
-        call = dict(zip(names, (self, *args), strict=False)) | given
-        compare(self, call, collectives(how.process_set))
+        call = dict(zip(names, (self, *args), strict=False)) | kwargs
+        compare(self, call, collectives(config.process_set))
         if call.get("verbose", "auto") == "auto" and rank():
             call["verbose"] = 2  # one line per epoch; only rank 0 shows the progress bar
         if isinstance(call.get("x"), Shard):
             call["shuffle"] = False  # a Shard shuffles rows alike on all ranks; Keras would differ between ranks
         if not _announced and not rank():
             _announced.append(True)
-            transport = kind_of(collectives(how.process_set).group)
+            transport = kind_of(collectives(config.process_set).group)
             logger.info(
-                f"{how.size} ranks train one model (gradients by {how.op.name.capitalize()}); batch_size is "
-                f"per rank, so a step trains {how.size} batches; they communicate by {transport}"
+                f"{config.size} ranks train one model (gradients by {config.op.name.capitalize()}); batch_size is "
+                f"per rank, so a step trains {config.size} batches; they communicate by {transport}"
             )
         del call["self"]
         kind = TimedWatch if keras.backend.backend() == "torch" else ConsistencyCallback
-        watch, how.fitting = kind(self, how), True
+        callback, config.fitting = kind(self, config), True
         try:
-            call["callbacks"] = guarded(call.get("callbacks"), watch, collectives(how.process_set))
+            call["callbacks"] = guarded(call.get("callbacks"), callback, collectives(config.process_set))
             with pipelines():
                 return plain(self, **call)
         finally:
-            watch.remove()
-            how.fitting = False
+            callback.remove()
+            config.fitting = False
 
     fit._choros_plain = plain  # type: ignore[attr-defined]
     return fit
@@ -127,37 +127,37 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         model: keras.Model.
-        how: ReductionConfig.
+        config: ReductionConfig.
 
     Raises:
         RankMismatchError: weights or learning rates differ at the start; weights differ at an epoch's end; epochs have
             unequal length; the optimizer made updates from gradients that were not reduced.
     """
 
-    def __init__(self, model: keras.Model, how: ReductionConfig) -> None:
+    def __init__(self, model: keras.Model, config: ReductionConfig) -> None:
         super().__init__()
-        self.how, self._calls = how, collectives(how.process_set)
+        self.config, self._calls = config, collectives(config.process_set)
         self._plain = model._get_metrics_result_or_logs
         self._owner = model
         self.limits: list[Any] = []
-        self._open = self._warned = False
+        self._epoch_open = self._warned = False
         self._counted = (0, 0)
         stats = WorkerStats(rank(), host=platform.node())
-        how.finite = NonFiniteDetector(lambda: stats, how.size, model.optimizer, self._present_weights)
+        config.finite = NonFiniteDetector(lambda: stats, config.size, model.optimizer, self._current_weights)
         model.__dict__["_get_metrics_result_or_logs"] = self._results
 
     def remove(self) -> None:
         """Remove from the model and the reduction what this callback has set."""
         self._owner.__dict__.pop("_get_metrics_result_or_logs", None)
-        self.how.finite = None
+        self.config.finite = None
 
     def _results(self, logs: dict[str, Any] | None) -> Any:
         """Return the logs; end the epoch with the other ranks at the first call of an epoch.
 
         Keras calls this when an epoch's batches are over, and again after validation.
         """
-        if self._open:
-            self._open = False
+        if self._epoch_open:
+            self._epoch_open = False
             step = self._owner.train_function
             if isinstance(step, SplitStep) and step.end(self._owner.stop_training):
                 self._owner.stop_training = True
@@ -171,7 +171,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _check_ended(self) -> None:
         """Raise InvalidInputError if Keras did not get the logs after the epoch's batches: there the ranks end them."""
-        if self._open:
+        if self._epoch_open:
             raise InvalidInputError(
                 f"Keras {keras.__version__} did not ask for the logs between an epoch's batches and what follows them, "
                 "so the ranks could not end the epoch together: choros.hvd does not work with this version, or with a "
@@ -181,7 +181,7 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Compare the weights; if the model is not built yet, before the first step."""
         step = self._owner.train_function
-        if not isinstance(step, SplitStep) and not self.how.idle:
+        if not isinstance(step, SplitStep) and not self.config.idle:
             raise InvalidInputError(
                 f"{type(self._owner).__name__} makes a train function of its own (make_train_function), which skips "
                 "the reduction of hvd.DistributedOptimizer: override train_step instead, or return what "
@@ -194,14 +194,14 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the counts of gradients and updates."""
-        self._open = True
-        self._counted = self._now()
-        self.how.epoch_start = epoch, self.how.taken
+        self._epoch_open = True
+        self._counted = self._current_counts()
+        self.config.epoch_start = epoch, self.config.taken
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compare the counts and the weights of all ranks; apply the stop and the learning rate that callbacks set."""
         self._check_ended()
-        taken, updates = (now - then for now, then in zip(self._now(), self._counted, strict=True))
+        taken, updates = (now - then for now, then in zip(self._current_counts(), self._counted, strict=True))
         scaled = hasattr(self._owner.optimizer, "inner_optimizer")  # a LossScaleOptimizer skips non-finite steps
         problem = ""
         if updates > taken or (updates < taken and not scaled):
@@ -233,21 +233,21 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
         ):
             self._owner.optimizer.learning_rate = reports[0][1]
 
-    def _now(self) -> tuple[int, int]:
-        return self.how.taken, self._iterations()
+    def _current_counts(self) -> tuple[int, int]:
+        return self.config.taken, self._iterations()
 
     def _iterations(self) -> int:
         return int(host_value(step_counter(self._owner.optimizer)))
 
-    def _present_weights(self) -> Array:
-        """The weights of the present step as one vector; the model's variables may be older."""
+    def _current_weights(self) -> Array:
+        """Return the weights of the current step as one vector; the model's variables may be older."""
         step = self._owner.train_function
         return step.weights() if isinstance(step, SplitStep) else self._weights()
 
     def _weights(self) -> Array:
-        """The weights that must be equal on all ranks, as one float32 or float64 vector."""
+        """Return the weights that must be equal on all ranks, as one float32 or float64 vector."""
         variables = self._owner.trainable_variables
-        local = self.how.are_local(variables)
+        local = self.config.are_local(variables)
         shared = [v for v, is_local in zip(variables, local, strict=True) if not is_local]
         flat = np.concatenate([np.zeros(0, "float32"), *(host_value(v).ravel() for v in shared)])
         return flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
@@ -263,29 +263,29 @@ class ConsistencyCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise RankMismatchError(
                 f"The ranks begin with different learning rates ({rates}): set the same one on all."
             )
-        far = [r for r, (equal, _) in enumerate(reports) if not equal]
-        if far:
+        different = [r for r, (equal, _) in enumerate(reports) if not equal]
+        if different:
             raise RankMismatchError(
-                f"The weights of ranks {far} are not those of rank 0, so the ranks would train different models: add "
-                "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks."
+                f"The weights of ranks {different} are not those of rank 0, so the ranks would train different models: "
+                "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks."
             )
 
 
 class TimedWatch(ConsistencyCallback):
     """ConsistencyCallback for PyTorch, where Keras reads the batches: adds each wait for a batch to the timeline."""
 
-    _asked = 0
+    _wait_began = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the wait for the first batch."""
         super().on_epoch_begin(epoch, logs)
-        self._asked = time.monotonic_ns()
+        self._wait_began = time.monotonic_ns()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the wait for the batch in the timeline."""
         if (trace := self._calls.group.trace) is not None:
-            trace(("data", "next batch", self._asked, time.monotonic_ns(), -1))
+            trace(("data", "next batch", self._wait_began, time.monotonic_ns(), -1))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the wait for the next batch."""
-        self._asked = time.monotonic_ns()
+        self._wait_began = time.monotonic_ns()

@@ -124,7 +124,7 @@ class GradientBuffer:
     calls differ, so the group refuses both. Every rank then gathers the state of all ranks, and all stop or all raise.
 
     Args:
-        how: ReductionConfig.
+        config: ReductionConfig.
         slices: the slice of the vector for each variable.
         local: bools. For each variable, whether it is not reduced.
         name: str. The name that the ranks compare before the first reduction, and that warnings and the timeline show.
@@ -133,24 +133,24 @@ class GradientBuffer:
 
     def __init__(
         self,
-        how: ReductionConfig,
+        config: ReductionConfig,
         slices: Sequence[slice],
         local: Sequence[bool],
         name: str,
         dtype: np.typing.DTypeLike,
     ) -> None:
-        self.how, self.slices, self.dtype = how, list(slices), np.dtype(dtype)
+        self.config, self.slices, self.dtype = config, list(slices), np.dtype(dtype)
         self.size = slices[-1].stop if slices else 0
-        self.name, self._description, self._ending = name, f"{name} by {how}", f"end of an epoch ({name})"
-        self._calls = calls = collectives(how.process_set)
+        self.name, self._description, self._ending = name, f"{name} by {config}", f"end of an epoch ({name})"
+        self._calls = calls = collectives(config.process_set)
         self.group, self.rank, self.ranks = calls.group, calls.rank, calls.size
-        warn_of_bytes(how.compression, self.rank, self.ranks)
+        warn_of_bytes(config.compression, self.rank, self.ranks)
         self._local = [where for where, is_local in zip(self.slices, local, strict=True) if is_local]
         self._step = (SUM_SLOTS, self.size + 1, *dtype_code(self.dtype))
-        self._accumulated = aligned(self.size, self.dtype) if how.every > 1 or self._local else None
+        self._accumulated = aligned(self.size, self.dtype) if config.every > 1 or self._local else None
         self._result = aligned(self.size, self.dtype) if self._local else None
         self._weight, self._passes, self._fresh = 0.0, 0, True
-        if how.fitting:
+        if config.fitting:
             self._compare()
 
     def _compare(self) -> None:
@@ -168,7 +168,7 @@ class GradientBuffer:
     @property
     def current(self) -> bool:
         """True if the process set still has this group; ``shutdown`` and ``init`` make another one."""
-        return collectives(self.how.process_set).group is self.group
+        return collectives(self.config.process_set).group is self.group
 
     def add(self, arrays: Sequence[Array | None] | None, n: float) -> bool:
         """Add one set of gradients; None, for a batch without rows, adds nothing.
@@ -180,7 +180,7 @@ class GradientBuffer:
         Returns:
             Whether ``reduce`` is due.
         """
-        n = 0.0 if arrays is None else n if self.how.op == AVERAGE else 1.0
+        n = 0.0 if arrays is None else n if self.config.op == AVERAGE else 1.0
         target = kept_sum = self._accumulated
         if target is None:
             self._announce()  # before gradients are in the slot: announcements use the slot too
@@ -201,17 +201,17 @@ class GradientBuffer:
         self._fresh = False
         self._weight += n
         self._passes += 1
-        self.how.taken += 1
-        return self._passes >= self.how.every
+        self.config.taken += 1
+        return self._passes >= self.config.every
 
     def _announce(self) -> None:
         """Announce the reduction in a custom loop: a rank that has joined must contribute zeros to it."""
-        if not self.how.fitting:
+        if not self.config.fitting:
             self._calls.announce(self._description, self.size + 1, self.dtype)
 
     def _rounded(self, array: Array) -> Array:
-        small, kind = self.how.compression.compress(array)
-        return self.how.compression.decompress(small, kind)
+        small, kind = self.config.compression.compress(array)
+        return self.config.compression.decompress(small, kind)
 
     def reduce(self) -> tuple[Array, float] | None:
         """Sum the gradients of all ranks.
@@ -228,26 +228,26 @@ class GradientBuffer:
         slot = self.group.slot(self.size + 1, self.dtype)
         if self._accumulated is not None:
             self._announce()
-            np.multiply(self._accumulated, weight if self.how.op == AVERAGE else 1.0, out=slot[:-1])
+            np.multiply(self._accumulated, weight if self.config.op == AVERAGE else 1.0, out=slot[:-1])
         slot[-1] = weight
-        if self.how.finite is not None:
-            epoch, taken = self.how.epoch_start
-            self.how.finite.gradient(slot[:-1], weight, epoch, self.how.taken - taken - 1)
+        if self.config.finite is not None:
+            epoch, taken = self.config.epoch_start
+            self.config.finite.gradient(slot[:-1], weight, epoch, self.config.taken - taken - 1)
         try:
             with TracedOperation(self.group, "step", self.name, slot.nbytes):
                 summed = self.group.sum_slots(self.size + 1, self.dtype)
         except CallsDifferError as error:
-            self._settle(_BATCH, error)
+            self._handle_mixed_states(_BATCH, error)
             return None
-        divisor = float(summed[-1]) if self.how.op == AVERAGE else 1.0
-        divisor *= self.how.every if self.how.average_passes else 1
-        self.how.made += 1
+        divisor = float(summed[-1]) if self.config.op == AVERAGE else 1.0
+        divisor *= self.config.every if self.config.average_passes else 1
+        self.config.made += 1
         if self._result is None or self._accumulated is None:
             return summed[:-1], divisor
         # A copy, because the group's result is memory of all ranks, and the local variables' gradients differ by rank.
         np.copyto(self._result, summed[:-1])
-        share = self.ranks if self.how.scale_local else 1
-        passes = self.how.every if self.how.average_passes else 1
+        share = self.ranks if self.config.scale_local else 1
+        passes = self.config.every if self.config.average_passes else 1
         for where in self._local:
             np.multiply(self._accumulated[where], divisor / share / passes, out=self._result[where])
         return self._result, divisor
@@ -271,17 +271,17 @@ class GradientBuffer:
             with TracedOperation(self.group, "call", self._ending, slot.nbytes):
                 return bool(self.group.sum_slots(1, _FLAG)[0])
         except CallsDifferError as error:
-            self._settle(_STOPPED if stopping else _ENDED, error)
+            self._handle_mixed_states(_STOPPED if stopping else _ENDED, error)
             return True
 
-    def _settle(self, state: bytes, error: CallsDifferError) -> None:
+    def _handle_mixed_states(self, state: bytes, error: CallsDifferError) -> None:
         """Handle ranks of which some end their epoch and others do not; return if any rank's model must stop.
 
         Raises:
             RankMismatchError: no model must stop.
             CallsDifferError: ``error`` itself, if a rank is neither in a step nor at the end of its epoch.
         """
-        if not self.how.fitting or any(call not in (self._step, _END) for call in error.posted):
+        if not self.config.fitting or any(call not in (self._step, _END) for call in error.posted):
             raise error
         with TracedOperation(self.group, "call", self._ending):
             states = self.group.gather(state)

@@ -64,7 +64,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.start_epoch, self.end_epoch, self.steps_per_epoch = start_epoch, end_epoch, steps_per_epoch
         self.staircase = check_flag("staircase", staircase)
         self.momentum_correction = check_flag("momentum_correction", momentum_correction)
-        self._given = multiplier
+        self._multiplier = multiplier
         self.multiplier: Callable[[float], float]
         if callable(multiplier):
             self.multiplier = multiplier
@@ -78,7 +78,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         return call_text(
             self,
             self.initial_lr,
-            self._given,
+            self._multiplier,
             start_epoch=self.start_epoch,
             end_epoch=self.end_epoch,
             staircase=self.staircase,

@@ -16,8 +16,8 @@ from choros.hvd.context import context
 def state_of(model: keras.Model) -> list[Any]:
     """Return the variables of a model and of its optimizer, without the seeds of random layers."""
     seed_ids = {id(v) for v in seed_state.find(model)}
-    everything = [*model.variables, *(model.optimizer.variables if getattr(model, "optimizer", None) else [])]
-    return [v for v in everything if id(v) not in seed_ids]
+    variables = [*model.variables, *(model.optimizer.variables if getattr(model, "optimizer", None) else [])]
+    return [v for v in variables if id(v) not in seed_ids]
 
 
 def broadcast_global_variables(root_rank: int) -> None:

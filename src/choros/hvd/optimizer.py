@@ -109,8 +109,8 @@ def DistributedOptimizer(
         )
     if fit_patch.reduction_of(optimizer) is not None:
         raise ValueError(f"{type(optimizer).__name__} is distributed already: wrap it once.")
-    how = ReductionConfig(kind, compression, process_set, every, average_aggregated_gradients, scale_local_gradients)
-    attach(optimizer, how)
+    config = ReductionConfig(kind, compression, process_set, every, average_aggregated_gradients, scale_local_gradients)
+    attach(optimizer, config)
     fit_patch.install()
     return optimizer
 
@@ -120,7 +120,7 @@ def PartialDistributedOptimizer(
     *,
     local_layers: object = None,
     scale_local_gradients: bool = True,
-    **how: Any,
+    **options: Any,
 ) -> keras.optimizers.Optimizer:
     """Make an optimizer as ``DistributedOptimizer`` does, but do not reduce the gradients of some layers.
 
@@ -128,7 +128,7 @@ def PartialDistributedOptimizer(
         optimizer: as for ``DistributedOptimizer``.
         local_layers: keras.layers.Layer or list of layers, which must be built before the first step.
         scale_local_gradients: bool. Divide their gradients by the number of ranks. Defaults to True.
-        **how: further arguments of ``DistributedOptimizer``.
+        **options: further arguments of ``DistributedOptimizer``.
 
     Raises:
         ValueError: as ``DistributedOptimizer`` does, or ``local_layers`` holds something else.
@@ -138,9 +138,9 @@ def PartialDistributedOptimizer(
     for layer in layers:
         if not isinstance(layer, keras.layers.Layer):
             raise ValueError(f"local_layers holds {layer!r}: give layers of Keras.")
-    made = DistributedOptimizer(optimizer, scale_local_gradients=scale_local_gradients, **how)
-    fit_patch.reduction_of(made).local_layers = layers
-    return made
+    distributed = DistributedOptimizer(optimizer, scale_local_gradients=scale_local_gradients, **options)
+    fit_patch.reduction_of(distributed).local_layers = layers
+    return distributed
 
 
 def _check_groups(num_groups: int, groups: object) -> None:

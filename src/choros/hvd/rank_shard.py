@@ -22,7 +22,7 @@ from choros.data.validation import is_whole
 from choros.errors import InvalidInputError, counted
 from choros.types import Batch
 
-_KEPT = 16  # first batches of an epoch that stay readable: Keras reads some of them before it trains
+_READABLE_BATCHES = 16  # first batches of an epoch that stay readable: Keras reads some of them before it trains
 
 
 def shard(
@@ -147,8 +147,8 @@ class RowShard(Shard):
         InvalidInputError: there are fewer rows than ranks.
     """
 
-    def __init__(self, source: ArraySource, place: Place, *how: Any) -> None:
-        super().__init__(source, place, *how)
+    def __init__(self, source: ArraySource, place: Place, *settings: Any) -> None:
+        super().__init__(source, place, *settings)
         if source.rows < place.size:
             raise InvalidInputError(
                 f"{counted(source.rows, 'row')} for {counted(place.size, 'rank')}: give every rank one row or more."
@@ -173,12 +173,12 @@ class RowShard(Shard):
             global_rows = self._order[index * self._batch : (index + 1) * self._batch]
             rows = global_rows[share(len(global_rows), self._rank, self._size)]
         source = self._source
-        x, y, weight = _each(lambda leaf: leaf[rows], source.x, source.y, source.sample_weight)
+        x, y, weight = _map_parts(lambda leaf: leaf[rows], source.x, source.y, source.sample_weight)
         return parts(Batch(x, y, weight, len(rows), len(rows)))
 
     def on_epoch_end(self) -> None:
         """Shuffle for the next epoch, unless Keras has only read the first batches."""
-        if not _only_looked_at():
+        if not _is_reset_before_training():
             self._epoch += 1
             self._reorder()
 
@@ -247,14 +247,14 @@ class ReadShard(Shard):
             except StopIteration:
                 raise InvalidInputError(f"The data ended after {index} of this rank's {self._count} batches.") from None
             self._next += 1
-            if index < _KEPT:
+            if index < _READABLE_BATCHES:
                 self._first_batches[index] = batch
             return batch
 
     def _epochs_batches(self) -> Iterator[Batch]:
         source, rank, size, steps = self._source, self._rank, self._size, self._steps
-        dealt = self._whole_batches and source.indexed
-        if dealt:
+        divided = self._whole_batches and source.indexed
+        if divided:
             source, steps = source.part(rank, size, self._seed, whole=True), self._count
         batches = feed(
             source,
@@ -268,14 +268,14 @@ class ReadShard(Shard):
             shuffle=self._shuffle,
             steps=steps,
         )
-        if self._whole_batches and not dealt:
+        if self._whole_batches and not divided:
             return islice(batches, rank, None, size)
         return batches if self._training else (batch for batch in batches if batch.rows)
 
     def _with_structure(self, batch: Batch) -> tuple[Any, ...]:
         if not batch.rows:  # a batch of the first one's structure and dtypes, without rows
             first = self._source.sample(self._batch)
-            x, y, weight = _each(lambda leaf: leaf[:0], first.x, first.y, first.sample_weight)
+            x, y, weight = _map_parts(lambda leaf: leaf[:0], first.x, first.y, first.sample_weight)
             batch = Batch(x, y, weight, 0, batch.total)
         return parts(batch)
 
@@ -283,7 +283,7 @@ class ReadShard(Shard):
         """Continue with the next epoch; with the same one, if Keras has only read its first batches."""
         with self._lock:
             complete = self._next >= self._count
-            if _only_looked_at():
+            if _is_reset_before_training():
                 if self._next > len(self._first_batches):
                     self._end_pass()
                 return
@@ -303,7 +303,7 @@ class ReadShard(Shard):
         self._first_batches.clear()
 
 
-def _only_looked_at() -> bool:
+def _is_reset_before_training() -> bool:
     """Return whether Keras ends an epoch without training: ``fit`` reads a batch first, then starts the epoch again."""
     frame = sys._getframe(1)
     for _ in range(8):
@@ -313,5 +313,5 @@ def _only_looked_at() -> bool:
     return False
 
 
-def _each(function: Callable[[Any], Any], *parts: Any) -> Iterator[Any]:
+def _map_parts(function: Callable[[Any], Any], *parts: Any) -> Iterator[Any]:
     return (map_leaves(function, part) for part in parts)

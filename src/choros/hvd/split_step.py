@@ -31,28 +31,28 @@ class SplitStep:
 
     Args:
         model: keras.Model, compiled.
-        how: ReductionConfig.
+        config: ReductionConfig.
 
     Attributes:
         before: list of functions, called once when the model is built, before the next step.
     """
 
-    def __init__(self, model: keras.Model, how: ReductionConfig) -> None:
-        self.model, self.how = model, how
+    def __init__(self, model: keras.Model, config: ReductionConfig) -> None:
+        self.model, self.config = model, config
         self.before: list[Callable[[], None]] = []
         self.flat: GradientBuffer | None = None
         self._replica: Any = None
         self._logs: Any = {}
-        self._tried = False  # True after _try_order, which finds whether the step uses updated weights
+        self._order_checked = False  # True after _check_order, which finds whether the step uses updated weights
         self._stopped = False  # True if another rank stopped and ended its epoch while this rank was in a step
-        ways: dict[str, Any] = {"jax": self._on_jax, "torch": self._on_torch, "tensorflow": self._on_tensorflow}
-        self._run = ways[keras.backend.backend()]
+        runners: dict[str, Any] = {"jax": self._on_jax, "torch": self._on_torch, "tensorflow": self._on_tensorflow}
+        self._run = runners[keras.backend.backend()]
         if built(model):
             self._begin()
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Run one call of Keras' loop: on JAX and TensorFlow up to ``steps_per_execution`` steps, on PyTorch one."""
-        return self._run(*given)
+        return self._run(*arguments)
 
     @property
     def current(self) -> bool:
@@ -74,10 +74,10 @@ class SplitStep:
 
     def _on_jax(self, state: Any, iterator: Any) -> Any:
         self._replica.in_state(state)
-        data: Any = self._fed(lambda: next(iterator))
+        data: Any = self._read_timed(lambda: next(iterator))
         for remaining in reversed(range(self.model.steps_per_execution)):
             self._step(data)
-            data = self._fed(lambda: next(iterator, None)) if remaining else None
+            data = self._read_timed(lambda: next(iterator, None)) if remaining else None
             if data is None:
                 break
         return self._logs, self._replica.out_state()
@@ -90,7 +90,7 @@ class SplitStep:
         from choros.hvd.host_ops.tensorflow import next_batch
 
         for number in range(self.model.steps_per_execution):
-            data = self._fed(lambda: next_batch(iterator))
+            data = self._read_timed(lambda: next_batch(iterator))
             if data is None:
                 if not number:
                     raise StopIteration
@@ -98,9 +98,9 @@ class SplitStep:
             self._step(data)
         return self._logs
 
-    def _fed(self, read: Callable[[], Any]) -> Any:
+    def _read_timed(self, read: Callable[[], Any]) -> Any:
         """Read the next batch; record the time it took in the timeline."""
-        trace = collectives(self.how.process_set).group.trace
+        trace = collectives(self.config.process_set).group.trace
         if trace is None:
             return read()
         begin = time.monotonic_ns()
@@ -117,18 +117,18 @@ class SplitStep:
         assert self.flat is not None  # noqa: S101 - for the type checker
         replica, arrays, n = self._replica, None, 0.0
         rows = int(next(leaf for leaf in keras.tree.flatten(data) if leaf is not None).shape[0])
-        if not self._tried:
-            self._try_order(data, rows)
+        if not self._order_checked:
+            self._check_order(data, rows)
         if rows:
-            with weighed(self.how.op == AVERAGE):
+            with weighed(self.config.op == AVERAGE):
                 arrays, n, self._logs = replica.half_step(data)
         elif self._synced:
-            collectives(self.how.process_set).refuse(
+            collectives(self.config.process_set).refuse(
                 "a step without rows, which SyncBatchNormalization has no use for: give every rank a row in each batch "
                 "(leave out the last rows, or take another batch_size)"
             )
         elif replica.repeats:
-            collectives(self.how.process_set).refuse(
+            collectives(self.config.process_set).refuse(
                 f"a step without rows, while {type(self.model).__name__}.train_step reads updated weights: give "
                 "every rank a row in each batch (leave out the last rows, or take another batch_size)"
             )
@@ -138,33 +138,33 @@ class SplitStep:
         reduced = self.flat.reduce()
         if reduced is None:
             # This rank's gradients were not used, so they must not count as a step that lacks its update.
-            self.how.taken -= 1
+            self.config.taken -= 1
             self.model.stop_training = self._stopped = True
         elif reduced[1]:  # 0 if no rank had a row
-            with self.how.through(), weighed(self.how.op == AVERAGE):
+            with self.config.through(), weighed(self.config.op == AVERAGE):
                 self._logs = replica.update(*reduced) or self._logs
         else:
             replica.skip()
 
-    def _try_order(self, data: Any, rows: int) -> None:
+    def _check_order(self, data: Any, rows: int) -> None:
         """Find out on all ranks whether the train step uses the updated weights, so that it must be run again.
 
         Raises:
             InvalidInputError: it does, and ``backward_passes_per_step`` is more than 1.
         """
-        self._tried = True
+        self._order_checked = True
         if of_keras(type(self.model).train_step):  # the same result on all ranks, as they have the same model
             return
         reason = None
         if rows:
             repeat = getattr(self.model, "repeat_step", False)
             reason = "the model says repeat_step" if repeat else dependent(self._replica, data, rows)
-        reasons = collectives(self.how.process_set).allgather_object(reason, name="what depends on the update")
+        reasons = collectives(self.config.process_set).allgather_object(reason, name="what depends on the update")
         names = [name for name in reasons if name is not None]
-        if names and self.how.every > 1:
+        if names and self.config.every > 1:
             raise InvalidInputError(
                 f"{type(self.model).__name__}.train_step reads updated weights ({names[0]} depends on them), "
-                f"which backward_passes_per_step={self.how.every} does not support: leave it at 1."
+                f"which backward_passes_per_step={self.config.every} does not support: leave it at 1."
             )
         self._replica.repeats, self._replica.watches = bool(names), not names
 
@@ -172,11 +172,11 @@ class SplitStep:
         replica: Any = make_replica(self.model)
         replica.attach()
         self._synced = any(isinstance(layer, SyncBatchNormalization) for layer in self.model._flatten_layers())
-        local = self.how.are_local(replica.trainable)
-        self.how.refuse_scales(replica.trainable, local)
+        local = self.config.are_local(replica.trainable)
+        self.config.refuse_scales(replica.trainable, local)
         count = f"{len(local)} variables, {replica.size} values, {sum(local)} local"
         name = f"gradients of {alike(self.model.name)} ({count})"
-        self.flat = GradientBuffer(self.how, replica.slices, local, name, replica.dtype)
+        self.flat = GradientBuffer(self.config, replica.slices, local, name, replica.dtype)
         self._replica = replica
 
 

@@ -38,17 +38,17 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     saved as a plain ``BatchNormalization``.
 
     Args:
-        **how: arguments of ``keras.layers.BatchNormalization``. ``fused``, which Keras 3 does not have, has no effect,
-            and gives a warning.
+        **options: arguments of ``keras.layers.BatchNormalization``. ``fused``, which Keras 3 does not have, has no
+            effect, and gives a warning.
 
     Example:
         >>> SyncBatchNormalization(momentum=0.9).get_config()["momentum"]
         0.9
     """
 
-    def __init__(self, **how: Any) -> None:
-        warn_of_unused("SyncBatchNormalization", "Keras 3 has no such form", fused=how.pop("fused", None))
-        super().__init__(**how)
+    def __init__(self, **options: Any) -> None:
+        warn_of_unused("SyncBatchNormalization", "Keras 3 has no such form", fused=options.pop("fused", None))
+        super().__init__(**options)
         if keras.backend.backend() == "tensorflow":
             self.supports_jit = False  # XLA cannot call back to the host there
 
@@ -60,30 +60,30 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if mask is None:
             count = ops.cast(ops.size(inputs), mean.dtype) / mean.shape[-1]
         else:
-            broad = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs))
-            count = ops.sum(ops.cast(broad, mean.dtype)) / mean.shape[-1]
+            full_mask = ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs))
+            count = ops.sum(ops.cast(full_mask, mean.dtype)) / mean.shape[-1]
         local_moments = ops.concatenate([ops.reshape(count, (1,)), mean, variance])
         rows = ops.cast(ops.shape(inputs)[0], mean.dtype) if _by_rows[-1] else 1.0
         # The gradient of this rank's values sums over all ranks, each weighted by its rows. fit weights gradients by
         # rows again, so the values' gradient is divided by this rank's rows, and the result's is multiplied.
         # A sum with one row per rank replaces allgather: ranks with different batches need not trace at the same time.
         place = ops.expand_dims(ops.arange(size()) == rank(), -1)
-        placed = ops.where(place, _pulled(local_moments, 1.0 / rows), ops.zeros_like(local_moments))
+        placed = ops.where(place, _scale_gradient(local_moments, 1.0 / rows), ops.zeros_like(local_moments))
         path: str = self.path  # pyright: ignore[reportAssignmentType] - None only before Keras builds the layer
-        everyone = _pulled(allreduce(placed, op=SUM, name=f"moments of {alike(path)}"), rows)
-        counts = everyone[:, :1]
-        means = everyone[:, 1 : 1 + mean.shape[-1]]
-        variances = everyone[:, 1 + mean.shape[-1] :]
+        gathered = _scale_gradient(allreduce(placed, op=SUM, name=f"moments of {alike(path)}"), rows)
+        counts = gathered[:, :1]
+        means = gathered[:, 1 : 1 + mean.shape[-1]]
+        variances = gathered[:, 1 + mean.shape[-1] :]
         total = ops.sum(counts)
         mean_all = ops.sum(counts * means, axis=0) / total
         spread = ops.sum(counts * (variances + ops.square(means - mean_all)), axis=0) / total
         return mean_all, spread
 
 
-def _pulled(x: object, by: object) -> Any:
-    """Return the same values, with the gradient multiplied by ``by``."""
-    still = ops.stop_gradient(x)
-    return still + by * (x - still)
+def _scale_gradient(x: object, factor: object) -> Any:
+    """Return the same values, with the gradient multiplied by ``factor``."""
+    constant = ops.stop_gradient(x)
+    return constant + factor * (x - constant)
 
 
 SyncBatchNormalization.__name__ = "BatchNormalization"  # so that saved files hold Keras' layer

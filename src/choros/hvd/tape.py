@@ -63,18 +63,18 @@ def DistributedGradientTape(
     devices = (device_dense, device_sparse)
     warn_of_one_sum("DistributedGradientTape", devices, sparse_as_dense, gradient_predivide_factor, num_groups, groups)
 
-    how = ReductionConfig(operation(op), compression, process_set, scale_local=scale_local_gradients)
-    how.local_layers = [] if local_layers is None else list(local_layers)
-    loop = EagerGradientReducer(how, "a tape")
+    config = ReductionConfig(operation(op), compression, process_set, scale_local=scale_local_gradients)
+    config.local_layers = [] if local_layers is None else list(local_layers)
+    loop = EagerGradientReducer(config, "a tape")
 
     def reduce(grads: list[Any], sources: list[Any]) -> list[Any]:
-        return grads if how.idle else loop.reduce(grads, sources)[1]
+        return grads if config.idle else loop.reduce(grads, sources)[1]
 
-    return reducing(gradtape, reduce, how.local)
+    return reducing(gradtape, reduce, config.local)
 
 
-def PartialDistributedGradientTape(gradtape: object, *, local_layers: object = None, **how: Any) -> Any:
+def PartialDistributedGradientTape(gradtape: object, *, local_layers: object = None, **options: Any) -> Any:
     """Return a ``DistributedGradientTape`` that does not reduce the gradients of ``local_layers``, one or a list."""
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, list | tuple) else [layers]
-    return DistributedGradientTape(gradtape, local_layers=layers, **how)
+    return DistributedGradientTape(gradtape, local_layers=layers, **options)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from choros.types import Tensor
 
 Back = Callable[[Array], Any]
-_SMALL = 1 << 16  # bytes
+_MAX_DLPACK_BYTES = 1 << 16  # for larger arrays the copy costs more than DLPack saves
 
 
 def arrive(value: Any, name: str | None = None) -> tuple[Array, Back]:
@@ -72,7 +72,7 @@ def is_symbolic(value: Any) -> bool:
 def _to_tensorflow(out: Array) -> Tensor:
     """Return a tensor with these values on the host; a small one is made by DLPack, which costs half."""
     tensorflow = sys.modules["tensorflow"]
-    if out.nbytes > _SMALL or out.dtype.kind not in "iuf":
+    if out.nbytes > _MAX_DLPACK_BYTES or out.dtype.kind not in "iuf":
         return tensorflow.convert_to_tensor(out)
     aligned_copy = aligned(out.size, out.dtype).reshape(out.shape)
     aligned_copy[...] = out

@@ -23,7 +23,7 @@ from choros.hvd.context import collectives, context, rank, size
 
 logger = logging.getLogger(__name__)
 
-_now: list[Recording] = []
+_recordings: list[Recording] = []
 _at_exit: list[bool] = []
 
 
@@ -55,26 +55,26 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     Example:
         >>> import json, tempfile, choros.hvd as hvd
         >>> hvd.init()
-        >>> with tempfile.TemporaryDirectory() as room:
-        ...     hvd.start_timeline(f"{room}/timeline.json")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     hvd.start_timeline(f"{folder}/timeline.json")
         ...     sums = hvd.allreduce([1.0, 2.0], op=hvd.Sum, name="loss")
         ...     hvd.stop_timeline()
-        ...     with open(f"{room}/timeline.json") as file:
+        ...     with open(f"{folder}/timeline.json") as file:
         ...         events = json.load(file)["traceEvents"]
         >>> [event["name"] for event in events if event.get("cat") == "call"]
         ["allreduce 'loss' of float64 (2,) by Sum"]
     """
     context()
     path, problem = _checked_path(file_path)
-    if _now:
-        problem = f"it is recording one already, into {_now[0].path}: call hvd.stop_timeline() first"
-    mine = [path, bool(mark_cycles), problem, trace_format.clock()]
-    reports = collectives().allgather_object(mine, name="start of the timeline")
+    if _recordings:
+        problem = f"it is recording one already, into {_recordings[0].path}: call hvd.stop_timeline() first"
+    local = [path, bool(mark_cycles), problem, trace_format.clock()]
+    reports = collectives().allgather_object(local, name="start of the timeline")
     problems = [f"rank {r}: {reason}" for r, (_, _, reason, _) in enumerate(reports) if reason]
     if problems:
         raise InvalidInputError(f"No timeline was started. {'; '.join(problems)}.")
-    where, mark, *_ = reports[0]
-    _now.append(Recording(where, mark, trace_format.zero_of(rank(), [theirs for *_, theirs in reports])))
+    root_path, mark, *_ = reports[0]
+    _recordings.append(Recording(root_path, mark, trace_format.zero_of(rank(), [clock for *_, clock in reports])))
     if not _at_exit:
         _at_exit.append(True)
         atexit.register(_exit)
@@ -90,11 +90,11 @@ def stop_timeline() -> None:
         PeerLostError, CommTimeoutError: other ranks are lost; this rank has written its part beside the file.
     """
     calls = collectives()
-    if not _now:
+    if not _recordings:
         raise InvalidInputError(
             f"Rank {rank()} records no timeline: call hvd.start_timeline(path) first, on every rank."
         )
-    recording = _now[0]
+    recording = _recordings[0]
     # The collective calls below do not belong to the recording.
     recording.follow(False)
     try:
@@ -120,14 +120,14 @@ def stop_timeline() -> None:
 
 def finish() -> None:
     """Stop the recording, if there is one; log an error instead of raising it."""
-    if not _now:
+    if not _recordings:
         return
     try:
         stop_timeline()
     except (ChorosError, OSError) as error:
         logger.error(f"rank {rank()}: {error}")
-        if _now:
-            _now[0].leave_part(type(error).__name__)
+        if _recordings:
+            _recordings[0].leave_part(type(error).__name__)
 
 
 class Recording:
@@ -187,7 +187,7 @@ class Recording:
         self.follow(False)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == self._on_term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _now.clear()
+        _recordings.clear()
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         """Write this rank's part, then end this process by SIGTERM with its default action."""
@@ -214,9 +214,9 @@ def _exit() -> None:
 
     After an error the other ranks may still train, so a collective with them would wait.
     """
-    if not _now or not _now[0].own:
+    if not _recordings or not _recordings[0].own:
         return
     if size() > 1 and getattr(sys, "last_value", None) is not None:
-        _now[0].leave_part(type(sys.last_value).__name__)
+        _recordings[0].leave_part(type(sys.last_value).__name__)
     else:
         finish()

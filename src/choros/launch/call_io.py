@@ -87,9 +87,9 @@ def write_call(fd: int, func: object, args: Sequence[Any], kwargs: Mapping[str, 
         with open(fd, "wb", closefd=False) as file:
             dump((func, tuple(args), dict(kwargs)), file)
     except Exception as error:
-        parts = {f"the function {_name(func)}": func}
-        parts |= {f"argument {number}, a {_type(value)},": value for number, value in enumerate(args)}
-        parts |= {f"argument {name}, a {_type(value)},": value for name, value in kwargs.items()}
+        parts = {f"the function {_function_name(func)}": func}
+        parts |= {f"argument {number}, a {_type_name(value)},": value for number, value in enumerate(args)}
+        parts |= {f"argument {name}, a {_type_name(value)},": value for name, value in kwargs.items()}
         for label, part in parts.items():
             try:
                 dumps(part)
@@ -121,7 +121,7 @@ def write_value(fd: int, rank: int, value: object) -> None:
     from choros.pickling import dump
 
     with open(fd, "r+b", closefd=False) as file:
-        file.write(json.dumps(header_of(Returned(_type(value)))).encode() + b"\n")
+        file.write(json.dumps(header_of(Returned(_type_name(value)))).encode() + b"\n")
         try:
             dump(value, file)
         except Exception as error:
@@ -129,7 +129,7 @@ def write_value(fd: int, rank: int, value: object) -> None:
             file.seek(0)
             file.truncate()
             raise NotSerializableError(
-                f"what rank {rank} returned, a {_type(value)}, cannot be sent to the caller: {brief(error)}"
+                f"what rank {rank} returned, a {_type_name(value)}, cannot be sent to the caller: {brief(error)}"
             ) from None
 
 
@@ -173,10 +173,10 @@ def read_value(fd: int, rank: int, answer: Returned, begin: int) -> Any:
         ) from error
 
 
-def _type(value: object) -> str:
+def _type_name(value: object) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _name(func: object) -> str:
-    return str(getattr(func, "__qualname__", None) or _type(func))
+def _function_name(func: object) -> str:
+    return str(getattr(func, "__qualname__", None) or _type_name(func))

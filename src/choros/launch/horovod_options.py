@@ -115,12 +115,12 @@ _KEYWORDS = {
 }
 
 
-def answers(keywords: Mapping[str, Any], own: Collection[str] = ()) -> list[str]:
+def answers(keywords: Mapping[str, Any], keywords_of_run: Collection[str] = ()) -> list[str]:
     """Return the lines to print for keywords of ``horovod.run`` that ``choros.run`` does not have.
 
     Args:
         keywords: the keywords and their values; None and False count as not given.
-        own: the keywords of ``choros.run``, one of which an unknown keyword may mean. Defaults to none.
+        keywords_of_run: the keywords of ``choros.run``, as suggestions for an unknown keyword. Defaults to none.
 
     Returns:
         One line for each keyword that is ignored.
@@ -138,8 +138,12 @@ def answers(keywords: Mapping[str, Any], own: Collection[str] = ()) -> list[str]
     for keyword, value in keywords.items():
         option = known.get(_KEYWORDS.get(keyword, f"--{keyword.replace('_', '-')}"))
         if option is None:
-            near = get_close_matches(keyword, [*own, *(name.lstrip("-").replace("-", "_") for name in known)], 1)
-            raise TypeError(f"choros.run() has no keyword {keyword!r}{f': did you mean {near[0]!r}?' if near else ''}")
+            similar = get_close_matches(
+                keyword, [*keywords_of_run, *(name.lstrip("-").replace("-", "_") for name in known)], 1
+            )
+            raise TypeError(
+                f"choros.run() has no keyword {keyword!r}{f': did you mean {similar[0]!r}?' if similar else ''}"
+            )
         if value is not None and value is not False:
             ignored.append(option.answer(keyword))
     return ignored

@@ -126,7 +126,7 @@ def size_of(requested: int | None, hosts: str | None, hostfile: str | None, *, h
 
 def start(
     command: Sequence[str],
-    wish: LaunchOptions,
+    options: LaunchOptions,
     *,
     own: Sequence[Mapping[str, str]] | None = None,
     own_fds: Sequence[Sequence[int]] | None = None,
@@ -139,7 +139,7 @@ def start(
 
     Args:
         command: the program and its arguments.
-        wish: the options of the launch.
+        options: the options of the launch.
         own: for each rank, environment variables of this rank only.
         own_fds: for each rank, file descriptors that only this rank inherits.
         announce: print which rank failed. Defaults to True.
@@ -153,12 +153,12 @@ def start(
     Raises:
         InvalidInputError: the options cannot be satisfied; nothing was started.
     """
-    size, part = wish.size, part or HostShare(total=wish.size)
-    which, shares = part.share
+    size, part = options.size, part or HostShare(total=options.size)
+    index, shares = part.share
     check_ranks(max(size, shares))
-    bindings = plan(max(size, shares), wish.threads, wish.bind)[which : which + size]
-    # variables that the user exported have priority, unless wish.threads is set
-    base_environment = kept_variables(os.environ, wish.threads)
+    bindings = plan(max(size, shares), options.threads, options.bind)[index : index + size]
+    # Variables that the user exported have priority, unless ``options.threads`` is set.
+    base_environment = kept_variables(os.environ, options.threads)
     crowded = not bindings[0].cores or max(size, shares) * bindings[0].threads > len(usable_cores())
     from choros.comm.shm.group import SharedGroup
     from choros.comm.shm.group_header import abort, has_joined
@@ -169,22 +169,22 @@ def start(
     environment = [
         {
             **variables(binding.threads, keep=base_environment, shared=crowded, bound=bool(binding.cores)),
-            **(wish.variables or {}),
+            **(options.variables or {}),
             **horovod_place(rank, size, part),
-            **({"CHOROS_SLOT": str(which)} if shares > 1 else {}),
+            **({"CHOROS_SLOT": str(index)} if shares > 1 else {}),
             **(part.variables or {"CHOROS_COMM_FD": str(segment.fd)}),
             **(own[rank] if own else {}),
         }
         for rank, binding in enumerate(bindings)
     ]
 
-    def ended(rank: int) -> None:
+    def abort_if_not_joined(rank: int) -> None:
         if not has_joined(segment, rank):  # the other ranks would wait until their timeout
             others = "the other" if size == 2 else "the others"
             abort(segment, f"rank {rank} ended before it connected to {others}")
 
     try:
-        output = Output(size, wish.folder, wish.timestamps, part.first, part.total)
+        output = Output(size, options.folder, options.timestamps, part.first, part.total)
         for rank, binding in enumerate(bindings if verbose else ()):
             cores = ",".join(map(str, binding.cores)) or "any"
             rank_name = f"rank {part.first + rank} of {part.total}"
@@ -196,10 +196,10 @@ def start(
             cores=[binding.cores for binding in bindings],
             pass_fds=(segment.fd,),
             own_fds=own_fds,
-            grace=wish.grace,
+            grace=options.grace,
             output=output,
             announce=announce,
-            on_end=ended,
+            on_end=abort_if_not_joined,
             on_failure=on_failure,
             first=part.first,
             total=part.total,

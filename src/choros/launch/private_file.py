@@ -37,8 +37,8 @@ def open_private(path: str | os.PathLike[str]) -> BinaryIO:
         InvalidInputError: it belongs to another user, or other users have access to it.
     """
     file = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
-    facts = os.fstat(file.fileno())
-    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+    status = os.fstat(file.fileno())
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         file.close()
         raise InvalidInputError(
             f"On {os.uname().nodename} {Path(path)} belongs to another user, or other users may read or write it: it "

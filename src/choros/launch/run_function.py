@@ -89,7 +89,7 @@ def run(
         threads = check_whole("threads", threads, 1)
     if output_filename is not None:
         output_filename = check_path("output_filename", output_filename)
-    size = _size(_asked(num_proc, np), hosts, hostfile)
+    size = _size(_requested_ranks(num_proc, np), hosts, hostfile)
     check_ranks(size, "give a smaller num_proc")
     check_call("choros.run", func, args, kwargs)
     if start_timeout is not None and not 0 < start_timeout < 1e6:
@@ -98,7 +98,7 @@ def run(
         raise InvalidInputError("this interpreter has no path (sys.executable is empty), so it starts no rank")
     for line in answers(horovod, inspect.signature(run).parameters):
         logger.info(f"{line}")
-    wish = LaunchOptions(
+    options = LaunchOptions(
         size,
         threads,
         bind,
@@ -117,7 +117,7 @@ def run(
         pairs = [(memories[0], answer) for answer in memories[1:]]
         outcome = start(
             [sys.executable, "-P", "-m", "choros.launch.call_entry"],
-            wish,
+            options,
             own=[{"CHOROS_CALL": f"{call},{answer}"} for call, answer in pairs],
             own_fds=pairs,
             announce=False,
@@ -129,7 +129,7 @@ def run(
             os.close(fd)
 
 
-def _asked(num_proc: int | None, np: int | None) -> int | None:
+def _requested_ranks(num_proc: int | None, np: int | None) -> int | None:
     """Return the number of ranks, given under either name; None if it is not given."""
     for name, value in {"num_proc": num_proc, "np": np}.items():
         if value is not None:

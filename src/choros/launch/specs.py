@@ -26,7 +26,7 @@ from choros.launch.process.child_process import python_variables
 from choros.launch.process.exec_stub import PARENT
 from choros.launch.ssh.launcher import SSH
 
-_GRACE = 15.0  # seconds that `choros run` may take to end its ranks
+_END_SECONDS = 15.0  # seconds that `choros run` may take to end its ranks
 
 
 class LaunchedJob:
@@ -53,7 +53,7 @@ class LaunchedJob:
     def read(self, line: Callable[[str], None]) -> None:
         """Call ``line`` with each line of the output, in a thread."""
         output = self._process.stdout
-        assert output is not None  # noqa: S101 - a pipe, as asked
+        assert output is not None  # noqa: S101 - Popen made a pipe
 
         def lines() -> None:
             for text in output:
@@ -76,13 +76,13 @@ class LaunchedJob:
 
     def end(self, patience: float = 0.0) -> None:
         """Wait ``patience`` seconds for the end; if it still runs, send SIGTERM, and SIGKILL 15 s later."""
-        for number, seconds in ((0, patience), (signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
+        for number, seconds in ((0, patience), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
             if number:
                 self._process.send_signal(number)
             if self.wait(seconds) is not None:
                 break
         if self._reader is not None:
-            self._reader.join(_GRACE)
+            self._reader.join(_END_SECONDS)
 
 
 class Launcher(Protocol):
@@ -97,7 +97,7 @@ class Launcher(Protocol):
         """Return the number of available slots; None if it is not known."""
         ...
 
-    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], preferences: LaunchPreferences) -> LaunchedJob:
         """Start ``module`` as ``ranks`` ranks, with ``environ`` added to their environment."""
         ...
 
@@ -122,7 +122,7 @@ class LaunchPreferences:
     files: tuple[str, ...] = ()
 
 
-class _Run:
+class _RunLauncher:
     """Base of launchers that start ``choros run``."""
 
     hosts: str
@@ -135,12 +135,12 @@ class _Run:
         """Return the number of slots of the hosts; None if no hosts were given."""
         return sum(count for _, count in parse_slots(self.hosts)) if self.hosts else None
 
-    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], preferences: LaunchPreferences) -> LaunchedJob:
         """Start ``choros run`` with ``module`` as the command."""
         command = [sys.executable, "-m", "choros", "run", "-n", str(ranks), *self.options()]
-        command += ["--threads", str(how.threads)] if how.threads else []
-        command += [] if how.bind else ["--no-bind"]
-        command += ["--network", how.network] if how.network else []
+        command += ["--threads", str(preferences.threads)] if preferences.threads else []
+        command += [] if preferences.bind else ["--no-bind"]
+        command += ["--network", preferences.network] if preferences.network else []
         return LaunchedJob([*command, "-m", module], {**os.environ, **python_variables(), **environ})
 
     @property
@@ -154,7 +154,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class Ssh(_Run):
+class Ssh(_RunLauncher):
     """Launcher by ssh without a password; the hosts may include this one.
 
     All hosts need this working directory, this Python and its packages at the same paths.
@@ -185,7 +185,7 @@ class Ssh(_Run):
 
 
 @dataclass(frozen=True)
-class Srun(_Run):
+class Srun(_RunLauncher):
     """Launcher by ``srun`` on the nodes of the SLURM allocation of this process, one rank per task.
 
     Args:
@@ -208,10 +208,10 @@ class Srun(_Run):
         tasks = os.environ.get("SLURM_NTASKS", "")
         return super().size() or (int(tasks) if tasks.isdecimal() else None)
 
-    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], preferences: LaunchPreferences) -> LaunchedJob:
         """Check that SLURM answers, then start ``choros run``."""
         find_launcher("srun")
-        return super().start(module, ranks, environ, how)
+        return super().start(module, ranks, environ, preferences)
 
     def options(self) -> list[str]:
         """Return ``--launcher srun``, and ``-H`` if hosts are given."""
@@ -219,7 +219,7 @@ class Srun(_Run):
 
 
 @dataclass(frozen=True)
-class Mpiexec(_Run):
+class Mpiexec(_RunLauncher):
     """Launcher by an ``mpiexec`` of Open MPI, MPICH, Intel MPI or PALS.
 
     Args:

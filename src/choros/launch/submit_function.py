@@ -46,7 +46,7 @@ from choros.launch.schedulers.slurm import srun_mpi_warning
 logger = logging.getLogger(__name__)
 
 _RECORD = "job.json"
-_TEXTS = {  # what each argument takes, for messages
+_TEXT_ARGUMENTS = {  # what each argument takes, for messages
     "on": "the name of a scheduler, such as 'slurm'",
     "site": "the name of a site, such as 'polaris'",
     "account": "the name of an account",
@@ -57,11 +57,11 @@ _TEXTS = {  # what each argument takes, for messages
     "name": "a name, such as 'train'",
     "time": "a time limit, such as '1:30:00' or '90m'",
 }
-_OPTIONAL = ("time", "filesystems")  # texts that may be None
-_LEAST = {"nodes": 1, "ranks_per_node": 1, "cores": 1, "gpus": 0, "signal": 0}
-_FILES_EVERY = 0.5  # seconds between two looks for answers
-_SCHEDULER_EVERY = (1.0, 15.0)  # seconds between two questions to the scheduler: at first, and at most
-_LATE = 10.0  # seconds after a job's end in which a shared folder may still lack the newest files
+_OPTIONAL_TEXTS = ("time", "filesystems")  # texts that may be None
+_MINIMA = {"nodes": 1, "ranks_per_node": 1, "cores": 1, "gpus": 0, "signal": 0}
+_FILE_POLL_SECONDS = 0.5  # between two looks for the ranks' answers
+_QUERY_SECONDS = (1.0, 15.0)  # between two queries of the scheduler: at first, and at most
+_FILE_DELAY_SECONDS = 10.0  # after a job's end, in which a shared folder may still lack the newest files
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SubmittedJob:
         Raises:
             SchedulerError: the scheduler does not answer.
         """
-        return self._returned() == self.size or has_ended(self._scheduler, self.id)
+        return self._answered() == self.size or has_ended(self._scheduler, self.id)
 
     def results(self, timeout: float | None = None) -> list[Any]:
         """Wait for the end of the job, and return what the function returned, in rank order.
@@ -180,21 +180,21 @@ class SubmittedJob:
         """Wait until all ranks have answered or the job has ended."""
         if timeout is not None:
             timeout = check_number("timeout", timeout, "a number of seconds, or None for no limit")
-        begun = asked = monotonic()
-        pause = _SCHEDULER_EVERY[0]
-        while self._returned() < self.size:
-            if monotonic() - asked >= pause:
+        begun = queried = monotonic()
+        pause = _QUERY_SECONDS[0]
+        while self._answered() < self.size:
+            if monotonic() - queried >= pause:
                 if self._has_ended():
                     self._wait_for_files()
                     break
-                pause, asked = min(1.5 * pause, _SCHEDULER_EVERY[1]), monotonic()
-            left = float("inf") if timeout is None else begun + timeout - monotonic()
-            if left <= 0:
+                pause, queried = min(1.5 * pause, _QUERY_SECONDS[1]), monotonic()
+            remaining = float("inf") if timeout is None else begun + timeout - monotonic()
+            if remaining <= 0:
                 raise CommTimeoutError(
                     f"job {self.id} has not ended after {timeout:g} s ({self._status_text()}): it continues, so call "
                     "results again, or cancel it"
                 )
-            sleep(min(_FILES_EVERY, left))
+            sleep(min(_FILE_POLL_SECONDS, remaining))
 
     def delete(self) -> None:
         """Remove the folder with the call and the results. The log stays.
@@ -214,7 +214,7 @@ class SubmittedJob:
             logger.warning(f"waiting for job {self.id}: {error}")
             return False
 
-    def _returned(self) -> int:
+    def _answered(self) -> int:
         """Return the number of ranks that have an answer."""
         if not os.path.isdir(self.folder):
             raise InvalidInputError(f"the folder of job {self.id} is gone: {self.folder}")
@@ -222,12 +222,12 @@ class SubmittedJob:
 
     def _wait_for_files(self) -> None:
         """Wait for answers that a network's file system shows late."""
-        end = monotonic() + _LATE
-        while self._returned() < self.size and monotonic() < end:
+        end = monotonic() + _FILE_DELAY_SECONDS
+        while self._answered() < self.size and monotonic() < end:
             os.listdir(self.folder)  # makes NFS look at the folder again
             if self._failures():
                 return
-            sleep(_FILES_EVERY)
+            sleep(_FILE_POLL_SECONDS)
 
     def _failures(self) -> dict[int, RankFailure]:
         answers = {rank: self._read(rank)[0] for rank in range(self.size)}
@@ -363,12 +363,12 @@ def submit(
 
 def _check_values(options: JobOptions) -> None:
     """Refuse numbers and texts of another type, numbers that are too small, and blank texts."""
-    for argument, least in _LEAST.items():
+    for argument, least in _MINIMA.items():
         if (number := getattr(options, argument)) is not None:
             check_whole(argument, number, least)
-    for argument, remedy in _TEXTS.items():
+    for argument, remedy in _TEXT_ARGUMENTS.items():
         text = getattr(options, argument)
-        if text != "" and not (argument in _OPTIONAL and text is None):
+        if text != "" and not (argument in _OPTIONAL_TEXTS and text is None):
             check_text(argument, text, remedy)
 
 

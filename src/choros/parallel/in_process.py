@@ -53,7 +53,8 @@ class InProcessExecutor:
             replica.close()
 
     def ready(self, sample: Batch) -> Any:
-        """Return the replica, with the present weights of the model; the first call builds it."""
+        """Return the replica, with the current weights of the model; the first call builds it."""
+        # A replica that was built from a batch without labels cannot train.
         if self.replica is not None and self.replica.blind and sample.y is not None:
             self.replica.sync()
             self.close()

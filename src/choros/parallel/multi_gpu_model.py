@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 
     from choros.training.history import History
 
-_OWN = ("serial", "devices", "enqueue", "_executor")  # attributes of this object; all others belong to the serial model
-_ORDER: dict[str, Any] = {"rank": 0, "size": 1, "synchronous": True, "seed": 0, "epoch": 0, "shuffle": False}
+_WRAPPER_ATTRIBUTES = (
+    "serial",
+    "devices",
+    "enqueue",
+    "_executor",
+)  # attributes of this object; all others belong to the serial model
+_FEED_ARGUMENTS: dict[str, Any] = {"rank": 0, "size": 1, "synchronous": True, "seed": 0, "epoch": 0, "shuffle": False}
 
 
 class ModelMGPU:
@@ -88,7 +93,7 @@ class ModelMGPU:
         return getattr(self.serial, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
+        if name in _WRAPPER_ATTRIBUTES:
             super().__setattr__(name, value)
         else:
             setattr(self.serial, name, value)
@@ -102,7 +107,7 @@ class ModelMGPU:
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the serial model."""
-        self._forget()
+        self._close_executor()
         self.serial.compile(*args, **kwargs)
 
     def fit(
@@ -122,8 +127,8 @@ class ModelMGPU:
         """
         trainer = Trainer(self.serial, "single", workers=1, executor=self._in_process())
         if kwargs.get("verbose", 1):
-            how = "a model on each" if several_models(len(self.devices)) else "one program, rows divided"
-            write_line(f"{self!r}: {how}")
+            layout = "a model on each" if several_models(len(self.devices)) else "one program, rows divided"
+            write_line(f"{self!r}: {layout}")
         if self.enqueue:
             x, y, kwargs["sample_weight"] = prefetch((x, y, kwargs.get("sample_weight"))), None, None
         return trainer.fit(x, y, 32 if batch_size is None else batch_size, *args, **kwargs)
@@ -165,7 +170,7 @@ class ModelMGPU:
         replica.sync()
         if verbose:
             write_line(" - ".join(f"{name}: {value:.4f}" for name, value in logs.items()))
-        return _returned(logs, return_dict)
+        return _formatted_logs(logs, return_dict)
 
     def predict(
         self,
@@ -205,23 +210,23 @@ class ModelMGPU:
         return_dict: bool = False,
     ) -> float | list[float] | dict[str, float]:
         """Make one step on one batch; return logs as ``keras.Model.train_on_batch`` does."""
-        batch = _whole(make_source(x, y, sample_weight, class_weight))
+        batch = _single_batch(make_source(x, y, sample_weight, class_weight))
         replica = self._in_process().ready(batch)
         replica.reset_metrics()
         replica.step(batch)
         logs: dict[str, Any] = replica.metrics()
         replica.sync()
-        return _returned(logs, return_dict)
+        return _formatted_logs(logs, return_dict)
 
     def test_on_batch(
         self, x: object, y: object = None, sample_weight: object = None, return_dict: bool = False
     ) -> float | list[float] | dict[str, float]:
         """Evaluate one batch; return logs as ``keras.Model.test_on_batch`` does."""
-        return self.evaluate(x, y, len(_first(x)), sample_weight=sample_weight, return_dict=return_dict)
+        return self.evaluate(x, y, len(_first_leaf(x)), sample_weight=sample_weight, return_dict=return_dict)
 
     def predict_on_batch(self, x: object) -> Any:
         """Predict one batch."""
-        return self.predict(x, len(_first(x)))
+        return self.predict(x, len(_first_leaf(x)))
 
     def placement(self, x: object, y: object = None, sample_weight: object = None) -> Placement:
         """Return the devices of each variable and of each share of a batch's rows, as they are. Nothing is trained.
@@ -237,7 +242,7 @@ class ModelMGPU:
         Raises:
             InvalidInputError: the model is not compiled.
         """
-        batch = _whole(make_source(x, y, sample_weight))
+        batch = _single_batch(make_source(x, y, sample_weight))
         placement: Placement = self._in_process().ready(batch).placement(batch)
         return placement
 
@@ -248,9 +253,9 @@ class ModelMGPU:
         return self._executor
 
     def _batches(self, source: Source, batch_size: int | None, steps: int | None) -> Iterator[Batch]:
-        yield from feed(source, lambda batch: batch, **_ORDER, batch_size=batch_size or 32, steps=steps)
+        yield from feed(source, lambda batch: batch, **_FEED_ARGUMENTS, batch_size=batch_size or 32, steps=steps)
 
-    def _forget(self) -> None:
+    def _close_executor(self) -> None:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
@@ -292,18 +297,18 @@ def chosen(gdev_list: Devices | None, devices: Devices | None) -> list[str]:
     return choose_devices(gdev_list if devices is None else devices)
 
 
-def _whole(source: Any) -> Batch:
-    batch: Batch = next(iter(source.epoch(**_ORDER, batch_size=source.rows, steps=None)))
+def _single_batch(source: Any) -> Batch:
+    batch: Batch = next(iter(source.epoch(**_FEED_ARGUMENTS, batch_size=source.rows, steps=None)))
     return batch
 
 
-def _first(x: object) -> Any:
+def _first_leaf(x: object) -> Any:
     import keras
 
     return keras.tree.flatten(x)[0]
 
 
-def _returned(logs: dict[str, Any], as_dict: bool) -> float | list[float] | dict[str, float]:
+def _formatted_logs(logs: dict[str, Any], as_dict: bool) -> float | list[float] | dict[str, float]:
     if as_dict:
         return dict(sorted(logs.items()))
     values = list(logs.values())

@@ -62,9 +62,9 @@ def logical_devices(count: int) -> list[str]:
     Raises:
         InvalidInputError: the backend is already in use and has fewer CPU devices, or the count is invalid.
     """
-    given, count = count, _number(count)
+    requested, count = count, _number(count)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidInputError(f"{given!r} devices: give a whole number, 1 or more.")
+        raise InvalidInputError(f"{requested!r} devices: give a whole number, 1 or more.")
     if not _backend().logical(count) and (available := len(list_devices("cpu"))) < count:
         raise InvalidInputError(
             f"The backend runs already, with {available} CPU devices: call logical_devices({count}) before the first "

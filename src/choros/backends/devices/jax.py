@@ -50,7 +50,7 @@ class MeshSharding:
         return cls(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
 
     def of(self, value: Any) -> NamedSharding:
-        """Return the sharding of a variable's value: the present one if it is on this mesh, else replicated."""
+        """Return the sharding of a variable's value: the current one if it is on this mesh, else replicated."""
         sharding = getattr(value, "sharding", None)
         return sharding if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh else self.everywhere
 
@@ -116,7 +116,7 @@ def device(name: str) -> Any:
 
 def devices_of(value: jax.Array) -> tuple[str, ...]:
     """Return the names of the devices that have an array, in the order of their numbers."""
-    return tuple(f"{device.platform}:{device.id}" for device in sorted(value.devices(), key=lambda each: each.id))
+    return tuple(f"{device.platform}:{device.id}" for device in sorted(value.devices(), key=lambda device: device.id))
 
 
 def device_of(value: jax.Array) -> str:

@@ -51,7 +51,7 @@ class MirroredReplica(SingleSteps):
     shard = None  # each device has a model with the whole update
 
     def __init__(self, model: keras.Model, workers: int, devices: Sequence[str], clone: Callable[[], Any]) -> None:
-        self.given, self.threads = model, DeviceThreads(devices)
+        self.user_model, self.threads = model, DeviceThreads(devices)
         self._make: Callable[[Any], Any] = lambda own: make_replica(own or clone(), workers * len(devices))
         self.model_elsewhere = place_of(model) not in (None, devices[0])
         self.replicas: list[Any] = self.threads.each(
@@ -92,7 +92,7 @@ class MirroredReplica(SingleSteps):
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's present learning rate."""
+        """The optimizer's current learning rate."""
         rate: float = self.lead.learning_rate
         return rate
 
@@ -118,7 +118,7 @@ class MirroredReplica(SingleSteps):
         self.local_step = False  # the last step was local: its loss is not yet in the metric state
         self.restore(
             self.threads.first(
-                lambda: to_host(model_variables(self.given)) if self.model_elsewhere else lead.snapshot()
+                lambda: to_host(model_variables(self.user_model)) if self.model_elsewhere else lead.snapshot()
             )
         )
 
@@ -404,12 +404,12 @@ class MirroredReplica(SingleSteps):
 
     def refresh(self) -> None:
         """Set the replica of every device from the Keras model."""
-        self.restore(self.threads.first(lambda: to_host(model_variables(self.given))))
+        self.restore(self.threads.first(lambda: to_host(model_variables(self.user_model))))
 
     def _bring_home(self) -> None:
         if self.model_elsewhere:
             arrays = self.threads.first(self.lead.snapshot)
-            for variable, array in zip(model_variables(self.given), arrays, strict=True):
+            for variable, array in zip(model_variables(self.user_model), arrays, strict=True):
                 variable.assign(array)
 
     def finish(self) -> None:

@@ -62,18 +62,18 @@ def describe(
     return {"shape": shape, "axes": axes, "batch": batch or axes[0], "rules": plain, "whole": whole}
 
 
-def _axes_of(pattern: str, given: Any, axes: list[str]) -> list[str | None]:
+def _axes_of(pattern: str, spec: Any, axes: list[str]) -> list[str | None]:
     """Return the axes of a rule, after a check of the rule alone."""
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
         raise InvalidInputError(f"The layout's pattern {pattern!r} is not a regular expression: {error}.") from None
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(spec, str) or not isinstance(spec, Iterable):
         raise InvalidInputError(
-            f"The layout of {pattern!r} is {given!r}: give a tuple of an axis of the mesh or None for each dimension, "
+            f"The layout of {pattern!r} is {spec!r}: give a tuple of an axis of the mesh or None for each dimension, "
             f"such as (None, {axes[-1]!r})."
         )
-    named = [None if axis is None else str(axis) for axis in given]
+    named = [None if axis is None else str(axis) for axis in spec]
     for axis in filter(None, named):
         if axis not in axes:
             raise InvalidInputError(f"The layout divides {pattern!r} along {axis!r}: the mesh has {', '.join(axes)}.")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
-_MOST = 65_536  # some programs loop over all possible descriptors, so the limit must not be in the millions
+_MAX_DESCRIPTORS = 65_536  # some programs loop over all possible descriptors, so the limit must not be in the millions
 
 
-def raise_descriptors(most: int = _MOST) -> int:
+def raise_descriptors(most: int = _MAX_DESCRIPTORS) -> int:
     """Raise this process's soft limit of open files to its hard limit, at most to ``most``. Return the soft limit.
 
     A process that has a connection to each rank reaches the default of 1,024 at about a thousand ranks. Child processes

@@ -10,7 +10,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 NVIDIA, AMD, INTEL = "nvidia", "amd", "intel"
-JAX_PLATFORM_NAMES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")  # the only platforms of JAX; the second name is deprecated
+JAX_PLATFORM_NAMES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")  # they limit JAX to platforms; the second is deprecated
 _CUDNN = "libcudnn.so*"  # TensorFlow registers no GPU without this library
 
 

@@ -28,7 +28,7 @@ VARIABLE = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "ROCR_VISIBLE_DEVICES", INTEL: 
 _HIP = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 DEVICE_VARIABLES = tuple(dict.fromkeys((*VARIABLE.values(), *_HIP)))
 _PROC, _KFD = Path("/proc/driver/nvidia/gpus"), Path("/sys/class/kfd/kfd/topology/nodes")
-_PATIENCE = 60.0  # seconds; without persistence mode the driver takes a second or two for each GPU
+_QUERY_SECONDS = 60.0  # without persistence mode the driver takes a second or two for each GPU
 
 
 class Gpu(NamedTuple):
@@ -80,8 +80,8 @@ def visible_gpus(vendor: str, environ: Mapping[str, str] | None = None) -> tuple
         return _shown(machine, environ.get(VARIABLE[NVIDIA]), cuda=True)
     gpus = _shown([[gpu] for gpu in _amd()], environ.get(VARIABLE[AMD]))
     # ROCm 7 documents HIP_VISIBLE_DEVICES first. CUDA's name is read if it is not set.
-    hidden = next((environ[name] for name in _HIP if name in environ), None)
-    numbered = _shown([[Gpu(str(number))] for number in range(len(gpus))], hidden)
+    hip_value = next((environ[name] for name in _HIP if name in environ), None)
+    numbered = _shown([[Gpu(str(number))] for number in range(len(gpus))], hip_value)
     return tuple(gpus[int(gpu.name)] for gpu in numbered)
 
 
@@ -117,21 +117,21 @@ def showing(vendor: str, gpus: Iterable[Gpu], environ: Mapping[str, str] | None 
 
 
 def _shown(
-    machine: Sequence[Sequence[Gpu]], words: str | None, cuda: bool = False, numbered: bool = True
+    machine: Sequence[Sequence[Gpu]], value: str | None, cuda: bool = False, numbered: bool = True
 ) -> tuple[Gpu, ...]:
     """Return the GPUs that a variable shows: all if it is not set, else those before the first invalid entry.
 
     Args:
         machine: for each GPU, its parts if it is divided, else the GPU.
-        words: the value of the variable.
+        value: the value of the variable; None if it is not set.
         cuda: True if a GPU that is named twice hides all GPUs, as in CUDA. Otherwise it ends the list.
         numbered: whether the numbers in the variable are indices of ``machine``.
     """
-    if words is None:
-        every = [part for parts in machine for part in parts]
-        return tuple(part if numbered or not part.name.isdecimal() else Gpu(part.name) for part in every)
+    if value is None:
+        all_parts = [part for parts in machine for part in parts]
+        return tuple(part if numbered or not part.name.isdecimal() else Gpu(part.name) for part in all_parts)
     shown: list[Gpu] = []
-    for entry in map(str.strip, words.split(",")):
+    for entry in map(str.strip, value.split(",")):
         gpu = _named(machine, entry, numbered)
         if gpu is None:
             break
@@ -163,11 +163,11 @@ def _nvidia(program: str | None) -> tuple[tuple[tuple[Gpu, ...], ...], bool]:
         return _nvidia_of_proc()
     try:
         text = subprocess.run(
-            [program, "-L"], capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=True
+            [program, "-L"], capture_output=True, text=True, errors="replace", timeout=_QUERY_SECONDS, check=True
         ).stdout
     except subprocess.TimeoutExpired:  # the result is cached, so this is printed once
         logger.warning(
-            f"{program} did not answer within {_PATIENCE:g} s on {os.uname().nodename}, so this process "
+            f"{program} did not answer within {_QUERY_SECONDS:g} s on {os.uname().nodename}, so this process "
             "uses no NVIDIA GPU. Check the driver (dmesg), then start again."
         )
         return (), True

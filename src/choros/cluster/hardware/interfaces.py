@@ -32,7 +32,7 @@ def interfaces(
         ``addresses``.
 
     Example:
-        >>> all(each["name"] for each in interfaces())
+        >>> all(interface["name"] for interface in interfaces())
         True
     """
     listed: list[dict[str, Any]] = []
@@ -67,12 +67,12 @@ def primary_address(name: str) -> str | None:
         name: str. The interface.
 
     Example:
-        >>> primary_address("no_such_one") is None
+        >>> primary_address("no_such_interface") is None
         True
     """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:  # only a descriptor for the ioctl
-            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # only a descriptor for the ioctl
+            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
     except OSError:
         return None
     return socket.inet_ntoa(answer[20:24])
@@ -105,13 +105,13 @@ def _version_4(proc: Path, by_name: dict[str, dict[str, Any]], known: set[str]) 
             routes.append((mask, target, columns[0]))
     loopback = next((name for name, interface in by_name.items() if interface["loopback"]), "")
     local = re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", _text(proc / "fib_trie"))
-    outward = default_route(proc)
+    outward_interface = default_route(proc)
     placed = []
     for address in dict.fromkeys(local):
         if address not in known:
             number = int(ipaddress.IPv4Address(address))
-            near = [(mask, name) for mask, target, name in routes if number & mask == target]
-            name = loopback if address.startswith("127.") else max(near, default=(0, outward))[1]
+            matching_routes = [(mask, name) for mask, target, name in routes if number & mask == target]
+            name = loopback if address.startswith("127.") else max(matching_routes, default=(0, outward_interface))[1]
             placed.append((name, address))
     return placed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-_ASK = """
+_VENDOR_PROGRAM = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -36,7 +36,9 @@ def find_mpi(python: str = sys.executable, timeout: float = 20.0) -> str:
         ''
     """
     try:
-        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=timeout, check=True)
+        result = subprocess.run(
+            [python, "-c", _VENDOR_PROGRAM], capture_output=True, text=True, timeout=timeout, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return _NAMES.get(done.stdout.strip(), "")
+    return _NAMES.get(result.stdout.strip(), "")

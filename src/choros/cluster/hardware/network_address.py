@@ -9,8 +9,9 @@ from choros.cluster.hardware.interfaces import default_route, interfaces
 from choros.errors import InvalidInputError
 
 LOOPBACK = "127.0.0.1"
-# These take prefixes: eth1 also selects eth10, =eth1 does not.
+# Variables whose value is a prefix: eth1 also selects eth10, =eth1 does not.
 _PREFIXES: tuple[str, ...] = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")
+# Variables whose value is the name of one interface.
 _NAMES: tuple[str, ...] = (
     "GLOO_SOCKET_IFNAME",
     "UCX_NET_DEVICES",  # UCX then uses only TCP over this interface, and no InfiniBand device
@@ -37,29 +38,29 @@ def own_address(network: str = "") -> str:
         >>> own_address("127.0.0.1"), own_address("lo")
         ('127.0.0.1', '127.0.0.1')
     """
-    own_addresses = addresses()
-    every = [(name, address) for name, some in _each_interface() for address in some]
-    if network == LOOPBACK or any(network == address for _, address in every):
+    first_addresses = addresses()
+    pairs = [(name, address) for name, interface_addresses in _active_interfaces() for address in interface_addresses]
+    if network == LOOPBACK or any(network == address for _, address in pairs):
         return network
     if network.startswith("."):
         name = socket.gethostname().split(".")[0] + network
         return _look_up(name, f"network={network!r}")
     if network:
-        matching = [address for name, address in every if name.startswith(network) or _within(address, network)]
+        matching = [address for name, address in pairs if name.startswith(network) or _within(address, network)]
         if not matching:
-            known = ", ".join(f"{name} ({address})" for name, address in own_addresses.items())
+            known = ", ".join(f"{name} ({address})" for name, address in first_addresses.items())
             raise InvalidInputError(
                 f"network={network!r}: {socket.gethostname()} has no such interface that is up with an address. It has "
                 f"{known or 'none'}. Name one of them (CHOROS_NETWORK), or a domain such as .hsn.example.org."
             )
-        return own_addresses.get(network, matching[0])
-    outside = [address for _, address in every if not address.startswith("127.")]
-    first = own_addresses.get(default_route(), (*outside, LOOPBACK)[0])
+        return first_addresses.get(network, matching[0])
+    outside = [address for _, address in pairs if not address.startswith("127.")]
+    default = first_addresses.get(default_route(), (*outside, LOOPBACK)[0])
     try:
-        named = socket.gethostbyname(socket.gethostname())
+        resolved = socket.gethostbyname(socket.gethostname())
     except OSError:
-        named = ""
-    return named if named in outside else first
+        resolved = ""
+    return resolved if resolved in outside else default
 
 
 def host_and_port(place: str) -> tuple[str, int | None]:
@@ -154,7 +155,7 @@ def pass_on(network: str) -> dict[str, str]:
     address = own_address(network)
     if address.startswith("127."):  # some libraries refuse the loopback; ranks of one host do not need these variables
         return {}
-    name = next((name for name, some in _each_interface() if address in some), "")
+    name = next((name for name, interface_addresses in _active_interfaces() if address in interface_addresses), "")
     return dict.fromkeys(_PREFIXES, f"={name}") | dict.fromkeys(_NAMES, name) if name else {}
 
 
@@ -165,10 +166,10 @@ def addresses() -> dict[str, str]:
         >>> addresses().get("lo", "127.0.0.1")
         '127.0.0.1'
     """
-    return {name: some[0] for name, some in _each_interface() if some}
+    return {name: interface_addresses[0] for name, interface_addresses in _active_interfaces() if interface_addresses}
 
 
-def _each_interface() -> list[tuple[str, list[str]]]:
+def _active_interfaces() -> list[tuple[str, list[str]]]:
     """Return the name and the IPv4 addresses of each interface that is up."""
     return [
         (interface["name"], [a for a in interface["addresses"] if ":" not in a])

@@ -69,9 +69,9 @@ class ColumnSpec:
         if self.single:
             return parts
         wide = [part[:, None] if part.ndim == 1 else part for part in parts]
-        if odd := [name for name, part in zip(self.names, wide, strict=True) if part.ndim != 2]:
+        if too_deep := [name for name, part in zip(self.names, wide, strict=True) if part.ndim != 2]:
             raise InvalidDataError(
-                f"The column {odd[0]!r} has more than one axis a row: give it by itself, not in a list."
+                f"The column {too_deep[0]!r} has more than one axis a row: give it by itself, not in a list."
             )
         return wide
 
@@ -99,10 +99,10 @@ def check_choice(choice: ColumnChoice, name: str) -> None:
             ...
         choros.errors.InvalidDataError: y=3: give the name of a column, a list of names (side by side), or a dict ...
     """
-    fine = choice is None or isinstance(choice, str) or _is_names(choice)
+    valid = choice is None or isinstance(choice, str) or _is_names(choice)
     if isinstance(choice, Mapping):
-        fine = bool(choice) and all(isinstance(part, str) or _is_names(part) for part in choice.values())
-    if not fine:
+        valid = bool(choice) and all(isinstance(part, str) or _is_names(part) for part in choice.values())
+    if not valid:
         raise InvalidDataError(
             f"{name}={choice!r}: give the name of a column, a list of names (side by side), or a dict of those."
         )

@@ -24,8 +24,8 @@ from choros.errors import CommTimeoutError, InvalidDataError
 from choros.types import Array
 
 _PAGE = 4096
-_PATIENCE = 600.0  # seconds that a process waits for another one to decode a block
-_NAP = 0.05  # most seconds between two attempts to take a lock
+_LOCK_SECONDS = 600.0  # that a process waits for another one to decode a block
+_MAX_PAUSE = 0.05  # seconds between two attempts to take a lock
 Form = tuple[str, tuple[int, ...]]  # dtype, shape of a row
 
 
@@ -118,10 +118,10 @@ class DecodeCache:
         cores = len(os.sched_getaffinity(0))
         with self._thread, ThreadPoolExecutor(cores, thread_name_prefix="choros-decode") as threads:
             missing = [block for block in blocks if block not in self._known]
-            # First all blocks that no other process is decoding. To wait for those earlier would leave cores idle.
+            # First decode the blocks that no other process is decoding: waiting first would leave cores idle.
             for wait in (False, True):
-                done = threads.map(lambda block, wait=wait: self._fill(block, decode, wait), missing)
-                missing = [block for block, is_decoded in zip(missing, done, strict=True) if not is_decoded]
+                results = threads.map(lambda block, wait=wait: self._fill(block, decode, wait), missing)
+                missing = [block for block, is_decoded in zip(missing, results, strict=True) if not is_decoded]
 
     def _fill(self, block: int, decode: Callable[[int], None], wait: bool) -> bool:
         with self._locked(block, wait) as acquired:
@@ -140,16 +140,16 @@ class DecodeCache:
 
         The lock is polled, since a wait in the kernel has no timeout.
         """
-        limit, pause = time.monotonic() + _PATIENCE, 0.001
+        limit, pause = time.monotonic() + _LOCK_SECONDS, 0.001
         while not (acquired := self._lock(block, fcntl.F_WRLCK)) and wait:
             if time.monotonic() > limit:
                 raise CommTimeoutError(
                     f"{os.uname().nodename}: another process of this run has been decoding block {block} for "
-                    f"{_PATIENCE:g} s, so process {os.getpid()} waits no longer. See whether a worker is stopped, or "
-                    "the disk that it reads."
+                    f"{_LOCK_SECONDS:g} s, so process {os.getpid()} waits no longer. See whether a worker is stopped, "
+                    "or the disk that it reads."
                 )
             time.sleep(pause)
-            pause = min(2 * pause, _NAP)
+            pause = min(2 * pause, _MAX_PAUSE)
         try:
             yield acquired
         finally:

@@ -29,7 +29,7 @@ _PART = 1 << 16  # most rows of one part of a block
 _TEXT = 1 << 22  # bytes of a CSV block
 
 
-class _Gapped(FileReader):
+class _GapReader(FileReader):
     """Files whose metadata shows which columns have missing values.
 
     Args:
@@ -47,7 +47,7 @@ class _Gapped(FileReader):
         return {**super().spec(), "gaps": sorted(self.gaps)}
 
 
-class ParquetTable(_Gapped):
+class ParquetTable(_GapReader):
     """Parquet files. A block is a row group: the index of its file, its index in the file, its number of rows."""
 
     kind, unit = "parquet", ", row group"
@@ -62,9 +62,9 @@ class ParquetTable(_Gapped):
         table_file = _open(pyarrow.parquet.ParquetFile, file)
         self.names.append((file, table_file.schema_arrow.names))
         for i in range(table_file.metadata.num_row_groups):
-            facts = table_file.metadata.row_group(i)
-            self.gaps.update(_gaps(facts))
-            yield [i, facts.num_rows]
+            row_group = table_file.metadata.row_group(i)
+            self.gaps.update(_gaps(row_group))
+            yield [i, row_group.num_rows]
 
     def _file(self, number: int) -> Any:
         """Return the file, opened once for each thread, as a reader is not thread-safe. Threads share the footers."""
@@ -90,7 +90,7 @@ class ParquetTable(_Gapped):
         return columns(next(self._file(number).iter_batches(32, row_groups=[group])), self.gaps)
 
 
-class ArrowTable(_Gapped):
+class ArrowTable(_GapReader):
     """Arrow files (IPC, Feather), memory-mapped. A block is a record batch: its file, its index, its number of rows."""
 
     kind, unit = "arrow", ", record batch"
@@ -236,8 +236,8 @@ def columns(batch: ArrayTree, gaps: Container[str] = ()) -> dict[str, Array]:
         InvalidDataError: two columns have the same name.
     """
     names = batch.schema.names
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise InvalidDataError(f"There are two columns {twice[0]!r}: give each a name of its own.")
+    if duplicates := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise InvalidDataError(f"There are two columns {duplicates[0]!r}: give each a name of its own.")
     columns_read = {name: _column(batch.column(i)) for i, name in enumerate(names)}
     return {n: a.astype(np.float64) if n in gaps and a.dtype.kind in "biu" else a for n, a in columns_read.items()}
 

@@ -144,10 +144,10 @@ def stamp(path: str) -> list[int]:
         InvalidDataError: the file cannot be read any more.
     """
     try:
-        facts = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise InvalidDataError(f"{path} cannot be read any more: {error.strerror}.") from None
-    return [facts.st_size, facts.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def stack(value: Any, description: str) -> Array:

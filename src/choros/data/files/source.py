@@ -130,8 +130,8 @@ class FileSource:
             InvalidDataError: a file has changed. The message contains its path.
         """
         # A changed file could have other rows at the positions that the workers compute.
-        for file, then in zip(self.table.files, self._stamps, strict=False):
-            if stamp(file) != then:
+        for file, recorded in zip(self.table.files, self._stamps, strict=False):
+            if stamp(file) != recorded:
                 raise InvalidDataError(f"{file} has changed since choros.files read it: call choros.files again.")
 
     def _wanted(self, *choices: ColumnChoice) -> list[str] | None:
@@ -277,18 +277,18 @@ class Ahead:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="choros-data")
         self._next: Future[None] | None = None
 
-    def enter(self, now: Rows, after: Rows) -> None:
-        """Decode the blocks ``now``, then start to decode the blocks ``after`` in the thread."""
+    def enter(self, blocks: Rows, next_blocks: Rows) -> None:
+        """Decode ``blocks``, then start to decode ``next_blocks`` in the thread."""
         if self._next is not None:
             # An error of the thread must be raised in the thread that trains.
             self._next.result()
-        self._fill(now)
-        self._next = self._pool.submit(self._fill, after) if len(after) else None
+        self._fill(blocks)
+        self._next = self._pool.submit(self._fill, next_blocks) if len(next_blocks) else None
 
     def _fill(self, blocks: Rows) -> None:
         rank, size = self._turn
-        turned = np.roll(blocks, -(rank * len(blocks) // size))
-        self._source.spill.fill(map(int, turned), self._source.fill)
+        rotated = np.roll(blocks, -(rank * len(blocks) // size))
+        self._source.spill.fill(map(int, rotated), self._source.fill)
 
     def close(self) -> None:
         """End the thread."""

@@ -56,13 +56,13 @@ class RecordTable(FileReader):
         """Return the first records."""
         return self._columns(0, 32, None)
 
-    def _columns(self, block: int, most: int | None, wanted: Sequence[str] | None) -> Columns:
+    def _columns(self, block: int, limit: int | None, wanted: Sequence[str] | None) -> Columns:
         number, begin, end, _ = self.blocks[block]
         path = self.files[number]
         with open(path, "rb") as file:
             file.seek(begin)
             text = file.read(end - begin) if end >= 0 else _unpacked(file.read(), path)
-        parsed = [_features(record, path) for record in islice(records(text, path), most)]
+        parsed = [_features(record, path) for record in islice(records(text, path), limit)]
         names = list(parsed[0]) if wanted is None else [name for name in wanted if name in parsed[0]]
         return {name: _column([row.get(name) for row in parsed], name, path) for name in names}
 

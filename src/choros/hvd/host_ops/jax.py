@@ -18,7 +18,7 @@ def operate(value: jax.Array, host: Callable[[Array], Array], gradient: Callable
 
     def forward(tensor: jax.Array) -> jax.Array:
         result_type = jax.ShapeDtypeStruct(shape(tuple(tensor.shape)), tensor.dtype)
-        return io_callback(_marked(lambda array: host(np.asarray(array))), result_type, tensor, ordered=True)
+        return io_callback(_recorded_call(lambda array: host(np.asarray(array))), result_type, tensor, ordered=True)
 
     differentiable = jax.custom_vjp(forward)
     differentiable.defvjp(lambda tensor: (forward(tensor), None), lambda _, grad: (gradient(grad),))
@@ -28,7 +28,7 @@ def operate(value: jax.Array, host: Callable[[Array], Array], gradient: Callable
 def call_back(host: Callable[..., list[Array]], tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Call the host; see ``choros.hvd.host_ops.call_back``."""
     shapes = [jax.ShapeDtypeStruct((), np.bool_), *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in tensors)]
-    due, *out = io_callback(_marked(host), shapes, *tensors, ordered=True)
+    due, *out = io_callback(_recorded_call(host), shapes, *tensors, ordered=True)
     return due, out
 
 
@@ -44,7 +44,7 @@ def settle() -> None:
 _within = threading.local()
 
 
-def _marked(host: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded_call(host: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arrays: Any) -> jax.Array:
         _within.call = True
         try:

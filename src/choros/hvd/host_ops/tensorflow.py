@@ -23,7 +23,7 @@ def operate(
 ) -> tf.Tensor:
     """Return ``host(value)``, by ``forward`` if eager, else by a graph node; see ``choros.hvd.host_ops.operate``."""
 
-    def either(tensor: tf.Tensor) -> tf.Tensor:
+    def run_host(tensor: tf.Tensor) -> tf.Tensor:
         if not is_symbolic(tensor):
             return forward(tensor)
         out = tf.numpy_function(host, [tensor], tensor.dtype)
@@ -32,8 +32,8 @@ def operate(
 
     tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
     if not (tensor.dtype.is_floating and _recorded(tensor)):
-        return either(tensor)
-    return tf.custom_gradient(lambda tensor: (either(tensor), gradient))(tensor)
+        return run_host(tensor)
+    return tf.custom_gradient(lambda tensor: (run_host(tensor), gradient))(tensor)
 
 
 def _recorded(tensor: tf.Tensor) -> bool:

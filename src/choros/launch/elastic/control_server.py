@@ -17,9 +17,9 @@ from choros.comm.tcp.rpc import RpcConnection
 from choros.errors import ChorosError, CommTimeoutError
 from choros.launch.elastic.messages import OF_PROCESSES, Connected, ProcessGreeting
 
-_NEVER = 1e9  # seconds: a socket without a timeout, as long as the process at the other end lives
-_MOST = 1 << 23  # bytes that are queued for a process that does not read
-_LAST = 2.0  # seconds in which all processes receive their last messages
+_NO_TIMEOUT = 1e9  # seconds: a process may be silent for as long as it lives
+_MAX_QUEUED_BYTES = 1 << 23  # for one process, which does not read
+_CLOSE_SECONDS = 2.0  # in which ``close`` sends the queued messages of all processes
 
 
 class ControlServer:
@@ -27,7 +27,7 @@ class ControlServer:
 
     Args:
         listener: AuthListener. Accepts the connections; closed by ``close``.
-        called: function called in a thread after each message is put into ``received``.
+        on_message: function called in a thread after each message is put into ``received``.
 
     Attributes:
         received: queue of (number of the process, message). A new connection adds ``Connected``.
@@ -37,19 +37,21 @@ class ControlServer:
         >>> from choros.launch.elastic.messages import Ping, ProcessGreeting
         >>> control_server = ControlServer(AuthListener("127.0.0.1", b"a secret", ProcessGreeting))
         >>> socket = dial(control_server.address, b"a secret", ProcessGreeting(3), 5.0)
-        >>> far = RpcConnection(socket, "the control server", 5.0)
-        >>> control_server.received.get(timeout=5.0), control_server.send(3, Ping()), far.receive()[0]
+        >>> process = RpcConnection(socket, "the control server", 5.0)
+        >>> control_server.received.get(timeout=5.0), control_server.send(3, Ping()), process.receive()[0]
         ((3, Connected()), True, {'op': 'Ping'})
-        >>> control_server.close(), far.close()
+        >>> control_server.close(), process.close()
         (None, None)
     """
 
-    def __init__(self, listener: AuthListener[ProcessGreeting], called: Callable[[], object] = lambda: None) -> None:
-        self.address, self._listener, self._called = listener.address, listener, called
+    def __init__(
+        self, listener: AuthListener[ProcessGreeting], on_message: Callable[[], object] = lambda: None
+    ) -> None:
+        self.address, self._listener, self._on_message = listener.address, listener, on_message
         self.received: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
         self._connections: dict[int, _ProcessConnection] = {}
-        self._over = False
-        threading.Thread(target=self._welcome, name="choros-control", daemon=True).start()
+        self._closed = False
+        threading.Thread(target=self._accept, name="choros-control", daemon=True).start()
 
     def send(self, number: int, message: object) -> bool:
         """Queue a message for a process. Return False if it is not connected, or does not read."""
@@ -58,26 +60,26 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop accepting, send queued messages for at most 2 s, then close all connections."""
-        self._over = True
+        self._closed = True
         self._listener.close()
-        limit, connections = time.monotonic() + _LAST, list(self._connections.values())
+        limit, connections = time.monotonic() + _CLOSE_SECONDS, list(self._connections.values())
         for connection in connections:
             connection.finish()
         for connection in connections:
             connection.close(limit - time.monotonic())
 
-    def _welcome(self) -> None:
-        while not self._over:
+    def _accept(self) -> None:
+        while not self._closed:
             try:
-                greeting, end = self._listener.next_peer(1.0)
+                greeting, sock = self._listener.next_peer(1.0)
             except CommTimeoutError:
                 continue
             number = greeting.member
             # Each process connects once. A second connection with its number cannot be its own.
             if number in self._connections:
-                end.close()
+                sock.close()
                 continue
-            connection = self._connections[number] = _ProcessConnection(end, f"process {number} of the job")
+            connection = self._connections[number] = _ProcessConnection(sock, f"process {number} of the job")
             self._receive(number, Connected())
             threading.Thread(target=self._listen, args=(number, connection), name="choros-listen", daemon=True).start()
 
@@ -88,16 +90,16 @@ class ControlServer:
 
     def _receive(self, number: int, message: object) -> None:
         self.received.put((number, message))
-        self._called()
+        self._on_message()
 
 
 class _ProcessConnection:
     """The socket to one process, with a thread that sends, so that the driver never blocks on a slow process."""
 
-    def __init__(self, end: socket.socket, peer: str) -> None:
-        self.channel, self._end = RpcConnection(end, peer, _NEVER), end
-        self._waiting: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
-        self._lock, self._bytes, self._broken = threading.Lock(), 0, False
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.channel, self._socket = RpcConnection(sock, peer, _NO_TIMEOUT), sock
+        self._queue: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._lock, self._queued_bytes, self._broken = threading.Lock(), 0, False
         self._thread = threading.Thread(target=self._send, name="choros-send", daemon=True)
         self._thread.start()
 
@@ -106,25 +108,25 @@ class _ProcessConnection:
         size = len(json.dumps(head))
         with self._lock:
             # An empty queue takes a message of any size, else a large message could never be sent.
-            if self._broken or (self._bytes and self._bytes + size > _MOST):
+            if self._broken or (self._queued_bytes and self._queued_bytes + size > _MAX_QUEUED_BYTES):
                 return False
-            self._bytes += size
-        self._waiting.put((size, head))
+            self._queued_bytes += size
+        self._queue.put((size, head))
         return True
 
     def finish(self) -> None:
         """End the thread that sends, once it has sent all queued messages."""
-        self._waiting.put(None)
+        self._queue.put(None)
 
     def close(self, seconds: float) -> None:
         """Wait at most ``seconds`` for queued messages to be sent, then close the socket."""
         self._thread.join(max(seconds, 0.0))
         with suppress(OSError):  # the other end has closed it
-            self._end.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends, and the one that listens
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends, and the one that listens
         self.channel.close()
 
     def _send(self) -> None:
-        while (item := self._waiting.get()) is not None:
+        while (item := self._queue.get()) is not None:
             size, head = item
             try:
                 self.channel.send(head)
@@ -132,4 +134,4 @@ class _ProcessConnection:
                 self._broken = True
                 return
             with self._lock:
-                self._bytes -= size
+                self._queued_bytes -= size

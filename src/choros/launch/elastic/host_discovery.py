@@ -16,7 +16,7 @@ from choros.cluster import Slots
 from choros.errors import InvalidInputError
 
 _LINE = re.compile(r"([\w.-]+)(?:\s*:\s*(\d{1,6}))?", re.ASCII)
-_EVERY = 1.0  # seconds between two runs of the script
+_INTERVAL = 1.0  # seconds between two runs of the script
 LIMIT = 30.0  # seconds that one run may take
 
 
@@ -41,12 +41,12 @@ def parse_found(text: str, each: int = 1) -> Slots:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        pair = _LINE.fullmatch(line.strip())
-        if pair is None:
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
             raise InvalidInputError(f"line {number} is {line.strip()[:80]!r}, not of the form host or host:slots")
-        if pair[1] in slots:
-            raise InvalidInputError(f"line {number} names {pair[1]} a second time")
-        slots[pair[1]] = each if pair[2] is None else int(pair[2])
+        if match[1] in slots:
+            raise InvalidInputError(f"line {number} names {match[1]} a second time")
+        slots[match[1]] = each if match[2] is None else int(match[2])
     return tuple((host, count) for host, count in slots.items() if count)
 
 
@@ -106,26 +106,26 @@ class Discovery:
     ) -> None:
         self.script, self.slots, self.problem = script, None if script else fixed, ""
         self._each, self._changed, self._report, self._limit = each, changed, report, limit
-        self._over = threading.Event()
+        self._closing = threading.Event()
         self._running: subprocess.Popen[str] | None = None
-        self._thread = threading.Thread(target=self._ask_on, name="choros-discovery", daemon=True)
+        self._thread = threading.Thread(target=self._run_repeatedly, name="choros-discovery", daemon=True)
         if script:
             self._thread.start()
 
     def close(self) -> None:
         """End the thread, and kill the script if it runs."""
-        self._over.set()
-        self._end()
+        self._closing.set()
+        self._kill_script()
         if self.script:
             self._thread.join(5.0)
 
-    def _ask_on(self) -> None:
-        while not self._over.is_set():
+    def _run_repeatedly(self) -> None:
+        while not self._closing.is_set():
             try:
-                slots, problem = parse_found(self._ask(), self._each), ""
+                slots, problem = parse_found(self._run_script(), self._each), ""
             except (InvalidInputError, OSError, subprocess.TimeoutExpired) as error:
-                slots, problem = self.slots or (), self._words(error)
-            if self._over.is_set():
+                slots, problem = self.slots or (), self._problem_text(error)
+            if self._closing.is_set():
                 # ``close`` has killed the script. That is not an error of the script.
                 return
             if problem != self.problem:
@@ -140,16 +140,16 @@ class Discovery:
             if not problem and slots != self.slots:
                 self.slots = slots
                 self._changed()
-            self._over.wait(_EVERY)
+            self._closing.wait(_INTERVAL)
 
-    def _words(self, error: Exception) -> str:
+    def _problem_text(self, error: Exception) -> str:
         if isinstance(error, subprocess.TimeoutExpired):
             return f"did not end within {self._limit:g} s and was ended"
         if isinstance(error, OSError):
             return f"cannot be started: {error.strerror}"
         return str(error) if str(error).startswith("failed") else f"printed what cannot be read: {error}"
 
-    def _ask(self) -> str:
+    def _run_script(self) -> str:
         with subprocess.Popen(
             self.script,
             stdin=subprocess.DEVNULL,
@@ -157,14 +157,14 @@ class Discovery:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # a process group, so that ``_end`` also kills the script's children
+            start_new_session=True,  # a process group, so that ``_kill_script`` also kills the script's children
         ) as process:
             self._running = process
             try:
                 out, errors = process.communicate(timeout=self._limit)
             # ``communicate`` kills nothing at its timeout.
             except BaseException:
-                self._end()
+                self._kill_script()
                 raise
             finally:
                 self._running = None
@@ -173,7 +173,7 @@ class Discovery:
             raise InvalidInputError(f"failed with code {process.returncode}{last}")
         return out
 
-    def _end(self) -> None:
+    def _kill_script(self) -> None:
         process = self._running
         if process is not None:
             with suppress(ProcessLookupError, PermissionError):

@@ -128,13 +128,13 @@ class Blacklist:
 
     Example:
         >>> now = [0.0]
-        >>> black = Blacklist((10.0, 60.0), clock=lambda: now[0], draw=lambda low, high: high)
-        >>> [black.bar("n1") for _ in range(3)]
+        >>> blacklist = Blacklist((10.0, 60.0), clock=lambda: now[0], draw=lambda low, high: high)
+        >>> [blacklist.bar("n1") for _ in range(3)]
         [20.0, 40.0, 60.0]
-        >>> black.barred()
+        >>> blacklist.barred()
         {'n1'}
         >>> now[0] = 61.0
-        >>> black.barred()
+        >>> blacklist.barred()
         set()
     """
 
@@ -147,7 +147,7 @@ class Blacklist:
     ) -> None:
         self._cooldown, self._clock, self._draw = cooldown, clock, draw
         self._until: dict[str, float] = {}
-        self._times: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
 
     def bar(self, host: str) -> float:
         """Bar a host after a failure; return the seconds: longer after each failure, infinity for forever."""
@@ -155,8 +155,8 @@ class Blacklist:
             self._until[host] = float("inf")
             return float("inf")
         low, high = self._cooldown
-        times = self._times[host] = self._times.get(host, 0) + 1
-        seconds = self._draw(min(high, low * 2.0 ** min(times - 1, 60)), min(high, low * 2.0 ** min(times, 60)))
+        failures = self._failures[host] = self._failures.get(host, 0) + 1
+        seconds = self._draw(min(high, low * 2.0 ** min(failures - 1, 60)), min(high, low * 2.0 ** min(failures, 60)))
         self._until[host] = max(self._until.get(host, 0.0), self._clock() + seconds)
         return seconds
 

@@ -28,7 +28,7 @@ class ProcessStarter:
 
     Args:
         command: the program and its arguments.
-        wish: LaunchOptions. The options of the launch; its size is ignored.
+        options: LaunchOptions. The options of the launch; their size is ignored.
         secret: bytes. The job's secret.
         ssh: the program that starts a command on a host, and its options.
         network: the interface or domain by which the hosts reach each other.
@@ -38,28 +38,28 @@ class ProcessStarter:
     def __init__(
         self,
         command: Sequence[str],
-        wish: LaunchOptions,
+        options: LaunchOptions,
         secret: bytes,
         ssh: str,
         network: str,
         report: Callable[[str], object],
     ) -> None:
-        self._command, self._wish, self._secret = list(command), wish, secret
+        self._command, self._options, self._secret = list(command), options, secret
         self._ssh, self._network, self._report = ssh, network, report
         self._run = secrets.token_hex(8)
         self._shares: dict[str, int] = {}
 
     def member(self, number: int, host: str, slots: Slots, others: Iterable[Member], now: float) -> Member:
         """Return a new process on a host, with the lowest free slot of this host."""
-        made = Member(number, host, 0, began=now)
+        member = Member(number, host, 0, began=now)
         # Slots are counted per host, because the cores of a slot are those of its host.
-        taken = {other.slot for other in others if other.machine == made.machine}
-        made.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        is_local = made.machine == ""
-        self._shares[made.machine] = sum(
+        taken = {other.slot for other in others if other.machine == member.machine}
+        member.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        is_local = member.machine == ""
+        self._shares[member.machine] = sum(
             n for name, n in slots if (is_this_machine(name) if is_local else name == host)
         )
-        return made
+        return member
 
     def prepare(self, member: Member, place: str, first: int) -> Prepared:
         """Return the command and the environment of a process.
@@ -78,16 +78,16 @@ class ProcessStarter:
         job_variables = {ELASTIC: json.dumps(assignment), "CHOROS_NETWORK": self._network, "CHOROS_RUN": self._run}
         shares = max(self._shares[member.machine], member.slot + 1)
         if member.machine:
-            return self._far(member, size, job_variables, shares)
-        binding = plan(shares, self._wish.threads, self._wish.bind)[member.slot]
+            return self._prepare_remote(member, size, job_variables, shares)
+        binding = plan(shares, self._options.threads, self._options.bind)[member.slot]
         crowded = not binding.cores or shares * binding.threads > len(usable_cores())
-        base_environment = kept_variables(os.environ, self._wish.threads)
+        base_environment = kept_variables(os.environ, self._options.threads)
         part = HostShare(size)
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             **variables(binding.threads, keep=base_environment, shared=crowded, bound=bool(binding.cores)),
-            **(self._wish.variables or {}),
+            **(self._options.variables or {}),
             **horovod_place(member.number, size, part),
             **job_variables,
             **{f"CHOROS_{n}": str(v) for n, v in (("RANK", member.number), ("SIZE", size))},
@@ -101,11 +101,11 @@ class ProcessStarter:
         )
         return self._command, environment, binding.cores, ()
 
-    def _far(self, member: Member, size: int, variables: dict[str, str], shares: int) -> Prepared:
+    def _prepare_remote(self, member: Member, size: int, variables: dict[str, str], shares: int) -> Prepared:
         agent_variables = {**variables, "CHOROS_NODE": "0", "CHOROS_NODES": "2"}
         part = HostShare(size, member.number, nodes=2, variables=agent_variables, share=(member.slot, shares))
         self._report(f"choros run: process {member.number} on {member.host}: {shlex.join(self._command)}")
-        job = agent_job(member.host, self._ssh, replace(self._wish, size=1), part, self._command, announce=False)
+        job = agent_job(member.host, self._ssh, replace(self._options, size=1), part, self._command, announce=False)
         fds = memory(json.dumps(header_of(job)).encode()), memory(b"")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CHOROS_AGENT": ",".join(map(str, fds))}
         return [sys.executable, "-m", "choros.launch.ssh.agent_client"], environment, (), fds

@@ -43,7 +43,7 @@ class ElasticSettings:
 
 
 def terms_of(
-    asked: int | None,
+    requested: int | None,
     least: int | None,
     most: int | None,
     slots: Slots,
@@ -57,8 +57,8 @@ def terms_of(
     """Return the checked settings; None if the job is not elastic, because neither ``least`` nor a script is given.
 
     Args:
-        asked: the number of ranks to begin with. Defaults to ``least`` if None.
-        least: the fewest ranks. Defaults to ``asked`` if None.
+        requested: the number of ranks to begin with. Defaults to ``least`` if None.
+        least: the fewest ranks. Defaults to ``requested`` if None.
         most: the most ranks, or None.
         slots: the given hosts and their slots; empty if none are given.
         script: the host discovery script, or None.
@@ -91,7 +91,7 @@ def terms_of(
         raise InvalidInputError(
             f"CHOROS_COMM={group}: the ranks of an elastic job communicate by shared memory or sockets; unset it"
         )
-    first = asked or least
+    first = requested or least
     if first is None:
         raise InvalidInputError("give the number of ranks: -n N, or --min-np N")
     least = first if least is None else least
@@ -103,10 +103,10 @@ def terms_of(
             f"{first} ranks were asked for, but the hosts have {counted(sum(count for _, count in slots), 'slot')}"
         )
     command = tuple(script_of(script)) if script is not None else ()
-    terms = ElasticSettings(
+    settings = ElasticSettings(
         first, least, most, command, slots, each or 1, resets=resets, cooldown=cooldown, pulse=_pulse()
     )
-    return terms if timeout is None else replace(terms, timeout=timeout)
+    return settings if timeout is None else replace(settings, timeout=timeout)
 
 
 def _refuse_options(options: dict[str, object]) -> None:

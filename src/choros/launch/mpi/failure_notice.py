@@ -15,7 +15,7 @@ from choros.comm.messages import decode
 from choros.errors import ChorosError
 
 HEAD = "CHOROS_HEAD"
-_NOTICE = 5.0  # seconds for the report
+_REPORT_SECONDS = 5.0  # seconds for the report
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def report_exit(code: int) -> None:
     """
     from choros.comm.tcp.auth_socket import dial
 
-    head = RunAddress.read()
+    run_address = RunAddress.read()
     report = RankExit(Place.here().rank, code, os.uname().nodename)
     with suppress(ChorosError, OSError):
-        dial(head.place, bytes.fromhex(head.secret), report, _NOTICE).close()
+        dial(run_address.place, bytes.fromhex(run_address.secret), report, _REPORT_SECONDS).close()

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(LAUNCHER)
 
 LAUNCHERS = ("srun", "mpiexec")
-_REPORT = 1.0  # seconds to wait for a report of the rank that failed, after the launcher has ended with an error
+_REPORT_SECONDS = 1.0  # to wait for the report of the failed rank, after the launcher has ended with an error
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "FLUX_URI")
-_TAKEN = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
+_PASSED_PREFIXES = ("KERAS_", "PYTHON", "JAX_", "XLA_", "TF_", "OMP_", "CHOROS_", "HOROVOD_", "CUDA_", "NCCL_")
 
 
 def launch_command(
@@ -64,29 +64,29 @@ def launch_command(
     """
     hosts = ",".join(f"{host}:{count}" for host, count in slots)
     if Path(launcher).name == "srun":
-        many = [f"--nodelist={','.join(host for host, _ in slots)}"] if slots else []
+        node_options = [f"--nodelist={','.join(host for host, _ in slots)}"] if slots else []
         mpi = [f"--mpi={PMI[mpi_name]}"] if mpi_name in PMI else []
-        return [launcher, "--kill-on-bad-exit=1", "--label", *mpi, *many, "-n", str(size)]
+        return [launcher, "--kill-on-bad-exit=1", "--label", *mpi, *node_options, "-n", str(size)]
     if "Open MPI" in version_text or "prte" in version_text.lower():
-        options = [option for name in names for option in ("-x", name)]
-        where = ["--host", hosts] if hosts else []
-        return [launcher, "--oversubscribe", "--bind-to", "none", "--tag-output", *where, *options, "-n", str(size)]
+        host_options = ["--host", hosts] if hosts else []
+        options = [*host_options, *(option for name in names for option in ("-x", name))]
+        return [launcher, "--oversubscribe", "--bind-to", "none", "--tag-output", *options, "-n", str(size)]
     if "PALS" in version_text or "Cray" in version_text:
-        where = ["--hosts", ",".join(host for host, _ in slots)] if slots else []
-        return [launcher, "--label", "--cpu-bind", "none", *where, "-n", str(size)]
-    where = ["-hosts", hosts] if hosts else []
-    return [launcher, "-l", "-bind-to", "none", *where, "-n", str(size)]
+        host_options = ["--hosts", ",".join(host for host, _ in slots)] if slots else []
+        return [launcher, "--label", "--cpu-bind", "none", *host_options, "-n", str(size)]
+    host_options = ["-hosts", hosts] if hosts else []
+    return [launcher, "-l", "-bind-to", "none", *host_options, "-n", str(size)]
 
 
 def start_under(
-    launcher: str, command: Sequence[str], wish: LaunchOptions, slots: Slots, network: str = ""
+    launcher: str, command: Sequence[str], options: LaunchOptions, slots: Slots, network: str = ""
 ) -> JobResult:
     """Run a command as ranks that a launcher starts; the ranks connect by MPI, as without ``choros run``.
 
     Args:
         launcher: ``srun`` or ``mpiexec``, or the path of one.
         command: the program and its arguments.
-        wish: the options of the launch. The launcher decides the cores of a rank, and the threads if ``wish`` does not.
+        options: the options of the launch. The launcher decides the cores of a rank, and the threads if they are None.
         slots: the hosts and their slots; if empty, the launcher finds the hosts.
         network: the interface or domain by which the hosts reach this one. Defaults to "".
 
@@ -102,20 +102,22 @@ def start_under(
     program, version = find_launcher(launcher)
     mpi_name = find_mpi() if Path(program).name == "srun" else ""
     if Path(program).name != "srun" and not any(name in os.environ for name in _ALLOCATIONS):  # the ranks are here
-        local = sum(count for host, count in slots if is_this_machine(host)) if slots else wish.size
-        check_ranks(min(wish.size, local))
+        local = sum(count for host, count in slots if is_this_machine(host)) if slots else options.size
+        check_ranks(min(options.size, local))
     secret = secrets.token_bytes(32)
     with AuthListener(head_address(network, Path(program).name != "srun" and not slots), secret, RankExit) as listener:
-        head = header_of(RunAddress(listener.address, secret.hex(), wish.bind, wish.threads))
-        environ = {**os.environ, **(wish.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(head)}
-        names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_TAKEN))
-        launcher_command = launch_command(program, wish.size, slots, names, version, mpi_name)
+        run_address = header_of(RunAddress(listener.address, secret.hex(), options.bind, options.threads))
+        environ = {**os.environ, **(options.variables or {}), "PYTHONUNBUFFERED": "1", HEAD: json.dumps(run_address)}
+        names = sorted(k for k, v in environ.items() if os.environ.get(k) != v or k.startswith(_PASSED_PREFIXES))
+        launcher_command = launch_command(program, options.size, slots, names, version, mpi_name)
         if mpi_name == "mpich":
             environ = {**MPICH_UNDER_PMI2, **environ}
         if "Open MPI" in version and os.geteuid() == 0:
             environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         job = _Job(
-            [*launcher_command, sys.executable, "-m", "choros.launch.mpi.rank_wrapper", *command], environ, wish.grace
+            [*launcher_command, sys.executable, "-m", "choros.launch.mpi.rank_wrapper", *command],
+            environ,
+            options.grace,
         )
         threading.Thread(target=job.listen_at, args=(listener,), name="choros-head", daemon=True).start()
         return job.run()
@@ -127,7 +129,7 @@ class _Job:
     def __init__(self, command: list[str], environ: dict[str, str], grace: float) -> None:
         self.first: RankExit | None = None
         self._reported = threading.Event()  # the first failure is stored and logged
-        self._asked: list[int] = []  # INT, TERM and HUP that this process received
+        self._received_signals: list[int] = []  # INT, TERM and HUP that this process received
         self._grace = grace
         environ = {**environ, PARENT: str(os.getpid())}
         self._process = subprocess.Popen(exec_stub.with_stub(command), env=environ, stdin=subprocess.DEVNULL)
@@ -135,13 +137,13 @@ class _Job:
     def listen_at(self, listener: AuthListener[RankExit]) -> None:
         """Wait for the first report of a failure; if the launcher does not end the job then, end the launcher."""
         try:
-            self.first, end = listener.next_peer(threading.TIMEOUT_MAX)
+            self.first, sock = listener.next_peer(threading.TIMEOUT_MAX)
         except CommTimeoutError:
             return
-        end.close()
-        where = f"rank {self.first.rank} (host {self.first.host})"
-        if not self._asked:  # else the rank ended because of the signal
-            logger.warning(f"{where} {_how(self.first.code)}")
+        sock.close()
+        rank_name = f"rank {self.first.rank} (host {self.first.host})"
+        if not self._received_signals:  # else the rank ended because of the signal
+            logger.warning(f"{rank_name} {_exit_text(self.first.code)}")
         self._reported.set()
         # Each signal follows a wait: launchers usually end the other ranks by themselves.
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -161,15 +163,15 @@ class _Job:
             except subprocess.TimeoutExpired:
                 continue
         if code:  # the launcher may end before the thread has handled the report of the rank that failed
-            self._reported.wait(_REPORT)
+            self._reported.wait(_REPORT_SECONDS)
         code = self.first.code if self.first else code if code >= 0 else 128 - code
-        if self._asked:
-            return JobResult(AGAIN if code == AGAIN else 128 + self._asked[0], self._asked[0])
+        if self._received_signals:
+            return JobResult(AGAIN if code == AGAIN else 128 + self._received_signals[0], self._received_signals[0])
         return JobResult(code)
 
     def _forward(self, number: int, _: FrameType | None) -> None:
         if number not in WARNINGS:
-            self._asked.append(number)
+            self._received_signals.append(number)
         self._process.send_signal(number)
 
 
@@ -189,14 +191,14 @@ def find_launcher(launcher: str) -> tuple[str, str]:
         choros.errors.InvalidInputError: --launcher qsub is none of ssh, srun, mpiexec, or a path of one of them
     """
     program = _find(launcher)
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode and Path(program).name == "srun":  # srun needs SLURM's configuration even for --version
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    if result.returncode and Path(program).name == "srun":  # srun needs SLURM's configuration even for --version
         raise InvalidInputError(
             f"no SLURM answers on {platform.node()}, and srun starts nothing without it: run this inside an "
             "allocation (salloc, sbatch), or use the launcher ssh or mpiexec. srun printed: "
-            f"{' '.join((done.stderr or done.stdout).split())}"
+            f"{' '.join((result.stderr or result.stdout).split())}"
         )
-    return program, done.stdout
+    return program, result.stdout
 
 
 def _find(launcher: str) -> str:
@@ -217,7 +219,7 @@ def _find(launcher: str) -> str:
     return path
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     """Return the text on how a rank ended, from its code: above 128, a signal ended it."""
     name = next((item.name for item in signal.Signals if item + 128 == code), "")
     cause, remedy = signalled(name)

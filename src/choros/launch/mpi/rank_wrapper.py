@@ -42,8 +42,8 @@ def main() -> int:
     Returns:
         The rank's exit code, or 128 plus the number of the signal that ended it.
     """
-    head = RunAddress.read()
-    settle(Place.here(), head.bind, head.threads)
+    run_address = RunAddress.read()
+    settle(Place.here(), run_address.bind, run_address.threads)
     program, *rest = sys.argv[1:]
     python = program == sys.executable and rest and (rest[0] == "-m" or not rest[0].startswith("-"))
     command = [sys.executable, "-m", "choros.launch.mpi.script_wrapper", *rest] if python else sys.argv[1:]

@@ -25,7 +25,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # flush whole lines, because the launcher marks each piece of output
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
-    sys.excepthook = _before_it_is_ended
+    sys.excepthook = _report_system_exit
     try:
         run_target(sys.argv[1:])
     except SystemExit as ending:
@@ -42,7 +42,7 @@ def main() -> None:
         raise error.with_traceback(trace)  # noqa: B904 - without the frames of this wrapper
 
 
-def _before_it_is_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report_system_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Report a SystemExit that reaches the hook as a failure: a Trainer ended the rank in the middle of training."""
     if isinstance(error, SystemExit):
         report_exit(exit_code_of(error) or 1)

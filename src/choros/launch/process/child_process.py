@@ -63,7 +63,7 @@ class Child:
         if cores:
             extra[CORES] = ",".join(str(core) for core in cores)
         self._lock = threading.RLock()
-        self._before = peak_memory()  # the child's ru_maxrss begins at this value
+        self._memory_before = peak_memory()  # the child's ru_maxrss begins at this value
         self._process = subprocess.Popen(
             list(argv),
             env={**environment, **extra},
@@ -120,23 +120,23 @@ class Child:
                 if hasattr(os, "waitid"):
                     if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                         return None
-                    self._sweep()  # before reaping: until then no other process gets its pid
+                    self._kill_group()  # before reaping: until then no other process gets its pid
                     _, status, usage = os.wait4(self.pid, 0)
                 else:  # macOS
                     reaped, status, usage = os.wait4(self.pid, os.WNOHANG)
                     if reaped == 0:
                         return None
-                    self._sweep()
+                    self._kill_group()
             except ChildProcessError:  # another os.wait() in this process reaped it
-                return self._end(ExitStatus(-1, "", 1, self._peak))
-            most = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+                return self._record_end(ExitStatus(-1, "", 1, self._peak))
+            reported = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             # If the child used less memory than this process had, ru_maxrss is that of this process. Then only samples
             # count.
-            peak = max(self._peak, most) if most > self._before * 1.02 else self._peak
+            peak = max(self._peak, reported) if reported > self._memory_before * 1.02 else self._peak
             code = os.waitstatus_to_exitcode(status)
             if code < 0:
-                return self._end(ExitStatus(-1, _name(-code), 128 - code, peak))
-            return self._end(ExitStatus(code, "", code, peak))
+                return self._record_end(ExitStatus(-1, _name(-code), 128 - code, peak))
+            return self._record_end(ExitStatus(code, "", code, peak))
 
     def wait(self, seconds: float) -> ExitStatus | None:
         """Repeat ``check`` for at most ``seconds``; return the exit status, or None while it runs."""
@@ -147,11 +147,11 @@ class Child:
             pause = min(0.02, pause * 2)
         return ended
 
-    def _sweep(self) -> None:
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _end(self, ended: ExitStatus) -> ExitStatus:
+    def _record_end(self, ended: ExitStatus) -> ExitStatus:
         self._ended = ended
         self._process.returncode = ended.exit  # so that subprocess neither waits for it nor warns
         if self.pidfd >= 0:

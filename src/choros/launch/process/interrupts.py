@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-_SECONDS = 0.05  # until the signal is sent again: the callback of the garbage collector has ended then
+_RESEND_SECONDS = 0.05  # until the signal is sent again: by then the callback of the garbage collector has ended
 
 
 @contextmanager
@@ -39,9 +39,10 @@ def ignored_interrupts_repeated() -> Iterator[None]:
     previous = sys.unraisablehook
 
     def repeat(unraisable: UnraisableHookArgs) -> None:
-        # No exception of this thread here: it would be ignored too.
+        # Raising the exception here would not help: Python ignores it in this hook too.
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            threading.Timer(_SECONDS, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+            arguments = threading.main_thread().ident, signal.SIGINT
+            threading.Timer(_RESEND_SECONDS, signal.pthread_kill, arguments).start()
         else:
             previous(unraisable)
 
@@ -49,6 +50,6 @@ def ignored_interrupts_repeated() -> Iterator[None]:
     try:
         yield
     finally:
-        # A hook that somebody else has installed since stays.
+        # Another hook, installed within the context, stays.
         if sys.unraisablehook is repeat:
             sys.unraisablehook = previous

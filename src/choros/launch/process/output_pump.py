@@ -21,10 +21,10 @@ from choros.launch.process.wake_pipe import WakePipe
 
 Result = TypeVar("Result")
 
-_LONGEST = 1 << 16  # a line longer than this is cut into several
-_SHOWN = 2000  # characters of a line in a tail
+_MAX_LINE = 1 << 16  # bytes; a longer line is cut into several
+_MAX_TAIL_LINE = 2000  # characters that ``tail`` keeps of a line
 _TAIL_LINES = 40  # last lines that are kept of each rank
-_SAMPLING = 0.5
+_SAMPLE_SECONDS = 0.5  # between two samples of the processes' memory
 
 
 class Stream:
@@ -41,7 +41,7 @@ class Stream:
         os.set_blocking(fd, False)
         self.fd, self.rank, self.kind = fd, rank, kind
         self._on_line = on_line
-        self._rest = b""
+        self._unfinished = b""
         # ``OutputPump.pull`` reads in another thread. Two reads at once could exchange parts of a line.
         self._lock = threading.RLock()
 
@@ -54,27 +54,27 @@ class Stream:
                 except BlockingIOError:
                     return True
                 if not piece:
-                    self._tell(self._rest)
-                    self._rest = b""
+                    self._emit(self._unfinished)
+                    self._unfinished = b""
                     return False
-                *lines, self._rest = (self._rest + piece).split(b"\n")
+                *lines, self._unfinished = (self._unfinished + piece).split(b"\n")
                 for line in lines:
                     self._on_line(self.rank, self.kind, line.removesuffix(b"\r").decode(errors="replace"))
-                if len(self._rest) > _LONGEST:
-                    self._tell(self._rest)
-                    self._rest = b""
+                if len(self._unfinished) > _MAX_LINE:
+                    self._emit(self._unfinished)
+                    self._unfinished = b""
             return False
 
     def close(self) -> None:
         """Pass on an unfinished line and close the pipe."""
         with self._lock:
-            self._tell(self._rest)
-            self._rest = b""
+            self._emit(self._unfinished)
+            self._unfinished = b""
             if self.fd >= 0:
                 os.close(self.fd)
             self.fd = -1
 
-    def _tell(self, line: bytes) -> None:
+    def _emit(self, line: bytes) -> None:
         if line:
             self._on_line(self.rank, self.kind, line.decode(errors="replace"))
 
@@ -168,7 +168,7 @@ class OutputPump:
         tail = self._tails.get(rank)
         if tail is None:
             tail = self._tails.setdefault(rank, deque(maxlen=_TAIL_LINES))
-        tail.append(line[:_SHOWN])
+        tail.append(line[:_MAX_TAIL_LINE])
         if self._on_line is not None:
             try:
                 self._on_line(rank, kind, line)
@@ -182,7 +182,7 @@ class OutputPump:
         sampled = 0.0
         try:
             while not self._stopping:
-                for key, _ in self._selector.select(_SAMPLING):
+                for key, _ in self._selector.select(_SAMPLE_SECONDS):
                     if key.data is None:
                         self._pipe.clear()
                     elif not key.data.pull():
@@ -190,7 +190,7 @@ class OutputPump:
                         key.data.close()
                 while self._calls:
                     self._calls.popleft()()
-                if time.monotonic() > sampled + _SAMPLING:
+                if time.monotonic() > sampled + _SAMPLE_SECONDS:
                     sampled = time.monotonic()
                     for child in list(self.children):
                         child.sample()

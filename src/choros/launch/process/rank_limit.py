@@ -13,10 +13,10 @@ from pathlib import Path
 from choros.cluster.hardware import usable_cores
 from choros.errors import InvalidInputError, counted
 
-_PER_CORE = 64  # the most ranks for each core
-_LEAST = 256  # the most ranks of a host with few cores
-_CROWDED = 4  # ranks for each core above which a warning is given
-_FILES = 4  # descriptors of the launcher for each rank: its two pipes, its process, its answer
+_RANKS_PER_CORE = 64  # the most ranks for each core
+_RANKS_PER_SMALL_HOST = 256  # the most ranks of a host with few cores
+_CROWDED_PER_CORE = 4  # ranks for each core above which a warning is given
+_FILES_PER_RANK = 4  # descriptors of the launcher for each rank: its two pipes, its process, its answer
 
 
 def check_ranks(count: int, remedy: str = "ask for fewer, or for more hosts (-H)") -> None:
@@ -49,7 +49,7 @@ def check_ranks(count: int, remedy: str = "ask for fewer, or for more hosts (-H)
 
 
 def crowding(count: int, kind: str, fewer: str) -> str:
-    """Return a warning if processes share cores by far, else "".
+    """Return a warning if there are far more processes than cores, else "".
 
     Args:
         count: the number of processes on this host.
@@ -61,12 +61,12 @@ def crowding(count: int, kind: str, fewer: str) -> str:
         ''
     """
     cores = len(usable_cores())
-    if count <= _CROWDED * cores:
+    if count <= _CROWDED_PER_CORE * cores:
         return ""
     on = counted(cores, "core")
     return (
-        f"{count} {kind} share {on} of {platform.node()}: more than {_CROWDED} for each core take turns, so a step is "
-        f"slower than with {fewer}{cores}. Give {fewer}{cores}, or use more hosts"
+        f"{count} {kind} share {on} of {platform.node()}: more than {_CROWDED_PER_CORE} for each core take turns, so a "
+        f"step is slower than with {fewer}{cores}. Give {fewer}{cores}, or use more hosts"
     )
 
 
@@ -92,11 +92,12 @@ def open_files_explained() -> Iterator[None]:
 def _limits() -> dict[str, int]:
     """Return the largest numbers of ranks on this host, by their reasons."""
     cores = len(usable_cores())
-    limits = {f"{_PER_CORE} for each of its cores, {cores} here, or {_LEAST}": max(_LEAST, _PER_CORE * cores)}
+    rule = f"{_RANKS_PER_CORE} for each of its cores, {cores} here, or {_RANKS_PER_SMALL_HOST}"
+    limits = {rule: max(_RANKS_PER_SMALL_HOST, _RANKS_PER_CORE * cores)}
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # processes of Choros raise their soft limit
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if files != resource.RLIM_INFINITY:
-        limits[f"the limit of open files is {files}, see ulimit -Hn"] = files // _FILES
+        limits[f"the limit of open files is {files}, see ulimit -Hn"] = files // _FILES_PER_RANK
     if processes != resource.RLIM_INFINITY and os.geteuid():  # root has no limit
         limits[f"the limit of your processes is {processes}, see ulimit -u"] = processes
     for file in ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max", "/sys/fs/cgroup/pids.max"):

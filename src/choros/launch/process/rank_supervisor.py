@@ -132,12 +132,14 @@ def fate(ended: ExitStatus) -> tuple[str, str]:
         ('exited with code 3', '')
     """
     cause, remedy = signalled(ended.signal)
-    how = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
-    return how + (f" ({cause})" if cause else ""), remedy
+    ending = f"was ended by {ended.signal}" if ended.signal else f"exited with code {ended.exit}"
+    return ending + (f" ({cause})" if cause else ""), remedy
 
 
 class RankSupervisor:
     """The processes of the ranks of one run; see ``run`` for the arguments.
+
+    ``numbering`` holds ``first`` and ``total``. ``on_line`` receives the lines instead of ``output``.
 
     ``run`` calls ``start`` for each rank, then ``watch`` and ``end``, within the context ``signals``.
     """
@@ -149,22 +151,22 @@ class RankSupervisor:
         announce: bool = True,
         on_end: Callable[[int], None] | None = None,
         on_failure: Callable[[ExitStatus], None] | None = None,
-        among: tuple[int, int] = (0, 0),
+        numbering: tuple[int, int] = (0, 0),
         on_line: Callable[[int, str, str], None] | None = None,
     ) -> None:
         self.grace, self.output, self.announce, self.on_end = grace, output, announce, on_end
-        self.on_failure, (self.first, self.total) = on_failure, among
+        self.on_failure, (self.first, self.total) = on_failure, numbering
         self.ended: dict[int, ExitStatus] = {}
         self.failed: list[tuple[int, ExitStatus, str]] = []
-        self._asked: list[int] = []  # INT, TERM and HUP that this process received
-        self._warned: list[int] = []  # USR1 and USR2 that are not forwarded yet
+        self._received_signals: list[int] = []  # INT, TERM and HUP that this process received
+        self._pending_warnings: list[int] = []  # USR1 and USR2 that are not forwarded yet
         self._deadline = float("inf")  # the time at which remaining ranks are killed
         self._began = time.monotonic()
         self._pipe = WakePipe()
         self.wake = self._pipe.wake  # wakes ``watch``
         self._forwarded = False
         self._broken = False
-        output.on_broken = self._nobody_reads
+        output.on_broken = self._handle_broken_output
         self.pump = OutputPump(on_line or output.write_line)
 
     @contextlib.contextmanager
@@ -216,28 +218,29 @@ class RankSupervisor:
                 self.ended[rank] = ended
                 # Read its last lines now: the message about the failure shows them.
                 self.pump.pull(rank)
-                # Before ``_judge``, which ends the others: ``on_end`` lets those that wait for this rank name it.
+                # Call it before ``_record_failures`` ends the others: those that wait for this rank can then name it.
                 if self.on_end is not None:
                     self.on_end(rank)
-            self._judge(failures)
-            if self._asked and not self._forwarded:
+            self._record_failures(failures)
+            if self._received_signals and not self._forwarded:
                 self._forwarded = True
-                self._finish(self._asked[0])
+                self._finish(self._received_signals[0])
             if self._broken and self._deadline == float("inf"):
                 self._finish(signal.SIGTERM)
-            if len(self._asked) > 1 or time.monotonic() > self._deadline:
+            if len(self._received_signals) > 1 or time.monotonic() > self._deadline:
                 self._signal(signal.SIGKILL)
-        if self._asked:
+        if self._received_signals:
             # Ranks that saved their state end with AGAIN. Ranks that had finished before the signal end with 0.
             codes = {ended.code for ended in self.ended.values()}
-            return JobResult(AGAIN if codes in ({AGAIN}, {0, AGAIN}) else 128 + self._asked[0], self._asked[0])
+            number = self._received_signals[0]
+            return JobResult(AGAIN if codes in ({AGAIN}, {0, AGAIN}) else 128 + number, number)
         if self.failed:
             return JobResult(self.failed[0][1].code, 0, tuple(self.failed))
         return JobResult(128 + signal.SIGPIPE if self._broken else 0)
 
     def end(self) -> None:
         """Kill all remaining processes, then end the thread and close the pipes."""
-        # Twice, because the thread may start one more process before it stops.
+        # Twice, because the thread may start another process before it stops.
         for _ in range(2):
             self._signal(signal.SIGKILL)
             for child in self.pump.children:
@@ -247,26 +250,26 @@ class RankSupervisor:
         self._broken = True  # a later line must not write to the closed pipe
         self._pipe.close()
 
-    def _judge(self, failures: list[tuple[int, ExitStatus]]) -> None:
+    def _record_failures(self, failures: list[tuple[int, ExitStatus]]) -> None:
         """Record the first failure and end the other ranks; ignore failures after it, or after a signal to us."""
         failed = [(rank, ended) for rank, ended in failures if ended.code != 0]
-        if not failed or self.failed or self._asked or self._broken:
+        if not failed or self.failed or self._received_signals or self._broken:
             return
         # If several ended at the same time, a rank that a signal ended is the cause: ranks that lose a peer exit.
         failed.sort(key=lambda failure: not failure[1].signal)
         self.failed = [(rank, ended, self.pump.tail(rank)) for rank, ended in failed]
         rank, ended = failed[0]
-        how, remedy = fate(ended)
+        ending, remedy = fate(ended)
         remaining = len(self.pump.children) - len(self.ended)
         after = time.monotonic() - self._began
-        left = "other one" if remaining == 1 else f"{remaining} that are left"
-        rest = f"; ending the {left}" if remaining else ""
+        others = "other one" if remaining == 1 else f"{remaining} that are left"
+        consequence = f"; ending the {others}" if remaining else ""
         rank_name = (
             f"rank {self.first + rank} of {self.total} (pid {self.pump.children[rank].pid}, host {platform.node()})"
         )
         if self.announce:
             self.output.say(
-                f"choros run: {rank_name} {how} after {after:.1f} s{rest}" + (f". {remedy}" if remedy else "")
+                f"choros run: {rank_name} {ending} after {after:.1f} s{consequence}" + (f". {remedy}" if remedy else "")
             )
         if self.on_failure is not None:
             self.on_failure(ended)
@@ -286,7 +289,7 @@ class RankSupervisor:
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Record a signal to this process, and wake ``watch``, which forwards it."""
         # A handler may interrupt any line of the main thread, so it only records the signal.
-        (self._warned if number in WARNINGS else self._asked).append(number)
+        (self._pending_warnings if number in WARNINGS else self._received_signals).append(number)
         self.wake()
 
     def _wait(self) -> None:
@@ -301,12 +304,12 @@ class RankSupervisor:
                     longest = min(longest, 0.04)
         poll.poll(longest * 1000)
         self._pipe.clear()
-        while self._warned:
-            number = self._warned.pop(0)
+        while self._pending_warnings:
+            number = self._pending_warnings.pop(0)
             for child in self.pump.children:
                 child.send_signal(number, process_only=True)
 
-    def _nobody_reads(self) -> None:
+    def _handle_broken_output(self) -> None:
         if not self._broken:
             self._broken = True
             self.wake()

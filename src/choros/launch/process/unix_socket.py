@@ -23,7 +23,7 @@ from choros.launch.process.frame import MOST_FDS, PREFIX, Frame, Message, length
 STALLED = 300.0
 
 _ANCILLARY = socket.CMSG_SPACE(MOST_FDS * array.array("i").itemsize)
-_QUIET = getattr(socket, "MSG_NOSIGNAL", 0)  # an error instead of SIGPIPE if the other end is closed
+_NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)  # an error instead of SIGPIPE if the other end is closed
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # child processes do not inherit received descriptors
 
 
@@ -50,10 +50,10 @@ class UnixConnection:
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._frames: deque[Frame] = deque()
-        self._over = ""  # the reason why nothing more can be received, or ""
+        self._end_reason = ""  # the reason why nothing more can be received, or ""
         self._fds: list[int] = []
-        self._cut = False  # a send was cut short, so the other end could not parse the next frame
-        self._begin()
+        self._broken_off = False  # a send was cut short, so the other end could not parse the next frame
+        self._begin_frame()
         close_in_children(self._sock)
 
     @classmethod
@@ -84,25 +84,25 @@ class UnixConnection:
         """
         head, views = pack(message, blobs, fds)
         with self._sending:
-            if self._cut:
+            if self._broken_off:
                 raise PeerLostError(f"an earlier message to {self.peer} was broken off, so no other can follow it")
             # Set until the whole frame is sent: after an error in the middle, the other end would take the next frame
             # for the rest of this one.
-            self._cut = True
+            self._broken_off = True
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             view = memoryview(head)
             # The descriptors go with the first bytes that the kernel takes. A second call must not send them again.
             while rights:
                 try:
-                    view = view[self._sock.sendmsg([view], rights, _QUIET) :]
+                    view = view[self._sock.sendmsg([view], rights, _NO_SIGPIPE) :]
                     rights = []
                 except BlockingIOError:
-                    self._make_room(stalled)
+                    self._wait_until_writable(stalled)
                 except OSError as error:
                     raise self._peer_lost(error) from None
             for part in (view, *views):
                 self._write(part, stalled)
-            self._cut = False
+            self._broken_off = False
 
     def receive(self, timeout: float | None) -> Frame:
         """Return the next message.
@@ -123,11 +123,11 @@ class UnixConnection:
         try:
             while True:
                 if not self._frames:
-                    self._take_in()
+                    self._read_available()
                 if self._frames:
                     return self._frames.popleft()
-                if self._over:
-                    raise PeerLostError(self._over)
+                if self._end_reason:
+                    raise PeerLostError(self._end_reason)
                 remaining = None if limit is None else limit - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     raise CommTimeoutError(f"{self.peer} sent nothing for {timeout:g} s")
@@ -138,7 +138,7 @@ class UnixConnection:
     @property
     def pending(self) -> bool:
         """True if ``receive`` would return without looking at the socket."""
-        return bool(self._frames or self._over)
+        return bool(self._frames or self._end_reason)
 
     def poll(self) -> bool:
         """Return whether ``receive`` would return, or raise PeerLostError, without waiting."""
@@ -146,14 +146,14 @@ class UnixConnection:
             return False
         try:
             if not self._frames:
-                self._take_in()
-            return bool(self._frames or self._over)
+                self._read_available()
+            return bool(self._frames or self._end_reason)
         finally:
             self._receiving.release()
 
     def close(self) -> None:
         """Close the socket and all descriptors of messages that were not received; a second call does nothing."""
-        self._over = self._over or f"the connection to {self.peer} is closed"
+        self._end_reason = self._end_reason or f"the connection to {self.peer} is closed"
         self._sock.close()
         for fd in [fd for frame in self._frames for fd in frame[2]] + self._fds:
             os.close(fd)
@@ -163,28 +163,28 @@ class UnixConnection:
     def _write(self, view: memoryview, stalled: float) -> None:
         while view:
             try:
-                view = view[self._sock.send(view, _QUIET) :]
+                view = view[self._sock.send(view, _NO_SIGPIPE) :]
             except BlockingIOError:
-                self._make_room(stalled)
+                self._wait_until_writable(stalled)
             except OSError as error:
                 raise self._peer_lost(error) from None
 
     def _peer_lost(self, error: OSError) -> PeerLostError:
         return PeerLostError(f"{self.peer} has closed the connection ({error.strerror or error})")
 
-    def _make_room(self, stalled: float) -> None:
+    def _wait_until_writable(self, stalled: float) -> None:
         """Wait until the socket is writable; meanwhile read incoming data, unless another thread does."""
         limit = time.monotonic() + stalled
         while True:
             acquired = self._receiving.acquire(blocking=False)
             try:
                 # If both ends only wrote, both buffers could be full forever.
-                reading = select.POLLIN if acquired and not self._over else 0
+                reading = select.POLLIN if acquired and not self._end_reason else 0
                 # Another thread receives now. If it stops, this thread must read, so it tries again soon.
                 remaining = min(0.05, limit - time.monotonic()) if not acquired else limit - time.monotonic()
                 ready = _wait(self._sock, select.POLLOUT | reading, max(0.0, remaining))
                 if acquired and ready & select.POLLIN:
-                    self._take_in()
+                    self._read_available()
             finally:
                 if acquired:
                     self._receiving.release()
@@ -196,74 +196,75 @@ class UnixConnection:
                     f"{self.peer} has read nothing for {stalled:g} s, so a message to it was given up"
                 )
 
-    def _begin(self) -> None:
+    def _begin_frame(self) -> None:
         """Prepare to read a new frame."""
         self._stage = "prefix"
-        self._want = memoryview(bytearray(PREFIX.size))
-        self._have = 0
+        self._buffer = memoryview(bytearray(PREFIX.size))
+        self._filled = 0
         self._fds = []
         self._expected_fds = 0
         self._message: Message = {}
         self._blobs: list[bytearray] = []
         self._next_blob = 0
 
-    def _take_in(self) -> None:
+    def _read_available(self) -> None:
         """Read all data that have arrived, without waiting."""
-        while not self._over:
-            while self._have < len(self._want):
+        while not self._end_reason:
+            while self._filled < len(self._buffer):
                 try:
-                    count, rights, _, _ = self._sock.recvmsg_into([self._want[self._have :]], _ANCILLARY, _CLOEXEC)
+                    count, rights, _, _ = self._sock.recvmsg_into([self._buffer[self._filled :]], _ANCILLARY, _CLOEXEC)
                 except BlockingIOError:
                     return
                 except OSError as error:
-                    self._over = f"the connection to {self.peer} broke ({error.strerror or error})"
+                    self._end_reason = f"the connection to {self.peer} broke ({error.strerror or error})"
                     return
                 for level, kind, data in rights:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        got = array.array("i")
-                        got.frombytes(data[: len(data) - len(data) % got.itemsize])
-                        self._fds += got
+                        descriptors = array.array("i")
+                        descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                        self._fds += descriptors
                 if count == 0:
-                    at_start = self._stage == "prefix" and self._have == 0
-                    self._over = f"{self.peer} has closed the connection" + ("" if at_start else " in mid-message")
+                    at_start = self._stage == "prefix" and self._filled == 0
+                    where = "" if at_start else " in mid-message"
+                    self._end_reason = f"{self.peer} has closed the connection{where}"
                     return
-                self._have += count
+                self._filled += count
             self._advance()
 
     def _advance(self) -> None:
         """Parse the part of the frame that is complete, and prepare to read the next one."""
         if self._stage == "prefix":
             try:
-                head, self._count, self._expected_fds = unpack_prefix(self._want)
+                head, self._count, self._expected_fds = unpack_prefix(self._buffer)
             except ValueError as error:
-                self._over = f"{self.peer} sent what is not a message of Choros: {error}"
+                self._end_reason = f"{self.peer} sent what is not a message of Choros: {error}"
                 return
             self._stage = "head"
-            self._want, self._have = memoryview(bytearray(head)), 0
+            self._buffer, self._filled = memoryview(bytearray(head)), 0
         elif self._stage == "head":
             self._stage = "blobs"
             try:
-                lengths, self._message = lengths_and_message(self._want, self._count)
+                lengths, self._message = lengths_and_message(self._buffer, self._count)
             except ValueError as error:
-                self._over = f"{self.peer} sent what is not a message of Choros: {error}"
+                self._end_reason = f"{self.peer} sent what is not a message of Choros: {error}"
                 return
             self._blobs = [bytearray(length) for length in lengths]
         if self._stage == "blobs":
             if self._next_blob < len(self._blobs):
-                self._want, self._have = memoryview(self._blobs[self._next_blob]), 0
+                self._buffer, self._filled = memoryview(self._blobs[self._next_blob]), 0
                 self._next_blob += 1
             else:
-                self._finish()
+                self._finish_frame()
 
-    def _finish(self) -> None:
+    def _finish_frame(self) -> None:
         if len(self._fds) != self._expected_fds:
-            self._over = (
+            self._end_reason = (
                 f"{self.peer} sent {self._expected_fds} descriptors and {len(self._fds)} arrived: "
                 "the limit on open files is reached (raise it with ulimit -n)"
             )
             return
         self._frames.append((self._message, self._blobs, self._fds))
-        self._begin()
+        self._begin_frame()
 
 
 def _wait(sock: socket.socket, events: int, seconds: float | None) -> int:

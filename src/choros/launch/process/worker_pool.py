@@ -29,9 +29,9 @@ from choros.launch.process.worker_connection import Call, ExitRequest, WorkerSta
 Event = tuple[int, Message | RankFailure | WorkerStarted, list[bytearray]]
 _POOL_EVENTS = Messages(RankFailure, WorkerStarted)
 
-_LINGER = 2.0  # seconds that a worker may live after it has closed its connection
-_EXIT = 5.0
-_LOOK = 0.5  # seconds between two checks for stopped workers while workers start
+_LINGER_SECONDS = 2.0  # seconds that a worker may live after it has closed its connection
+_EXIT_SECONDS = 5.0  # seconds that workers may take to end after an ``ExitRequest``
+_CHECK_SECONDS = 0.5  # seconds between two checks for stopped workers while workers start
 # With these variables of a job, a worker would take itself for a rank of that job.
 _NOT_FOR_WORKERS = (
     "CHOROS_RANK",
@@ -59,7 +59,7 @@ class Pool:
         stopped_timeout: seconds for which a signal may stop a worker that is starting. Defaults to 10.
 
     Attributes:
-        called: set of int. The ranks whose present process was sent a call.
+        called: set of int. The ranks whose current process was sent a call.
 
     Raises:
         InvalidInputError: ``size`` is below 1, a list does not have one entry for each worker, or a worker cannot be
@@ -87,9 +87,9 @@ class Pool:
     ) -> None:
         if size < 1:
             raise InvalidInputError(f"a pool has 1 worker or more, got {size}")
-        for what, given in (("environments", environment), ("bindings to cores", cores)):
-            if given is not None and len(given) != size:
-                raise InvalidInputError(f"{len(given)} {what} were given for {counted(size, 'worker')}")
+        for kind, values in (("environments", environment), ("bindings to cores", cores)):
+            if values is not None and len(values) != size:
+                raise InvalidInputError(f"{len(values)} {kind} were given for {counted(size, 'worker')}")
         if not sys.executable:
             raise InvalidInputError(
                 "this interpreter does not know its own executable (sys.executable), so it starts no worker"
@@ -98,15 +98,15 @@ class Pool:
         self.called: set[int] = set()
         self._events: deque[Event] = deque()
         self._ended: dict[int, ExitStatus] = {}
-        self._hung_up: dict[int, float] = {}
+        self._disconnected: dict[int, float] = {}
         self._watched: dict[int, tuple[int, Message]] = {}
         self._poll: select.poll | None = None  # the descriptors to wait for; None if it must be made again
         self._workers = _WorkerProcesses(echo)
         self._finalizer = weakref.finalize(self, _WorkerProcesses.end, self._workers)
         try:
             for rank in range(size):
-                own = {**os.environ, **(environment[rank] if environment else {})}
-                self._workers.start(rank, size, own, tuple(cores[rank]) if cores else ())
+                variables = {**os.environ, **(environment[rank] if environment else {})}
+                self._workers.start(rank, size, variables, tuple(cores[rank]) if cores else ())
             self._await_start(start_timeout, stopped_timeout)
         except BaseException:
             self.kill()
@@ -195,11 +195,11 @@ class Pool:
         while not self._events:
             if len(self._ended) == self.size:
                 raise PeerLostError("no worker is left in this pool; start another")
-            left = limit - time.monotonic()
-            self._gather(left)
-            if not self._events and left <= 0:
+            remaining = limit - time.monotonic()
+            self._gather(remaining)
+            if not self._events and remaining <= 0:
                 silent = tuple(rank for rank in range(self.size) if rank not in self._ended)
-                raise CommTimeoutError(f"no worker said anything for {timeout:g} s (waited for ranks {silent})", silent)
+                raise CommTimeoutError(f"no worker sent an event for {timeout:g} s (waited for ranks {silent})", silent)
         return self._events.popleft()
 
     def watch(self, fd: int, rank: int, event: Message) -> None:
@@ -223,7 +223,7 @@ class Pool:
             fd: the descriptor.
             timeout: seconds to wait.
         """
-        if self._events or self._hung_up or not self._poll or not self._seen_by_kernel:
+        if self._events or self._disconnected or not self._poll or not self._all_have_pidfds:
             return False
         return [ready for ready, _ in self._poll.poll(1000 * timeout)] == [fd]
 
@@ -307,7 +307,7 @@ class Pool:
                 with contextlib.suppress(ChorosError):
                     # A hung worker whose socket is full must not delay the end of the others.
                     wire.send(header_of(ExitRequest()), stalled=0.5)
-            limit = time.monotonic() + _EXIT
+            limit = time.monotonic() + _EXIT_SECONDS
             while len(self._ended) < self.size and time.monotonic() < limit:
                 self._gather(limit - time.monotonic())
                 self._events.clear()
@@ -336,25 +336,25 @@ class Pool:
         self._workers.replace(rank, self.size)
         self.called.discard(rank)
         self._ended.pop(rank, None)
-        self._hung_up.pop(rank, None)
+        self._disconnected.pop(rank, None)
         self._events = deque(event for event in self._events if event[0] != rank)
 
     def _await_start(self, timeout: float, stopped_timeout: float) -> None:
         """Wait until all workers have started."""
         begun = time.monotonic()
         waiting = set(range(self.size))
-        ran = dict.fromkeys(waiting, begun)  # by rank: the last time when no signal had stopped it
+        last_running = dict.fromkeys(waiting, begun)  # by rank: the last time at which no signal had stopped it
         while waiting:
-            left = begun + timeout - time.monotonic()
+            remaining = begun + timeout - time.monotonic()
             try:
-                rank, event, _ = self.receive(max(0.0, min(left, _LOOK)))
+                rank, event, _ = self.receive(max(0.0, min(remaining, _CHECK_SECONDS)))
             except CommTimeoutError:
-                ran |= {rank: time.monotonic() for rank in waiting if not self.stopped(rank)}
+                last_running |= {rank: time.monotonic() for rank in waiting if not self.stopped(rank)}
                 for rank in sorted(waiting):
-                    if time.monotonic() - ran[rank] > stopped_timeout:
+                    if time.monotonic() - last_running[rank] > stopped_timeout:
                         reason = f"has been stopped by a signal for {stopped_timeout:g} s, before it had started"
                         raise self.hung(rank, reason) from None
-                if left <= 0:
+                if remaining <= 0:
                     raise self.hung(min(waiting), f"did not start within {timeout:g} s") from None
                 continue
             if isinstance(event, RankFailure):
@@ -366,56 +366,58 @@ class Pool:
         workers = self._workers
         if self._poll is None:
             self._poll = self._register()
-        wait = wait if self._seen_by_kernel else min(wait, 0.04)  # without a pidfd, check at short intervals
-        ready = {fd for fd, _ in self._poll.poll(max(0.0, min(wait, _LINGER) if self._hung_up else wait) * 1000)}
+        wait = wait if self._all_have_pidfds else min(wait, 0.04)  # without a pidfd, check at short intervals
+        if self._disconnected:  # such a worker is killed after ``_LINGER_SECONDS``
+            wait = min(wait, _LINGER_SECONDS)
+        ready = {fd for fd, _ in self._poll.poll(max(0.0, wait) * 1000)}
         watched = ready & self._watched.keys()
         self._events.extend((*self._watched[fd], []) for fd in watched)
         if watched and watched == ready:
             return
-        each = bool(self._hung_up) or not (self._seen_by_kernel and ready)  # then check all workers
+        check_all = bool(self._disconnected) or not (self._all_have_pidfds and ready)  # else only those in ``ready``
         for rank, child in enumerate(workers.children):
-            if rank in self._ended or not (each or {workers.wires[rank].fileno(), child.pidfd} & ready):
+            if rank in self._ended or not (check_all or {workers.wires[rank].fileno(), child.pidfd} & ready):
                 continue
             self._read(rank)
-            if not each and child.pidfd not in ready:
+            if not check_all and child.pidfd not in ready:
                 continue
             if (ended := child.check()) is not None:
                 # The worker may have sent more between the read above and its end.
                 self._read(rank)
                 self._ended[rank], self._poll = ended, None
-                self._note(rank, RankFailure.of_process(ended), [])
-            elif time.monotonic() > self._hung_up.get(rank, float("inf")) + _LINGER:
+                self._queue_event(rank, RankFailure.of_process(ended), [])
+            elif time.monotonic() > self._disconnected.get(rank, float("inf")) + _LINGER_SECONDS:
                 child.send_signal(signal.SIGKILL)
 
     def _register(self) -> select.poll:
         """Return the descriptors to wait on; kept, as a caller may wait thousands of times a second."""
         poll = select.poll()
-        self._seen_by_kernel = True
+        self._all_have_pidfds = True
         for rank, (child, wire) in enumerate(zip(self._workers.children, self._workers.wires, strict=True)):
             if rank not in self._ended:
-                if rank not in self._hung_up:
+                if rank not in self._disconnected:
                     poll.register(wire, select.POLLIN)
                 if child.pidfd >= 0:
                     poll.register(child.pidfd, select.POLLIN)
                 else:
-                    self._seen_by_kernel = False
+                    self._all_have_pidfds = False
         for fd in self._watched:
             poll.register(fd, select.POLLIN)
         return poll
 
     def _read(self, rank: int) -> None:
         wire = self._workers.wires[rank]
-        while rank not in self._hung_up and wire.poll():
+        while rank not in self._disconnected and wire.poll():
             try:
                 message, blobs, fds = wire.receive(0)
             except PeerLostError:
-                self._hung_up[rank], self._poll = time.monotonic(), None
+                self._disconnected[rank], self._poll = time.monotonic(), None
                 return
             for fd in fds:
                 os.close(fd)
-            self._note(rank, _POOL_EVENTS.decode(message) if _POOL_EVENTS.has(message) else message, blobs)
+            self._queue_event(rank, _POOL_EVENTS.decode(message) if _POOL_EVENTS.has(message) else message, blobs)
 
-    def _note(self, rank: int, event: Message | RankFailure | WorkerStarted, blobs: list[bytearray]) -> None:
+    def _queue_event(self, rank: int, event: Message | RankFailure | WorkerStarted, blobs: list[bytearray]) -> None:
         if isinstance(event, RankFailure):
             self._workers.pump.pull(rank)
             event = replace(event, output=self._workers.pump.tail(rank))

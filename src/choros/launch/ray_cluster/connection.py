@@ -14,8 +14,8 @@ from choros.cluster.hardware.network_address import host_and_port
 from choros.errors import InvalidInputError, MissingPackageError, brief
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_ANSWERS = 10.0  # seconds that a cluster's address may take to answer
-_CLIENT = (
+_CONNECT_SECONDS = 10.0  # seconds that a cluster's address may take to answer
+_CLIENT_REFUSED = (
     "Ray Client (ray://) is not supported, as the workers connect to the process that calls fit: run it on a node of "
     "the cluster, for example by `ray job submit`."
 )
@@ -38,7 +38,7 @@ def refuse_client(address: str) -> None:
         InvalidInputError: the address begins with ``ray://``.
     """
     if address.startswith("ray://"):
-        raise InvalidInputError(_CLIENT)
+        raise InvalidInputError(_CLIENT_REFUSED)
 
 
 def connect(address: str = "") -> None:
@@ -56,7 +56,7 @@ def connect(address: str = "") -> None:
     from ray.util.client import ray as client
 
     if client.is_connected():
-        raise InvalidInputError(_CLIENT)
+        raise InvalidInputError(_CLIENT_REFUSED)
     if ray.is_initialized():
         return
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -80,7 +80,7 @@ def _check_reachable(address: str) -> None:
     """Raise OSError if nothing listens at an address of the form host:port: Ray would try for several minutes."""
     host, port = host_and_port(address)
     if port is not None:
-        socket.create_connection((host, port), _ANSWERS).close()
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
 
 
 def node_resources() -> list[dict[str, float]]:

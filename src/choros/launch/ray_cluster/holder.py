@@ -18,10 +18,10 @@ from choros.launch.ssh.agent_job import OF_LAUNCHER
 
 # Variables by which Ray shows a process its GPUs (CUDA; HIP), and a variable with which HIP's numbers begin.
 GPU_VARIABLES = tuple(name for name in DEVICE_VARIABLES if name != VARIABLE[INTEL])
-_MOST = 1 << 20  # bytes of output that wait for ``read``; the command waits when they are reached
-_POLL = 10.0  # seconds until ``read`` returns without output
-_STARTS = 60.0  # seconds that the start of a process may take
-_LAST = 5.0  # seconds to wait for the end of the output, which a process of the command may still have open
+_MAX_OUTPUT_BYTES = 1 << 20  # bytes of output that wait for ``read``; the command waits when they are reached
+_READ_SECONDS = 10.0  # seconds until ``read`` returns without output
+_START_SECONDS = 60.0  # seconds that the start of a process may take
+_OUTPUT_END_SECONDS = 5.0  # to wait for the end of the output, which a process of the command may still hold open
 CALLS = 6  # methods that run at the same time: read, write, and the short ones
 
 
@@ -75,8 +75,8 @@ class RankHolder:
         arguments = (shlex.split(command), environ, started)
         # The kernel ends the command when the thread that started it ends, so this thread waits for the command.
         threading.Thread(target=self._run, args=arguments, name="choros-command", daemon=True).start()
-        if not started.wait(_STARTS):
-            raise TimeoutError(f"no process could be started on {os.uname().nodename} for {_STARTS:.0f} s")
+        if not started.wait(_START_SECONDS):
+            raise TimeoutError(f"no process could be started on {os.uname().nodename} for {_START_SECONDS:.0f} s")
         if self._error is not None:
             raise self._error
 
@@ -97,7 +97,7 @@ class RankHolder:
     def read(self) -> tuple[bytes, bytes, int | None]:
         """Wait for output. Return that of stdout and stderr, and the exit code once no output will follow."""
         with self._changed:
-            self._changed.wait_for(lambda: any(self._output.values()) or self._code is not None, _POLL)
+            self._changed.wait_for(lambda: any(self._output.values()) or self._code is not None, _READ_SECONDS)
             out, err = (bytes(data) for data in self._output.values())
             for data in self._output.values():
                 data.clear()
@@ -127,7 +127,7 @@ class RankHolder:
                 reader.start()
             code = process.wait()
             for reader in readers:
-                reader.join(_LAST)
+                reader.join(_OUTPUT_END_SECONDS)
             with self._changed:
                 self._code = code if code >= 0 else 128 - code
                 self._changed.notify_all()
@@ -136,6 +136,6 @@ class RankHolder:
         """Store what the command writes to one pipe, for ``read``."""
         while data := os.read(pipe.fileno(), 1 << 16):
             with self._changed:
-                self._changed.wait_for(lambda: len(self._output[name]) < _MOST)
+                self._changed.wait_for(lambda: len(self._output[name]) < _MAX_OUTPUT_BYTES)
                 self._output[name] += data
                 self._changed.notify_all()

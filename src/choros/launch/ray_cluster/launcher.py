@@ -18,7 +18,7 @@ from choros.object_text import call_text
 
 _TIMEOUT = 300.0
 # Variables of the caller that would replace those that Ray sets on the nodes.
-_OF_NODE = ("RAY_", *DEVICE_VARIABLES)
+_NODE_PREFIXES = ("RAY_", *DEVICE_VARIABLES)
 
 
 class Ray:
@@ -89,7 +89,7 @@ class Ray:
         connect(self.address)
         return most_workers(node_resources(), self.cores, self.gpus, self.strategy)
 
-    def start(self, module: str, ranks: int, environ: Mapping[str, str], how: LaunchPreferences) -> LaunchedJob:
+    def start(self, module: str, ranks: int, environ: Mapping[str, str], preferences: LaunchPreferences) -> LaunchedJob:
         """Reserve the resources, then start ``choros run`` with ``module`` as the command.
 
         Raises:
@@ -98,11 +98,11 @@ class Ray:
         connect(self.address)
         reservation = Reservation(ranks, self.cores, self.gpus, self.strategy, self.timeout)
         try:
-            reservation.place_files(os.getcwd(), how.files)
+            reservation.place_files(os.getcwd(), preferences.files)
             command = [sys.executable, "-m", "choros", "run", "-n", str(ranks), "-H", reservation.hosts, "--no-bind"]
-            command += ["--threads", str(how.threads or self.cores)]
-            command += ["--network", how.network] if how.network else []
-            inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OF_NODE)}
+            command += ["--threads", str(preferences.threads or self.cores)]
+            command += ["--network", preferences.network] if preferences.network else []
+            inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NODE_PREFIXES)}
             return RayJob(command, module, {**inherited, **python_variables(), **environ}, reservation)
         except BaseException:
             reservation.close()

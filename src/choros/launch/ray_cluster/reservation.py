@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
-_REMOVES = 20.0  # seconds that a node may take to remove files
+_REMOVE_SECONDS = 20.0  # seconds that a node may take to remove files
 
 
 class Reservation:
@@ -45,30 +45,30 @@ class Reservation:
         self._holders: list[ActorHandle] = []
         self._nodes: dict[str, NodeActor] = {}
         self._group: PlacementGroup | None = None
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         try:
             self._group = group = placement_group([bundle] * ranks, strategy=strategy)
             # A short wait: Ray notices no Ctrl-C in it.
             while not group.wait(1):
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise WorkerFailedError(_missing(ranks, bundle, strategy, timeout), rank=0)
-            self._hold(ranks, cores, gpus, until)
+            self._hold(ranks, cores, gpus, deadline)
         except BaseException:
             self.close()
             raise
 
-    def _hold(self, ranks: int, cores: int, gpus: int, until: float) -> None:
+    def _hold(self, ranks: int, cores: int, gpus: int, deadline: float) -> None:
         """Start an actor in each bundle, and group them by node."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        kind = ray.remote(RankHolder)
+        actor_class = ray.remote(RankHolder)
         for number in range(ranks):
             place = PlacementGroupSchedulingStrategy(self._group, number)
-            how = {"num_cpus": cores, "num_gpus": gpus, "max_concurrency": CALLS, "max_restarts": 0}
-            self._holders.append(kind.options(scheduling_strategy=place, **how).remote())
+            options = {"num_cpus": cores, "num_gpus": gpus, "max_concurrency": CALLS, "max_restarts": 0}
+            self._holders.append(actor_class.options(scheduling_strategy=place, **options).remote())
         try:
-            seconds = max(until - time.monotonic(), _REMOVES)
+            seconds = max(deadline - time.monotonic(), _REMOVE_SECONDS)
             places = ray.get([holder.place.remote() for holder in self._holders], timeout=seconds)
         except Exception as error:
             raise WorkerFailedError(
@@ -136,7 +136,7 @@ class Reservation:
             with suppress(Exception):  # the connection with the cluster was lost
                 removals = [node.actor.remove_files.remote() for node in self._nodes.values()]
                 if removals:  # also those of nodes that were lost, which end with an error at once
-                    ray.wait(removals, num_returns=len(removals), timeout=_REMOVES)
+                    ray.wait(removals, num_returns=len(removals), timeout=_REMOVE_SECONDS)
         finally:
             for holder in self._holders:
                 with suppress(Exception):
@@ -160,7 +160,7 @@ def gpu_variables(holders: Iterable[Mapping[str, str]]) -> dict[str, str]:
         return dict.fromkeys(GPU_VARIABLES, "")
     merged = {}
     for name in GPU_VARIABLES:
-        entries = [entry for given in variables for entry in given.get(name, "").split(",") if entry]
+        entries = [entry for visible in variables for entry in visible.get(name, "").split(",") if entry]
         if entries:
             merged[name] = ",".join(dict.fromkeys(entries))
     return merged

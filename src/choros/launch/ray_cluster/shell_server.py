@@ -21,8 +21,8 @@ from choros.launch.ray_cluster.connection import cause
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-_LONGEST = 80  # characters of a folder; the path of a socket has at most 107
-_ENDS = 5.0  # seconds that a thread may take to end after its program has ended
+_MAX_FOLDER = 80  # characters of a folder; the path of a socket has at most 107
+_JOIN_SECONDS = 5.0  # seconds that a thread may take to end after its program has ended
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ShellServer:
     def __init__(self, nodes: Mapping[str, NodeActor]) -> None:
         self._nodes = nodes
         place = tempfile.gettempdir()
-        self._folder = tempfile.mkdtemp(prefix="choros-ray-", dir=place if len(place) <= _LONGEST else "/tmp")
+        self._folder = tempfile.mkdtemp(prefix="choros-ray-", dir=place if len(place) <= _MAX_FOLDER else "/tmp")
         self._path = os.path.join(self._folder, "shell")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self._path)
@@ -63,7 +63,7 @@ class ShellServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in ``accept``
         self._listener.close()
         for thread in self._threads:
-            thread.join(_ENDS)
+            thread.join(_JOIN_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self) -> None:
@@ -120,27 +120,27 @@ class _Input:
 
     def __init__(self, actor: ActorHandle, pipe: int, connection: socket.socket) -> None:
         self._actor, self._pipe, self._connection = actor, pipe, connection
-        self._ended, self._end = os.pipe()
+        self._stop_reading, self._stop_writing = os.pipe()
         self._thread = threading.Thread(target=self._forward, name="choros-ray-input", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._end)
-        self._thread.join(_ENDS)
+        os.close(self._stop_writing)
+        self._thread.join(_JOIN_SECONDS)
         if not self._thread.is_alive():  # else it waits for Ray, and uses this descriptor later
-            os.close(self._ended)
+            os.close(self._stop_reading)
 
     def _forward(self) -> None:
         import ray
 
         while True:
             poll = select.poll()
-            for source in (self._pipe, self._connection.fileno(), self._ended):
+            for source in (self._pipe, self._connection.fileno(), self._stop_reading):
                 poll.register(source, select.POLLIN)
             ready = {source for source, _ in poll.poll()}
-            if self._ended in ready:
+            if self._stop_reading in ready:
                 return
             # A program that was killed has closed its connection, as its stdin may still be open elsewhere.
             data = b"" if self._connection.fileno() in ready else os.read(self._pipe, 1 << 16)

@@ -267,11 +267,11 @@ def submitted_target(command: Sequence[str]) -> list[str]:
     return list(command[1:] if python and (rest[0] == "-m" or not rest[0].startswith("-")) else command)
 
 
-def translation(given: Sequence[tuple[str, str]], target: Sequence[str], module: bool = False) -> str:
+def translation(options: Sequence[tuple[str, str]], target: Sequence[str], module: bool = False) -> str:
     """Return the text of the error for ``choros run --launcher aprun``: the lines of today for its options.
 
     Args:
-        given: the options of ``aprun`` with their values, ``-n`` too.
+        options: the options of ``aprun`` with their values, ``-n`` too.
         target: the script or program, and its arguments, as ``choros run`` was given them.
         module: whether the target is a module, as in ``python -m``. Defaults to False.
 
@@ -282,7 +282,7 @@ def translation(given: Sequence[tuple[str, str]], target: Sequence[str], module:
         >>> print(translation([("-n", "8"), ("-N", "4")], ["train.py"]).splitlines()[1].strip())
         mpiexec -n 8 --ppn 4 --depth 1 --cpu-bind depth python train.py
     """
-    line = read_options(given)
+    line = read_options(options)
     command = list(target[1:] if target[:1] == ["--"] else target) or ["SCRIPT.py"]
     script = ["-m", *command] if module else submitted_target(command)
     python = module or (script and script[0].endswith(".py"))

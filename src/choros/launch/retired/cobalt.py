@@ -24,7 +24,7 @@ from choros.launch.retired.aprun import (
 
 _FLAGS = ("--dry-run", "-I", "--interactive", "--disable_preboot", "-d", "--debug", "--hold")
 _HELP = ("-h", "--help")
-_ALIKE = {  # Cobalt's names of options that choros submit has too
+_EQUIVALENTS = {  # Cobalt's names of options that choros submit has too
     "-n": "--nodes",
     "--nodecount": "--nodes",
     "-t": "--time",
@@ -37,7 +37,7 @@ _ALIKE = {  # Cobalt's names of options that choros submit has too
     "--jobname": "--name",
 }
 _REPEATABLE = ("--env", "--attrs")  # others hold once: what was typed comes before the script's
-_NONE = {  # options without an equivalent, and what to do
+_NO_EQUIVALENT = {  # options without an equivalent, and what to do
     "-e": "the job's errors go into the same log: choros log ID",
     "--error": "the job's errors go into the same log: choros log ID",
     "--proccount": "give --ranks-per-node",
@@ -52,7 +52,7 @@ _NONE = {  # options without an equivalent, and what to do
     "--geometry": "that is of Blue Gene's nodes",
     "-I": "an interactive job is PBS' own: qsub -I -l select=1 -l walltime=1:00:00 -l filesystems=home -A PROJECT",
 }
-_NONE["--interactive"] = _NONE["-I"]
+_NO_EQUIVALENT["--interactive"] = _NO_EQUIVALENT["-I"]
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ def translate(words: Sequence[str]) -> Translation:
     options = [(name, value) for name, value in options if name != "--on"]
     notes: list[str] = []
     more, written, target = _read_script(target, notes)
-    named = {_ALIKE.get(name, name) for name, _ in options}
+    named = {_EQUIVALENTS.get(name, name) for name, _ in options}
     options = [
-        (name, value) for name, value in more if name in _REPEATABLE or _ALIKE.get(name, name) not in named
+        (name, value) for name, value in more if name in _REPEATABLE or _EQUIVALENTS.get(name, name) not in named
     ] + options
     translated = [option for name, value in options for option in _translated(name, value, notes)]
     while translated.count("--filesystems") > 1:  # what was typed comes last
@@ -156,7 +156,7 @@ def translate(words: Sequence[str]) -> Translation:
 
 def _translated(name: str, value: str, notes: list[str]) -> list[str]:
     """Return the words for one option; what has none becomes a note."""
-    name = _ALIKE.get(name, name)
+    name = _EQUIVALENTS.get(name, name)
     if name == "--time" and value.isdecimal():
         return [name, f"{value}m"]  # a bare number is minutes to Cobalt, and seconds to PBS
     if name == "--env":  # A=1:B=2 is two variables
@@ -176,8 +176,8 @@ def _translated(name: str, value: str, notes: list[str]) -> list[str]:
         if not re.fullmatch(r"\d+(:\d+)*", value):
             raise InvalidInputError(f"--dependencies {value}: give the numbers of jobs, as in 12:13")
         return ["-o", f"-W depend=afterok:{value}"]
-    if name in _NONE:
-        notes.append(f"{name} {value}".rstrip() + f": {_NONE[name]}")
+    if name in _NO_EQUIVALENT:
+        notes.append(f"{name} {value}".rstrip() + f": {_NO_EQUIVALENT[name]}")
         return []
     return [name] if name in _FLAGS else [name, value]
 
@@ -213,8 +213,8 @@ def _read_script(target: Sequence[str], notes: list[str]) -> tuple[list[tuple[st
     if not runs:
         notes.append(f"{path}: it has no aprun; give its program")
         return options, written, ["SCRIPT.py"]
-    given_to_aprun, command = split_line(_words(runs[0])[1:])
-    line: AprunLine = read_options(given_to_aprun)
+    aprun_options, command = split_line(_words(runs[0])[1:])
+    line: AprunLine = read_options(aprun_options)
     written += submit_options(line)
     notes += line.notes
     if len(runs) > 1:

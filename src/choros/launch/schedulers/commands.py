@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from choros.errors import ChorosError, InvalidInputError, SchedulerError, suggestion
-from choros.launch.schedulers.option_names import among, choices, names_keywords
+from choros.launch.schedulers.option_names import choices, names_keywords, scheduler_option
 from choros.launch.schedulers.registry import SCHEDULERS
 from choros.launch.schedulers.scheduler import Scheduler
 
 _ID = re.compile(r"[A-Za-z0-9\u0192][\w.\[\]/-]*")
-_TICK = 0.5  # seconds between two reads of a growing log
-_FAILURES = 10  # failed queries in a row after which the log of a job is not followed any longer
+_POLL_SECONDS = 0.5  # seconds between two reads of a growing log
+_MAX_FAILURES = 10  # failed queries in a row after which the log of a job is not followed any longer
 
 
 class _NoAnswer(SchedulerError):
@@ -57,7 +57,7 @@ def find_scheduler(name: str = "", attached: bool = True) -> Scheduler:
             return scheduler
     programs = ", ".join(dict.fromkeys(scheduler.program for scheduler in schedulers))
     listed = [scheduler.name for scheduler in SCHEDULERS.values() if attached or not scheduler.attached]
-    known = among(listed) if names_keywords() else f"--on {'|'.join(listed)}"
+    known = scheduler_option(listed) if names_keywords() else f"--on {'|'.join(listed)}"
     asks_for_name = shutil.which("kubectl") and not names_keywords()
     raise InvalidInputError(
         f"no scheduler is here (looked on PATH for {programs}): name it by {known}"
@@ -124,7 +124,7 @@ def cancel_job(scheduler: Scheduler, job: str) -> bool:
     Raises:
         SchedulerError: the scheduler does not know the job, or refuses.
     """
-    output, _ = _ask(scheduler, _checked(job))
+    output, _ = _query(scheduler, _checked(job))
     if output.strip() and scheduler.ended(output):
         return False
     _call(scheduler, scheduler.cancel(job), f"{scheduler.name} did not cancel job {job}")
@@ -175,12 +175,12 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
         return
     position = failures = 0
     while True:
-        output, error = _ask(scheduler, job)  # before reading, so that the last read includes all output
+        output, error = _query(scheduler, job)  # before reading, so that the last read includes all output
         failures = 0 if error is None else failures + 1
         if error is None:
-            over = scheduler.ended(output)
+            is_over = scheduler.ended(output)
         else:
-            over = failures == _FAILURES or isinstance(error, InvalidInputError) or _is_unknown(scheduler, error)
+            is_over = failures == _MAX_FAILURES or isinstance(error, InvalidInputError) or _is_unknown(scheduler, error)
         path = _log_file(scheduler, job, output, folder)
         if path:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -188,9 +188,9 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
                 shutil.copyfileobj(file, stream)
                 stream.flush()
                 position = file.tell()
-        if not on or over:
+        if not on or is_over:
             break
-        time.sleep(_TICK)
+        time.sleep(_POLL_SECONDS)
     if not path:
         if isinstance(error, (_NoAnswer, InvalidInputError)):
             raise error
@@ -201,9 +201,9 @@ def follow_log(scheduler: Scheduler, job: str, on: bool = False, out: TextIO | N
 
 
 def _log_file(scheduler: Scheduler, job: str, output: str, folder: str) -> str:
-    named = scheduler.log_of(output)
-    if named and os.path.exists(named):
-        return named
+    reported_path = scheduler.log_of(output)
+    if reported_path and os.path.exists(reported_path):
+        return reported_path
     patterns = [os.path.join(glob.escape(folder), pattern) for pattern in scheduler.logs(job)]
     return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), "")
 
@@ -214,7 +214,7 @@ def _checked(job: str) -> str:
     return job
 
 
-def _ask(scheduler: Scheduler, job: str) -> tuple[str, ChorosError | None]:
+def _query(scheduler: Scheduler, job: str) -> tuple[str, ChorosError | None]:
     """Return the output of ``status``, or "" if the command failed; and its error."""
     try:
         return _call(scheduler, scheduler.status(job), ""), None

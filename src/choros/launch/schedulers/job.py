@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 MOST = 1_000_000  # of each number of a job
-_THREADS = 8  # the most hardware threads of a core (POWER)
+_MAX_THREADS_PER_CORE = 8  # the most hardware threads of a core (POWER)
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class Job:
         for option, text in {"account": self.account, "queue": self.queue, "mpi": self.mpi}.items():
             if text and not _WORD.fullmatch(text):
                 raise InvalidInputError(f"{named(option)} must be one word, got {text!r}")
-        if self.threads_per_core > _THREADS:
+        if self.threads_per_core > _MAX_THREADS_PER_CORE:
             raise InvalidInputError(
-                f"--threads-per-core {self.threads_per_core}: no processor has more than {_THREADS} hardware threads "
-                "in a core; how many cores a rank gets is --cores"
+                f"--threads-per-core {self.threads_per_core}: no processor has more than {_MAX_THREADS_PER_CORE} "
+                "hardware threads in a core; how many cores a rank gets is --cores"
             )
         if self.time and self.time <= self.signal:
             raise InvalidInputError(
@@ -115,13 +115,13 @@ class Job:
         self._check_site()
 
     def _check_numbers(self) -> None:
-        least = {"nodes": self.nodes, "ranks_per_node": self.ranks_per_node, "cores": self.cores}
-        zero = {"gpus": self.gpus, "threads_per_core": self.threads_per_core, "signal": self.signal}
-        for low, numbers in enumerate((zero, least)):
+        positive = {"nodes": self.nodes, "ranks_per_node": self.ranks_per_node, "cores": self.cores}
+        nonnegative = {"gpus": self.gpus, "threads_per_core": self.threads_per_core, "signal": self.signal}
+        for minimum, numbers in enumerate((nonnegative, positive)):
             for option, number in numbers.items():
-                if not low <= number <= MOST:
+                if not minimum <= number <= MOST:
                     raise InvalidInputError(
-                        f"{named(option)} must be a whole number from {low} to {MOST}, got {number}"
+                        f"{named(option)} must be a whole number from {minimum} to {MOST}, got {number}"
                     )
 
     def _check_lines(self) -> None:
@@ -156,14 +156,14 @@ class Job:
 
     def _check_site(self) -> None:
         site = self.site
-        for node, (label, have) in {
+        for kind, (needed, available) in {
             "cores": (self.ranks_per_node * self.cores, site.cores_per_node),
             "GPUs": (self.ranks_per_node * self.gpus, site.gpus_per_node),
         }.items():
-            if have and label > have:
+            if available and needed > available:
                 raise InvalidInputError(
-                    f"{counted(self.ranks_per_node, 'rank')} a node would need {label} {node}, and a node of "
-                    f"{site.name} has {have}"
+                    f"{counted(self.ranks_per_node, 'rank')} a node would need {needed} {kind}, and a node of "
+                    f"{site.name} has {available}"
                 )
         missing = []
         if site.needs_account and not self.account:

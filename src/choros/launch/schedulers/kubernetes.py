@@ -27,14 +27,14 @@ def script(job: Job) -> str:
 
     Example:
         >>> import json
-        >>> made = json.loads(script(Job(("python", "a.py"), "a", nodes=2, image="me/train:1", kind="jobset")))
-        >>> [one["kind"] for one in made["items"]]
+        >>> manifest = json.loads(script(Job(("python", "a.py"), "a", nodes=2, image="me/train:1", kind="jobset")))
+        >>> [item["kind"] for item in manifest["items"]]
         ['Secret', 'JobSet']
     """
     _check(job)
-    made = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}[job.kind](job)
-    manifest = {"apiVersion": "v1", "kind": "List", "items": [*_secret(job), *made]}
-    return json.dumps(manifest if len(manifest["items"]) > 1 else made[0], indent=2) + "\n"
+    objects = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}[job.kind](job)
+    manifest = {"apiVersion": "v1", "kind": "List", "items": [*_secret(job), *objects]}
+    return json.dumps(manifest if len(manifest["items"]) > 1 else objects[0], indent=2) + "\n"
 
 
 def _secret(job: Job) -> list[dict[str, Any]]:
@@ -61,12 +61,12 @@ def _name(job: Job) -> str:
     return job.name.lower().replace("_", "-").replace(".", "-").strip("-")[:40].strip("-")
 
 
-def _as_it_is(text: str) -> str:
+def _escaped(text: str) -> str:
     """Escape text so that a pod gets it unchanged: Kubernetes replaces ``$(NAME)``, and ``$$`` by ``$``."""
     return text.replace("$", "$$")
 
 
-def _first(job: Job) -> str:
+def _first_pod_name(job: Job) -> str:
     """Return the DNS name of the first rank's pod."""
     name = _name(job)
     return {"job": f"{name}-0.{name}", "jobset": f"{name}-ranks-0-0.{name}", "trainjob": f"{name}-node-0-0.{name}"}[
@@ -85,16 +85,14 @@ def _command(job: Job) -> list[str]:
         run = ["choros", "run", "-n", str(job.ranks_per_node), "--threads", str(job.threads), "--grace", _grace(job)]
         python = command[0].rpartition("/")[2].startswith("python")
         command = [command[0], "-m", *run, *command[1:]] if python else [*run, *command]
-    return list(map(_as_it_is, ["bash", "-c", rank_script(job, "pod"), "rank", *command]))
+    return list(map(_escaped, ["bash", "-c", rank_script(job, "pod"), "rank", *command]))
 
 
 def _environment(job: Job) -> list[dict[str, Any]]:
     variables = {"CHOROS_STOP_SIGNALS": "SIGTERM"}  # Kubernetes sends it before it removes a pod
     if pods(job) > 1:
-        variables |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first(job)}:{PORT}"}
-    plain: list[dict[str, Any]] = [
-        {"name": k, "value": _as_it_is(v)} for k, v in {**job.exports(), **variables}.items()
-    ]
+        variables |= {"CHOROS_COMPLETIONS": str(job.size), "CHOROS_COORDINATOR": f"{_first_pod_name(job)}:{PORT}"}
+    plain: list[dict[str, Any]] = [{"name": k, "value": _escaped(v)} for k, v in {**job.exports(), **variables}.items()]
     source = {"secretKeyRef": {"name": f"{_name(job)}-secret", "key": "secret"}}
     return [*plain, {"name": "CHOROS_SECRET", "valueFrom": source}] if pods(job) > 1 else plain
 

@@ -23,7 +23,7 @@ def script(job: Job) -> str:
         job,
         [
             f"-J {job.name}",
-            *_room(job),
+            *_resource_options(job),
             *([f"-W {minutes // 60}:{minutes % 60:02}"] if job.time else []),
             *([f"-P {job.account}"] if job.account else []),
             *([f"-q {job.queue}"] if job.queue else []),
@@ -32,21 +32,21 @@ def script(job: Job) -> str:
         ],
         "#BSUB",
     )
-    line = _jsrun(job) if _by_jsrun(job) else launch_line(job, "LSB_DJOB_HOSTFILE")
+    line = _jsrun(job) if _uses_jsrun(job) else launch_line(job, "LSB_DJOB_HOSTFILE")
     lines += body(job, line, 'brequeue "$LSB_JOBID"', "$LSB_JOBID")
     return "\n".join(lines) + "\n"
 
 
-def _by_jsrun(job: Job) -> bool:
+def _uses_jsrun(job: Job) -> bool:
     return job.mpi == "jsrun"
 
 
-def _room(job: Job) -> list[str]:
-    if _by_jsrun(job):
+def _resource_options(job: Job) -> list[str]:
+    if _uses_jsrun(job):
         return [f"-nnodes {job.nodes}"]
-    room = f'-R "span[ptile={job.ranks_per_node}] affinity[core({job.cores})]"'
+    resources = f'-R "span[ptile={job.ranks_per_node}] affinity[core({job.cores})]"'
     gpus = [f'-gpu "num={job.gpus}/task"'] if job.gpus else []
-    return [f"-n {job.size}", room, *gpus]
+    return [f"-n {job.size}", resources, *gpus]
 
 
 def _jsrun(job: Job) -> str:

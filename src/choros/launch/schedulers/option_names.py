@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _by_keyword: ContextVar[bool] = ContextVar("by_keyword", default=False)
-_SHORT = {"directive": "-o"}  # options whose name on the command line is not that of the attribute
+_COMMAND_LINE_NAMES = {"directive": "-o"}  # options whose name on the command line is not that of the attribute
 _KEYWORDS = {"directive": "directives"}
 _NOT_BATCH = ("k8s", "spark")  # what choros.submit does not take
 
@@ -49,7 +49,7 @@ def named(name: str, value: object = None) -> str:
     if _by_keyword.get():
         name = _KEYWORDS.get(name, name)
         return name if value is None else f"{name}={[value] if name in _KEYWORDS.values() else value!r}"
-    option = _SHORT.get(name, f"--{name.replace('_', '-')}")
+    option = _COMMAND_LINE_NAMES.get(name, f"--{name.replace('_', '-')}")
     return option if value is None else f"{option} {shlex.quote(str(value))}"
 
 
@@ -64,14 +64,14 @@ def with_option_names(advice: str) -> str:
     return re.sub(r"--filesystems (\S+)", lambda match: named("filesystems", match[1]), advice)
 
 
-def among(on: Iterable[str]) -> str:
+def scheduler_option(on: Iterable[str]) -> str:
     """Return the option that names one of several schedulers.
 
     Example:
-        >>> among(["pbs", "k8s"])
+        >>> scheduler_option(["pbs", "k8s"])
         '--on pbs, k8s'
         >>> with keyword_names():
-        ...     among(["slurm", "pbs", "k8s"])
+        ...     scheduler_option(["slurm", "pbs", "k8s"])
         "on='slurm' or 'pbs'"
     """
     return f"on={' or '.join(map(repr, choices(on)))}" if _by_keyword.get() else f"--on {', '.join(on)}"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from choros.errors import InvalidInputError
-from choros.launch.schedulers.option_names import among, named
+from choros.launch.schedulers.option_names import named, scheduler_option
 
 BY_MPI = ("slurm", "pbs", "lsf", "sge")  # schedulers whose script depends on the ranks' MPI
 _BATCH = ("slurm", "pbs", "flux", "lsf", "sge")
-_WHERE = {
+_SCHEDULERS_OF = {
     "image": ("k8s",),
     "kind": ("k8s",),
     "runtime": ("k8s",),
@@ -28,12 +28,12 @@ _WHERE = {
     "wrap": (*_BATCH, "k8s"),
     "threads_per_core": (*_BATCH, "k8s"),
 }
-_INSTEAD = {
+_REMEDIES = {
     "k8s": "Kubernetes has no place for it in a manifest: put it into the image, or leave it out",
     "spark": "Spark does not know it: leave it out (what spark-submit knows goes after -o)",
 }
-_CONNECT = ("nodes", "ranks_per_node", "cores", "gpus", "queue", "directive", "archive")
-_CLOCKED = ("pbs", "flux", "lsf", "sge")  # schedulers whose script computes the time of the signal itself
+_NOT_WITH_CONNECT = ("nodes", "ranks_per_node", "cores", "gpus", "queue", "directive", "archive")
+_WITH_STOP_TIME = ("pbs", "flux", "lsf", "sge")  # schedulers whose script computes the time of the signal itself
 
 
 def accepts(on: str, option: str) -> bool:
@@ -43,15 +43,15 @@ def accepts(on: str, option: str) -> bool:
         >>> accepts("k8s", "account"), accepts("slurm", "account")
         (False, True)
     """
-    return on in _WHERE.get(option, (on,))
+    return on in _SCHEDULERS_OF.get(option, (on,))
 
 
-def check_options(on: str, asked: Mapping[str, Any]) -> None:
+def check_options(on: str, options: Mapping[str, Any]) -> None:
     """Refuse options that the script for this scheduler would not use.
 
     Args:
         on: the scheduler's name.
-        asked: options, by the attributes of ``JobOptions``, and their values; None or an empty value means not given.
+        options: options, by the attributes of ``JobOptions``, and their values; None or an empty value means not given.
 
     Raises:
         InvalidInputError: an option has no effect there; names the schedulers for which it has.
@@ -63,20 +63,21 @@ def check_options(on: str, asked: Mapping[str, Any]) -> None:
         ...
         choros.errors.InvalidInputError: --image is for --on k8s: slurm has no use for it, leave it out
     """
-    given_options = {name: value for name, value in asked.items() if value or (name == "signal" and value is not None)}
+    # 0 is a value of the signal: none.
+    given_options = {k: v for k, v in options.items() if v or (k == "signal" and v is not None)}
     for name in given_options:
-        where = _WHERE.get(name, (on,))
+        where = _SCHEDULERS_OF.get(name, (on,))
         if on not in where:
-            why = _INSTEAD.get(on, f"{on} has no use for it, leave it out")
-            raise InvalidInputError(f"{named(name)} is for {among(where)}: {why}")
-        if name in _CONNECT and str(given_options.get("master", "")).startswith("sc://"):
+            why = _REMEDIES.get(on, f"{on} has no use for it, leave it out")
+            raise InvalidInputError(f"{named(name)} is for {scheduler_option(where)}: {why}")
+        if name in _NOT_WITH_CONNECT and str(given_options.get("master", "")).startswith("sc://"):
             raise InvalidInputError(
                 f"{named(name)} is for the cluster's own server where {named('master')} is {given_options['master']}: "
                 "leave it out"
             )
     if "runtime" in given_options and given_options.get("kind") != "trainjob":
         raise InvalidInputError("--runtime is that of a TrainJob: give --kind trainjob too, or leave it out")
-    if on in _CLOCKED and given_options.get("signal") and "time" not in given_options:
+    if on in _WITH_STOP_TIME and given_options.get("signal") and "time" not in given_options:
         raise InvalidInputError(
             f"{named('signal')} counts back from the time limit, and the script for {on} has none: give "
             f"{named('time')} too"

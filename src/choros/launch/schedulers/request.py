@@ -169,7 +169,7 @@ def job_of(options: JobOptions, site: Site, on: str, command: Sequence[str], wri
         env=(*_chosen_backend(options.same_environment(on)), *(_pair(text) for text in options.env)),
         directives=tuple(options.directive),
         wrap=_words(options.wrap),
-        mpi=options.mpi or site.mpi or (_own_mpi(on) if on in BY_MPI else ""),
+        mpi=options.mpi or site.mpi or (_local_mpi(on) if on in BY_MPI else ""),
         signal=90 if options.signal is None else options.signal,
         features="" if on == "k8s" else os.environ.get("CHOROS_SUBMIT_CPU", " ".join(cpu_features())),
         site=site,
@@ -218,7 +218,7 @@ def _chosen_backend(same_environment: bool) -> list[tuple[str, str]]:
     return [("KERAS_BACKEND", backend_choice.chosen)]
 
 
-def _own_mpi(on: str) -> str:
+def _local_mpi(on: str) -> str:
     return "jsrun" if on == "lsf" and shutil.which("jsrun") else find_mpi()
 
 

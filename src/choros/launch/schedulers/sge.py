@@ -21,8 +21,8 @@ def script(job: Job) -> str:
         >>> print(script(Job(("python", "a.py"), "a", nodes=2, ranks_per_node=2, cores=4)).splitlines()[5])
         #$ -pe mpi 16
     """
-    named = any(line.split()[0] == "-pe" for line in job.directives)
-    counted = any(line.startswith("-l") and "gpu" in line.lower() for line in job.directives)
+    names_environment = any(line.split()[0] == "-pe" for line in job.directives)
+    requests_gpus = any(line.startswith("-l") and "gpu" in line.lower() for line in job.directives)
     slots = job.size * job.cores
     lines = head(
         job,
@@ -31,8 +31,8 @@ def script(job: Job) -> str:
             "-cwd",
             "-j y",
             f"-o {job.name}-$JOB_ID.log",
-            *([] if named else [f"-pe mpi {slots}"]),
-            *([f"-l gpu={job.gpus}"] if job.gpus and not counted else []),
+            *([] if names_environment else [f"-pe mpi {slots}"]),
+            *([f"-l gpu={job.gpus}"] if job.gpus and not requests_gpus else []),
             *([f"-l h_rt={clock(job.time)}"] if job.time else []),
             *([f"-P {job.account}"] if job.account else []),
             *([f"-q {job.queue}"] if job.queue else []),
@@ -40,16 +40,17 @@ def script(job: Job) -> str:
         ],
         "#$",
     )
-    rule, gpus = slots // job.nodes, job.size * job.gpus
-    if job.nodes > 1 and not named:
+    slots_per_host, total_gpus = slots // job.nodes, job.size * job.gpus
+    if job.nodes > 1 and not names_environment:
         lines += [
             f"# The site's parallel environment decides on how many hosts {slots} slots lie (qconf -sp mpi):",
-            f"# meant are {job.nodes}, by an allocation_rule of {rule}. Name one that has it by -o '-pe NAME {slots}'.",
+            f"# meant are {job.nodes}, by an allocation_rule of {slots_per_host}. Name one that has it by "
+            f"-o '-pe NAME {slots}'.",
         ]
-    if job.gpus and not counted:
+    if job.gpus and not requests_gpus:
         lines += [
             f"# gpu={job.gpus} is asked for each slot where the site's consumable is YES, once where it is JOB",
-            f"# (qconf -sc): meant are {gpus} in all. Give what the site counts by -o '-l gpu=N'.",
+            f"# (qconf -sc): meant are {total_gpus} in all. Give what the site counts by -o '-l gpu=N'.",
         ]
     lines += body(job, launch_line(job), 99, "$JOB_ID")  # exit code 99: Grid Engine requeues the job
     return "\n".join(lines) + "\n"

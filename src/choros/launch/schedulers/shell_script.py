@@ -26,7 +26,7 @@ LOCAL_RANK = {
     "": "$MPI_LOCALRANKID",
 }
 
-_SHOW = ("srun", "flux", "jsrun", "pod")  # these launchers limit each rank to its GPUs themselves
+_LIMITS_GPUS = ("srun", "flux", "jsrun", "pod")  # these launchers limit each rank to its GPUs themselves
 
 
 def last_line(output: str) -> str:
@@ -52,9 +52,9 @@ def clock(seconds: int) -> str:
 def head(job: Job, directives: Sequence[str], mark: str) -> list[str]:
     """Return the first lines: the shell, comments on the origin, and the directives, the user's last."""
     written = [f"# Written by: {job.written_by}"] if job.written_by else []
-    facts = [f"# {job.site.name}, as read in {source}" for source in job.site.source]
+    sources = [f"# {job.site.name}, as read in {source}" for source in job.site.source]
     lines = [*directives, *job.site.directives, *job.directives]
-    return ["#!/bin/bash", *written, *facts, *(f"{mark} {line}" for line in lines)]
+    return ["#!/bin/bash", *written, *sources, *(f"{mark} {line}" for line in lines)]
 
 
 def body(job: Job, launch: str, resubmit: str | int, identity: str, *, clocked: bool = True) -> list[str]:
@@ -73,9 +73,9 @@ def body(job: Job, launch: str, resubmit: str | int, identity: str, *, clocked: 
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.exports().items()]
     if clocked and job.time and job.signal:
         lines.append(f"export CHOROS_STOP_AT=$(($(date +%s) + {job.time} - {job.signal}))")
-    turn = [f"    exit {resubmit}"]
+    requeue_lines = [f"    exit {resubmit}"]
     if isinstance(resubmit, str):
-        turn = [
+        requeue_lines = [
             f"    {resubmit} && exit 0",
             '    echo "choros: the job could not be requeued: submit it again to resume" >&2',
             "    exit 75",
@@ -89,7 +89,7 @@ def body(job: Job, launch: str, resubmit: str | int, identity: str, *, clocked: 
         'if [ -e "$CHOROS_REQUEUE" ]; then',
         '    rm -f "$CHOROS_REQUEUE"',
         '    echo "choros: stopped before the time limit, the state is saved; the requeued job resumes"',
-        *turn,
+        *requeue_lines,
         "fi",
         'echo "choros: the ranks ended with code $code"',
         "exit $code",
@@ -115,7 +115,7 @@ def rank_command(job: Job, launcher: str) -> str:
 def rank_script(job: Job, launcher: str) -> str:
     """Return the text of the shell that becomes a rank; the shell's arguments are the rank's command."""
     parts = ['trap "" USR2']
-    if job.gpus and job.site.visible and (launcher not in _SHOW or job.site.gpu_order):
+    if job.gpus and job.site.visible and (launcher not in _LIMITS_GPUS or job.site.gpu_order):
         order = job.site.gpu_order or tuple(map(str, range(job.ranks_per_node * job.gpus)))
         name = job.site.visible
         local = LOCAL_RANK.get(launcher, LOCAL_RANK[""])

@@ -14,7 +14,7 @@ from choros.launch.schedulers.shell_script import body, clock, head, last_line, 
 
 # Values of srun --mpi= that SLURM has; a cluster has those for which its SLURM was built, by `srun --mpi=list`.
 SRUN_MPI = ("none", "pmi2", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "cray_shasta")
-_OVER = (
+_ENDED_STATES = (
     "COMPLETED",
     "FAILED",
     "CANCELLED",
@@ -122,7 +122,7 @@ def describe(output: str) -> str:
     nodes = fields.get("NodeList", "(null)")
     text += f", on {nodes}" if nodes not in ("(null)", "") else ""
     text += f", restarts {fields['Restarts']}" if fields.get("Restarts", "0") != "0" else ""
-    code = fields.get("ExitCode", "0:0") if state in _OVER else "0:0"
+    code = fields.get("ExitCode", "0:0") if state in _ENDED_STATES else "0:0"
     return text + (f", exit code {code.partition(':')[0]}" if code != "0:0" else "")
 
 
@@ -133,7 +133,7 @@ def ended(output: str) -> bool:
         >>> ended("JobState=COMPLETED"), ended("JobState=PENDING"), ended("")
         (True, False, True)
     """
-    return _fields(output).get("JobState", "COMPLETED") in _OVER
+    return _fields(output).get("JobState", "COMPLETED") in _ENDED_STATES
 
 
 def _fields(output: str) -> dict[str, str]:

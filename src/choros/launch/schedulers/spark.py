@@ -15,7 +15,7 @@ from choros.launch.schedulers.job import Job
 from choros.launch.schedulers.scheduler import Scheduler
 
 # launcher="spark", choros.Spark(...), the estimator, or a trainer of dist-keras
-_NAMES = re.compile(r"[\"']spark[\"']|\bSpark\(|\bchoros\.spark\b|\bdistkeras\b|\bKeras(Estimator|Model)\b")
+_SPARK_NAMES = re.compile(r"[\"']spark[\"']|\bSpark\(|\bchoros\.spark\b|\bdistkeras\b|\bKeras(Estimator|Model)\b")
 _UNPACKED = "environment"  # the executors' directory of the unpacked environment
 
 
@@ -48,7 +48,7 @@ def script(job: Job) -> str:
 
 def _settings(job: Job) -> list[str]:
     cores, size = job.ranks_per_node * job.cores, job.size
-    made = [
+    settings = [
         "spark.dynamicAllocation.enabled=false",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval=1s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures=30",
@@ -56,18 +56,18 @@ def _settings(job: Job) -> list[str]:
         f"spark.task.cpus={job.cores}",
     ]
     if job.master.startswith("spark://") or not job.master:
-        made.append(f"spark.cores.max={size * job.cores}")
+        settings.append(f"spark.cores.max={size * job.cores}")
     if not job.master.startswith(("spark://", "local")):
-        made.append(f"spark.executor.instances={job.nodes}")
+        settings.append(f"spark.executor.instances={job.nodes}")
     if job.gpus:
-        made.append(f"spark.executor.resource.gpu.amount={job.ranks_per_node * job.gpus}")
-        made.append(f"spark.task.resource.gpu.amount={job.gpus}")
+        settings.append(f"spark.executor.resource.gpu.amount={job.ranks_per_node * job.gpus}")
+        settings.append(f"spark.task.resource.gpu.amount={job.gpus}")
     python = job.command[0]
     if job.archive:
-        made += [f"spark.pyspark.python=./{_UNPACKED}/bin/python", f"spark.pyspark.driver.python={python}"]
+        settings += [f"spark.pyspark.python=./{_UNPACKED}/bin/python", f"spark.pyspark.driver.python={python}"]
     else:
-        made.append(f"spark.pyspark.python={python}")
-    return made + [f"spark.executorEnv.{name}={value}" for name, value in job.env]
+        settings.append(f"spark.pyspark.python={python}")
+    return settings + [f"spark.executorEnv.{name}={value}" for name, value in job.env]
 
 
 def _check(job: Job) -> None:
@@ -89,7 +89,7 @@ def names_spark(script: str, arguments: Sequence[str] = ()) -> bool:
         >>> names_spark('choros.Trainer(model, launcher="spark")'), names_spark("choros.Trainer(model, workers=4)")
         (True, False)
     """
-    return bool(_NAMES.search(script)) or any("spark" in argument.lower() for argument in arguments)
+    return bool(_SPARK_NAMES.search(script)) or any("spark" in argument.lower() for argument in arguments)
 
 
 def _attached(*_: object) -> list[str]:

@@ -18,9 +18,9 @@ from choros.errors import InvalidInputError
 
 WAIT = 10.0  # seconds for one ResourceManager
 _PATH = "/ws/v1/cluster/metrics"
-_MOST = 1 << 20  # bytes of an answer
-_INSTEAD = "or give the number itself, as in --nodes 4"
-_ASKED = "--nodes auto asks YARN's ResourceManager"
+_MAX_ANSWER_BYTES = 1 << 20  # bytes of an answer
+_ALTERNATIVE = "or give the number itself, as in --nodes 4"
+_QUERY = "--nodes auto asks YARN's ResourceManager"
 _ADDRESS = "yarn.resourcemanager.webapp.address"
 
 
@@ -50,12 +50,12 @@ def active_nodes(address: str = "", environ: Mapping[str, str] | None = None, wa
         count = _ask(url, wait)
         if isinstance(count, int):
             if count < 1:
-                raise InvalidInputError(f"YARN has no active node ({url}): start its NodeManagers, {_INSTEAD}")
+                raise InvalidInputError(f"YARN has no active node ({url}): start its NodeManagers, {_ALTERNATIVE}")
             return count, url
         failures.append(f"{url}: {count}")
     raise InvalidInputError(
-        f"{_ASKED} for its active nodes. {'; '.join(failures)}. Give another address by "
-        f"--resource-manager HOST:PORT, {_INSTEAD}"
+        f"{_QUERY} for its active nodes. {'; '.join(failures)}. Give another address by "
+        f"--resource-manager HOST:PORT, {_ALTERNATIVE}"
     )
 
 
@@ -80,10 +80,10 @@ HADOOP_CONF_DIR to the directory of yarn-site.xml, give --resource-manager HOST:
     files = [folder / "yarn-site.xml" for folder in named]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        looked = f" (there is no {' and no '.join(map(str, files))})" if files else ""
+        missing = f" (there is no {' and no '.join(map(str, files))})" if files else ""
         raise InvalidInputError(
-            f"{_ASKED}, and nothing says where it is{looked}: set HADOOP_CONF_DIR to the "
-            f"directory of yarn-site.xml, give --resource-manager HOST:PORT, {_INSTEAD}"
+            f"{_QUERY}, and nothing says where it is{missing}: set HADOOP_CONF_DIR to the "
+            f"directory of yarn-site.xml, give --resource-manager HOST:PORT, {_ALTERNATIVE}"
         )
     settings = _settings(file)
     secure = settings.get("yarn.http.policy") == "HTTPS_ONLY"
@@ -95,8 +95,8 @@ HADOOP_CONF_DIR to the directory of yarn-site.xml, give --resource-manager HOST:
         addresses.append(_resolved(settings.get(f"{key}{suffix}", default), settings))
     if not all(addresses):
         raise InvalidInputError(
-            f"{_ASKED}, and {file} has no {key}, nor yarn.resourcemanager.hostname: give "
-            f"--resource-manager HOST:PORT, {_INSTEAD}"
+            f"{_QUERY}, and {file} has no {key}, nor yarn.resourcemanager.hostname: give "
+            f"--resource-manager HOST:PORT, {_ALTERNATIVE}"
         )
     return tuple(_url(address, "https" if secure else "http") for address in addresses)
 
@@ -123,8 +123,8 @@ def _settings(file: Path) -> dict[str, str]:
         root = ElementTree.parse(file).getroot()
     except (OSError, ElementTree.ParseError) as error:
         raise InvalidInputError(
-            f"{_ASKED}, whose address is in {file}, which cannot be read ({error}): give "
-            f"--resource-manager HOST:PORT, {_INSTEAD}"
+            f"{_QUERY}, whose address is in {file}, which cannot be read ({error}): give "
+            f"--resource-manager HOST:PORT, {_ALTERNATIVE}"
         ) from None
     pairs = ((prop.findtext("name"), prop.findtext("value")) for prop in root.iter("property"))
     return {name.strip(): value.strip() for name, value in pairs if name and value}
@@ -186,7 +186,7 @@ def _fetch(url: str, wait: float, answer: _Answer) -> None:
                 body += chunk
                 if time.monotonic() > deadline:
                     raise TimeoutError
-                if len(body) > _MOST:
+                if len(body) > _MAX_ANSWER_BYTES:
                     break
         answer.body, answer.failure = bytes(body), ""
     except HTTPError as error:

@@ -43,7 +43,7 @@ def main() -> int:
     job = decode(AgentJob, header)
     note = job.note.encode()
     agent = subprocess.Popen(job.start, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert agent.stdin is not None and agent.stderr is not None  # noqa: S101, PT018 - pipes, as asked
+    assert agent.stdin is not None and agent.stderr is not None  # noqa: S101, PT018 - Popen made pipes
 
     def stop(*_: Any) -> None:
         # In a thread: the signal may interrupt a write to this pipe, within which Python refuses to close it.

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from choros.cluster import is_this_machine
 from choros.launch.local_job import HostShare, LaunchOptions
 
-_OF_LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL")
+# Variables that belong to this login, and beginnings of those that belong to this host.
+_LOGIN_VARIABLES = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "MAIL", "TMPDIR", "_", "SHLVL"),
+)
 OF_LAUNCHER = ("SLURM_", "PMI_", "PMIX_", "OMPI_")  # a scheduler's launcher, which may have started this process
-_OF_HOST = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", *OF_LAUNCHER, "CHOROS_RUN")
+_HOST_PREFIXES = ("SSH_", "XDG_", "DBUS_", "DISPLAY", "BASH_FUNC", *OF_LAUNCHER, "CHOROS_RUN")
 
 
 @dataclass(frozen=True)
@@ -89,4 +92,4 @@ def carried() -> dict[str, str]:
         >>> "HOME" in carried()
         False
     """
-    return {k: v for k, v in os.environ.items() if k not in _OF_LOGIN and not k.startswith(_OF_HOST)}
+    return {k: v for k, v in os.environ.items() if k not in _LOGIN_VARIABLES and not k.startswith(_HOST_PREFIXES)}

@@ -23,7 +23,7 @@ from choros.launch.process.rank_supervisor import run as run_hosts
 from choros.launch.ssh.agent_job import FirstFailure, agent_job
 
 SSH = "ssh -o BatchMode=yes"
-_LONGER = 3.0  # seconds that an agent may take to end after its ranks
+_AGENT_GRACE = 3.0  # seconds that an agent may take to end after its ranks
 
 
 def check_ssh(ssh: str) -> None:
@@ -72,7 +72,7 @@ def divide(size: int, slots: Slots) -> list[tuple[str, int]]:
 
 def start_on_hosts(
     command: Sequence[str],
-    wish: LaunchOptions,
+    options: LaunchOptions,
     slots: Slots,
     *,
     ssh: str = SSH,
@@ -87,7 +87,7 @@ def start_on_hosts(
 
     Args:
         command: the program and its arguments.
-        wish: the options of the launch.
+        options: the options of the launch.
         slots: the hosts and their slots (numbers of ranks).
         ssh: the program that starts a command on a host, and its options.
         network: the interface or domain by which the hosts reach each other; see
@@ -104,20 +104,20 @@ def start_on_hosts(
     from choros.comm.bootstrap.rendezvous import Rendezvous, RendezvousGreeting
     from choros.comm.tcp.auth_socket import AuthListener
 
-    hosts = divide(wish.size, slots)
+    hosts = divide(options.size, slots)
     check_ranks(sum(count for host, count in hosts if is_this_machine(host)))
     secret = secrets.token_bytes(32)
     memories: list[int] = []
     has_local = any(is_this_machine(host) for host, _ in hosts)
     with AuthListener(head_address(network, has_local), secret, RendezvousGreeting) as listener:
-        Rendezvous(listener, wish.size)
+        Rendezvous(listener, options.size)
         common = {"CHOROS_SECRET": secret.hex(), "CHOROS_MEETING": listener.address, "CHOROS_NODES": str(len(hosts))}
         common |= {"CHOROS_HOSTS": ",".join(host for host, _ in hosts), "CHOROS_NETWORK": network}
         try:
             first = 0
             for node, (host, count) in enumerate(hosts):
-                part = HostShare(wish.size, first, node, len(hosts), {**common, "CHOROS_NODE": str(node)})
-                job = agent_job(host, ssh, replace(wish, size=count), part, command, verbose=verbose)
+                part = HostShare(options.size, first, node, len(hosts), {**common, "CHOROS_NODE": str(node)})
+                job = agent_job(host, ssh, replace(options, size=count), part, command, verbose=verbose)
                 memories += [memory(json.dumps(header_of(job)).encode()), memory(b"")]
                 first += count
             pairs = list(zip(memories[::2], memories[1::2], strict=True))
@@ -126,12 +126,12 @@ def start_on_hosts(
                 len(hosts),
                 environment=[{"CHOROS_AGENT": f"{job_fd},{answer}"} for job_fd, answer in pairs],
                 own_fds=pairs,
-                # The agents give their ranks ``wish.grace`` seconds, so they themselves need more.
-                grace=wish.grace + _LONGER,
+                # The agents give their ranks ``options.grace`` seconds, so they themselves need more.
+                grace=options.grace + _AGENT_GRACE,
                 output=Output(len(hosts), marks=False),
                 announce=False,
             )
-            return _first(outcome, [answer for _, answer in pairs])
+            return _with_first_failure(outcome, [answer for _, answer in pairs])
         finally:
             for fd in memories:
                 os.close(fd)
@@ -144,7 +144,7 @@ def memory(data: bytes) -> int:
     return fd
 
 
-def _first(outcome: JobResult, answers: Sequence[int]) -> JobResult:
+def _with_first_failure(outcome: JobResult, answers: Sequence[int]) -> JobResult:
     """Return the outcome with the code of the earliest failed rank, as the other failures may follow from it."""
     texts = [text for fd in answers if (text := os.pread(fd, 1 << 12, 0))]
     failures = [decode(FirstFailure, json.loads(text)) for text in texts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from choros.backend_choice import BACKENDS, OTHERS
+from choros.backend_choice import BACKENDS, WITHOUT_TRAINING
 from choros.launch.process.failure_report import signalled
 from choros.tools.doctor.facts import Facts
 from choros.tools.doctor.findings import ERROR, WARNING, Finding, Observations, Rule, alike, made
@@ -50,7 +50,7 @@ def backends(seen: Observations) -> Iterator[Finding]:
                 "no-backend",
                 some,
                 f"{{at}}: Keras would take {some[0]['backend']}, which "
-                f"{'cannot train a model' if value in OTHERS else 'is not a backend of Keras'}.",
+                f"{'cannot train a model' if value in WITHOUT_TRAINING else 'is not a backend of Keras'}.",
                 "Set KERAS_BACKEND to jax, torch or tensorflow, one that is installed.",
             )
         elif lacking:
