@@ -228,7 +228,12 @@ def _notes(values: dict[str, Any]) -> str:
         for name in dict.fromkeys(result["model"] for result in values["results"])
     )
     rounds = min(len(result["ratios"]) for result in values["results"])
-    windows = "; before Choros compiled several steps into one call" if facts["date"] < WINDOWS_SINCE else ""
+    windows = (
+        f". The figures precede a change of {WINDOWS_SINCE}: AEASGD's local steps between two exchanges now run as one "
+        "compiled program (JAX, TensorFlow)"
+        if facts["date"] < WINDOWS_SINCE
+        else ""
+    )
     return (
         f"In brackets: with start-up, for a training that takes plain `fit` {RUN:.0f} s. {_superlinear(values)}"
         f"{' '.join(models)} Optimizer: {optimizer}. Measured in "
