@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -150,7 +151,8 @@ def main(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, previous_handler)
     if not report.results:
         if made:
-            args.out.rmdir()
+            with contextlib.suppress(OSError):  # another program may use it
+                args.out.rmdir()
         print("Interrupted before a training had ended: no report is written.", flush=True)
         return 130
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
