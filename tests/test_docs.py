@@ -42,6 +42,16 @@ def test_the_readme_has_the_measured_table_or_marks_earlier_figures(against_fit)
         assert "Preliminary: measured in " in README.partition(against_fit.BEGIN)[2].partition(against_fit.END)[0]
 
 
+def test_the_readme_and_the_first_page_advise_the_same():
+    """The tables "Is it for me?" differ only in their links."""
+    tables = []
+    for page in PAGES[0], ROOT / "docs" / "index.md":
+        table = page.read_text().partition("\n## Is it for me?\n\n")[2].partition("\n\n")[0]
+        assert table.startswith("| you have | use |\n")
+        tables.append(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", table))
+    assert tables[0] == tables[1]
+
+
 def test_the_links_of_the_readme_lead_to_files():
     links = re.findall(r"""(?:\]\(|src(?:set)?=")(?!https?:)([^)"#]+)""", README)
     assert len(links) > 30

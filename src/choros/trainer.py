@@ -83,6 +83,11 @@ if TYPE_CHECKING:
     from choros.training.checkpoint import Checkpoint
     from choros.training.history import History
 
+_NOTHING_TRAINED = (
+    "choros: nothing was trained, so history.history is empty: it has only the epochs of this call of fit. "
+    "keras.callbacks.CSVLogger(path, append=True) collects the figures of all calls."
+)
+
 
 class Trainer:
     """Train a compiled Keras model with several workers, on this machine or where a launcher starts them.
@@ -309,8 +314,8 @@ class Trainer:
                 checkpoints is refused.
 
         Returns:
-            ``keras.callbacks.History`` with Keras' keys. ``history.run`` (``choros.RunRecord``) has the figures of the
-            workers.
+            ``keras.callbacks.History`` with Keras' keys, for the epochs of this call; without any, if a checkpoint
+            already has all epochs. ``history.run`` (``choros.RunRecord``) has the figures of the workers.
 
         Raises:
             InvalidInputError: an argument that cannot work, or a change by a callback that workers cannot take.
@@ -340,7 +345,7 @@ class Trainer:
         if history.epoch:
             request.job.follow_datasets(history.epoch[-1] + 1, source=request.source, validation=request.validation)
         if request.verbose:
-            write_line(history.run.summary())
+            write_line(history.run.summary() if history.epoch or history.run.rows else _NOTHING_TRAINED)
         return history
 
     def _run(self, request: FitRequest) -> FitResult:

@@ -181,6 +181,25 @@ def untouched(monkeypatch, tmp_path):
     os.environ.update(saved_environment)
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_an_interrupt_before_anything_was_trained_writes_no_report(there, untouched, capsys, monkeypatch):
+    from choros.tools.demo import comparison
+
+    def train(seed, progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "plain_trainer", lambda *_: train)
+    if there:
+        (untouched / "choros-demo").mkdir()
+    backend = os.environ.get("KERAS_BACKEND", "jax")
+    assert main(["demo", "--backend", backend, "--algorithms", "single"]) == 130
+    out = capsys.readouterr().out
+    assert out.endswith("\nInterrupted before a training had ended: no report is written.\n")
+    assert "algorithm " not in out.splitlines()
+    assert (untouched / "choros-demo").exists() == there
+    assert not list(untouched.glob("choros-demo/*"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

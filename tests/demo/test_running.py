@@ -51,6 +51,14 @@ def test_each_algorithm_runs_once_a_seed():
     assert stream.getvalue().splitlines()[1] == "[2/3] AllReduce  accuracy 0.935, 2.00 s, 1,234 samples/s"
 
 
+def test_the_line_of_one_epoch_has_no_speed():
+    """The only epoch includes compiling."""
+    plan = make_plan("single")
+    stream = io.StringIO()
+    compare(plan, SETTING, fake, Display(["Single"], 1, 1, None, stream))
+    assert stream.getvalue() == "[1/1] Single  accuracy 0.900\n"
+
+
 def test_plain_fit_comes_first():
     plan = make_plan("single", seeds=(3, 4))
     display, _ = make_display(plan)

@@ -12,6 +12,7 @@ from choros.tools.demo.report.figures import (
     WIDE,
     available,
     draw_accuracy,
+    draw_bytes,
     draw_loss,
     draw_target,
     draw_timeline,
@@ -19,7 +20,7 @@ from choros.tools.demo.report.figures import (
 from choros.tools.demo.report.table import mean_gain
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-pytest.importorskip("matplotlib", reason="the charts need matplotlib")
+to_hex = pytest.importorskip("matplotlib.colors", reason="the charts need matplotlib").to_hex
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda f: f.name)
@@ -33,6 +34,62 @@ def test_each_chart_is_a_png_and_an_svg(figure, seeds, make_report, tmp_path):
     assert ("DOWNPOUR" if figure.name == "staleness" else "LocalSGD") in texts
     assert "AEASGD" not in texts
     assert root.get("aria-label") == figure.title
+
+
+def colors_of(figure, report):
+    """Return the colors of each algorithm in a chart: of its bars, its dots and its lines."""
+    colors = {}
+    for axes in figure.draw(report, WIDE).axes:
+        axes.figure.draw_without_rendering()
+        labels = [text.get_text() for text in axes.get_yticklabels()]
+        if figure.name == "target":
+            colors |= {label: bar.get_facecolor() for label, bar in zip(labels, axes.patches, strict=False)}
+        elif figure.name == "accuracy":
+            dots = [line for line in axes.get_lines() if line.get_marker() == "o"]
+            colors |= {label: line.get_color() for label, line in zip(labels, dots, strict=True)}
+        elif figure.name == "staleness":
+            colors[axes.get_title(loc="left")] = axes.patches[0].get_facecolor()
+        else:
+            colors |= {line.get_label(): line.get_color() for line in axes.get_lines()}
+    return {name: to_hex(color) for name, color in colors.items()}
+
+
+def test_an_algorithm_has_one_color_in_all_charts(make_report):
+    report = make_report(seeds=3)
+    seen = {}
+    for figure in available(report):
+        if figure.name != "timeline":  # its colors are those of operations
+            for name, color in colors_of(figure, report).items():
+                seen.setdefault(name, set()).add(color)
+    assert set(seen) == {result.algorithm for result in report.results}
+    assert all(len(colors) == 1 for colors in seen.values()), seen
+    assert len(set.union(*seen.values())) == len(seen)
+    assert seen["plain fit"] == {INK}
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.031, 0.9), (0.11, 0.58), (0.2, 3.0), (1e-5, 2.0), (7.0, 7.0), (9.0, 11.0)]
+)
+def test_a_logarithmic_axis_has_several_labels(low, high):
+    run = Run(
+        0,
+        losses=((1.0, 0, high), (2.0, 1, low)),
+        accuracies=(0.5, 0.6),
+        sent=(round(low * 1e6), round(high * 1e6)),
+    )
+    report = Report(Setting("x"), (Result("AllReduce", "sync", runs=(run,)),))
+    for draw, name in ((draw_loss, "y"), (draw_bytes, "x")):
+        figure = draw(report)
+        figure.draw_without_rendering()
+        axes = figure.axes[0]
+        limits = sorted(getattr(axes, f"get_{name}lim")())
+        axis = getattr(axes, f"{name}axis")
+        shown = {
+            t.get_text()
+            for t, at in zip(axis.get_ticklabels(), axis.get_ticklocs(), strict=True)
+            if limits[0] <= at <= limits[1]
+        }
+        assert 2 <= len(shown - {""}) <= 10, (draw, limits, shown)
 
 
 def test_svgs_of_one_page_share_no_id_and_fetch_nothing(make_report):

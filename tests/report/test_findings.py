@@ -52,10 +52,34 @@ def test_one_seed_gives_no_interval_and_no_winner():
 def test_of_one_epoch_speeds_are_not_compared():
     """Plain fit compiles in its first epoch, and there is no other one whose time could be taken for it."""
     results = PLAIN, timed("AEASGD", 1.0, 1.025, 1.05)
-    first, *_ = findings(Report(replace(SETTING, epochs=1), results))
-    assert first.startswith("The seconds of plain fit include compiling, as there is one epoch")
-    assert "4.00 times" not in first
+    report = Report(replace(SETTING, epochs=1), results)
+    first, *others = findings(report)
+    assert first.startswith("The only epoch includes compiling, so no speeds are given: train two epochs or more")
+    assert len(others) == 2
+    assert others[0].startswith("With start-up ")
+    assert "accuracy" in others[1]
+    assert report.fastest == ""
     assert "4.00 times" in findings(Report(replace(SETTING, epochs=2), results))[0]
+
+
+def test_a_gain_whose_printed_interval_contains_1_is_none():
+    """The interval ends a little above 1, and is printed as "1.00 to 1.77"."""
+    report = Report(SETTING, (timed("plain fit", 4.0, 4.0, 4.0), timed("AEASGD", 2.674, 3.0, 3.3656)))
+    assert 1 < report.gain_interval(report.results[1])[0] < 1.005
+    output = " ".join(findings(report))
+    assert output.startswith("No algorithm was measurably faster")
+    assert "(the intervals contain 1): AEASGD (1.33 x, 95 % interval 1.00 to 1.77)" in output
+
+
+def test_a_winner_has_an_interval_apart_as_printed():
+    def scored(name, *accuracies):
+        return Result(name, runs=tuple(Run(seed, accuracy=a) for seed, a in enumerate(accuracies)))
+
+    report = Report(replace(SETTING, test_rows=10**9), (scored("A", 0.9, 0.9), scored("B", 0.9002, 0.9002)))
+    (_, high), (low, _) = map(report.accuracy_interval, report.results)
+    assert high < low
+    assert report.best == ""
+    assert Report(report.setting, (report.results[0], scored("B", 0.902, 0.902))).best == "B"
 
 
 def test_an_interval_of_a_gain_is_positive():

@@ -51,6 +51,19 @@ def test_all_that_the_report_holds_is_on_the_page(make_report):
     assert page.tags.count("article") == 7
 
 
+def test_the_page_of_one_epoch_has_no_speeds(make_report):
+    """The only epoch includes compiling. The total with start-up is right nevertheless."""
+    report = make_report(seeds=2)
+    one = replace(report, setting=replace(report.setting, epochs=1))
+    text, page = (" ".join(Page(render(each)).texts) for each in (report, one))
+    for title in ("x Single", "x fit", "to target s", "train s", "samples/s", "fastest", "exchanging", "start-up s"):
+        assert title in text
+    for title in ("x Single", "x fit", "to target s", "train s", "samples/s", "fastest"):
+        assert title not in page
+    assert "result s" in page
+    assert "The only epoch includes compiling, so no speeds are given" in page
+
+
 def test_nothing_is_fetched_and_no_script_runs(make_report):
     text = render(make_report())
     page = Page(text)
@@ -66,7 +79,7 @@ def test_nothing_is_fetched_and_no_script_runs(make_report):
 
 def test_every_text_from_outside_is_escaped():
     run = Run(seed=0, f1=0.5, accuracy=0.5, seconds=1.0, losses=((0.5, 0, 1.0), (1.0, 1, 0.5)))
-    setting = Setting(EVIL, 1, 1, 1, (EVIL,), EVIL, EVIL, 1, 1, 1, 1, EVIL, 1, EVIL, {EVIL: EVIL}, EVIL, (EVIL,))
+    setting = Setting(EVIL, 1, 1, 1, (EVIL,), EVIL, EVIL, 2, 1, 1, 1, EVIL, 1, EVIL, {EVIL: EVIL}, EVIL, (EVIL,))
     results = (
         Result(EVIL, EVIL, EVIL, {EVIL: EVIL}, (run,)),
         Result("b" + EVIL, EVIL, EVIL, {EVIL: EVIL}, error=EVIL),

@@ -98,12 +98,46 @@ def test_rows_that_do_not_fit_the_model(refused, wide):
     )
 
 
-def test_rows_without_a_target(make_model):
-    """Loss and metrics want one: said before a worker starts."""
-    trainer = choros.Trainer(make_model(), workers=2)
-    with pytest.raises(InvalidInputError, match="cannot take these data .*without y"):
-        trainer.fit(np.zeros((96, 8), "float32"), verbose=0)
-    assert not trainer._local.pool.started
+@pytest.mark.parametrize("built", [False, True])
+def test_rows_without_a_target(built, make_model, refused):
+    """The loss needs one, also if the model was trained before."""
+    model = make_model()
+    if built:
+        model.train_on_batch(np.zeros((4, 8), "float32"), np.zeros(4, "int32"))
+    message = r"y is missing, which the compiled loss of the model '\w+' needs: give fit\(x, y\)"
+    refused(InvalidInputError, message, model, y=None)
+    refused(InvalidInputError, message, model, x=iter([np.zeros((4, 8), "float32")]), y=None)
+
+
+def test_validation_rows_without_a_target(refused):
+    message = (
+        r"validation_data has no y, which the compiled loss of the model '\w+' needs: give validation_data=\(x, y\)"
+    )
+    refused(InvalidInputError, message, validation_data=(np.zeros((4, 8), "float32"),))
+
+
+class Autoencoder(keras.Model):
+    """A model whose loss needs no y."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(8)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.square(x - y_pred))
+
+
+@pytest.mark.parametrize("loss", [None, "mse"])
+def test_rows_without_a_target_of_a_loss_that_needs_none(loss, pools):
+    model = Autoencoder()
+    model.compile("sgd", loss)
+    x = np.ones((16, 8), "float32")
+    trainer = choros.Trainer(model, workers=2, pool=pools(2))
+    history = trainer.fit(x, validation_data=(x[:5],), batch_size=8, verbose=0)
+    assert set(history.history) == {"loss", "val_loss"}
 
 
 def test_hyper_parameters(refused):
@@ -139,7 +173,9 @@ def test_numbers_of_workers(workers, refused):
         ({"verbose": 3}, "verbose=3"),
         ({"y": np.zeros(59)}, "x has 60 rows and y has 59"),
         ({"x": np.array([None] * 60)}, "convert"),
-        ({"x": [1.0, 2.0], "y": None}, r"np\.array"),
+        ({"x": [1.0, 2.0], "y": None}, r"numpy\.array"),
+        ({"y": list(np.zeros(60, "int32"))}, r"y is a list of 60 numbers: give numpy\.array\(y\)\."),
+        ({"y": list(torch.zeros(60))}, r"y is a list of 60 numbers: give numpy\.array\(y\)\."),
         ({"x": (row for row in range(3)), "y": None}, r"batch 1 of the generator .* is of type int: yield \(x,\)"),
         ({"validation_data": 7}, "validation_data is of type int"),
         ({"validation_data": (np.zeros((4, 8)), np.zeros(3))}, "4 rows and y has 3"),

@@ -487,6 +487,24 @@ def test_a_fit_with_fewer_epochs_than_its_checkpoint_trains_nothing(algorithm, p
     assert (epochs, none, rest) == ([0, 1, 2], [], [3])
 
 
+def test_a_fit_that_trains_nothing_says_where_the_figures_are(pools, data, make_model, tmp_path, capsys):
+    """Its history is empty; the file of a CSVLogger has the epochs of all calls."""
+    table = tmp_path / "epochs.csv"
+    histories = []
+    for _ in range(2):
+        logger = keras.callbacks.CSVLogger(table, append=True)
+        trainer = choros.Trainer(make_model(), workers=2, pool=pools(2))
+        how = {"batch_size": 10, "checkpoint": tmp_path / "state", "resume": True, "verbose": 2}
+        histories.append(trainer.fit(*data(), epochs=2, callbacks=[logger], **how))
+    assert [len(history.epoch) for history in histories] == [2, 0]
+    assert histories[1].history == {}
+    assert histories[1].run.rows == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("choros: nothing was trained, so history.history is empty: ")
+    assert "CSVLogger" in last
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["epoch", "0", "1"]
+
+
 NOISE = """
 training = False
 

@@ -1,4 +1,4 @@
-"""The lines while workers start, and the clock of the first progress bar."""
+"""The lines while workers start, and the clock of the first progress bar or line."""
 
 import logging
 import re
@@ -40,6 +40,32 @@ def test_a_line_while_workers_start_and_a_bar_that_starts_with_training(lines, c
     steps = [float(number) * units[unit] for number, unit in re.findall(r"(\d+)(s|ms|us)/step", first)]
     assert steps
     assert max(steps) < took / 5, first
+
+
+class SlowToCompile(keras.layers.Layer):
+    """A layer whose first training step in a process takes 3 seconds more."""
+
+    steps = 0
+
+    def call(self, x, training=False):
+        if training:
+            type(self).steps += 1
+            if type(self).steps == 1:
+                time.sleep(3)
+        return x
+
+
+def test_the_line_of_the_first_epoch_begins_with_training(capsys):
+    """With verbose=2, as the bar: the first step compiles."""
+    model = keras.Sequential([keras.Input((4,)), SlowToCompile(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((64, 4), "float32")
+    with choros.Trainer(model, workers=1) as trainer:
+        trainer.fit(x, x[:, 0], epochs=2, batch_size=8, verbose=2)
+    output = capsys.readouterr().out
+    seconds = re.findall(r"^8/8 - (\d+)s - ", output, flags=re.MULTILINE)
+    assert len(seconds) == 2, output
+    assert max(map(int, seconds)) <= 1, output
 
 
 def test_a_terminal_gets_the_seconds(lines, monkeypatch):

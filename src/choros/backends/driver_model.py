@@ -79,8 +79,14 @@ def build_model(model: keras.Model, sample: Batch) -> None:
     """Create the variables that the first ``fit`` creates: weights, slots of all optimizers, metrics.
 
     Raises:
-        InvalidInputError: the model cannot take such data. The message contains Keras' error in one line.
+        InvalidInputError: y is missing, or the model cannot take such data. The message contains Keras' error in one
+            line.
     """
+    if sample.y is None and _needs_target(model):
+        raise InvalidInputError(
+            f"y is missing, which the compiled loss of the model {model.name!r} needs: give fit(x, y), or data that "
+            "yield (x, y)."
+        )
     # A user-defined train_step may use a compiled loss without y, as diffusion models do.
     data = keras.tree.map_structure(as_keras_input, parts(sample))
     own_step = not of_keras(getattr(type(model), "train_step", None))
@@ -106,7 +112,14 @@ def check_validation(model: keras.Model, sample: Batch, trained: Batch) -> None:
     Raises:
         InvalidInputError: the message contains Keras' error in one line.
     """
-    if not of_keras(getattr(type(model), "test_step", None)) or _row(sample) == _row(trained):
+    if not of_keras(getattr(type(model), "test_step", None)):
+        return
+    if sample.y is None and _needs_target(model):
+        raise InvalidInputError(
+            f"validation_data has no y, which the compiled loss of the model {model.name!r} needs: give "
+            "validation_data=(x, y), or data that yield (x, y)."
+        )
+    if _row(sample) == _row(trained):
         return
     symbols = keras.tree.map_structure(lambda leaf: symbol(leaf, sample.rows), parts(sample))
     x, y, weight = keras.utils.unpack_x_y_sample_weight(symbols)
@@ -115,6 +128,12 @@ def check_validation(model: keras.Model, sample: Batch, trained: Batch) -> None:
         _LossOf(model).compute_output_spec(x, y, outputs, weight)
     except (AttributeError, TypeError, ValueError) as error:
         raise _refusal(model, sample, "the validation data", error) from error
+
+
+def _needs_target(model: keras.Model) -> bool:
+    """Return whether Keras' steps compare outputs with y. A user-defined step may use a compiled loss without y."""
+    steps = [getattr(type(model), name, None) for name in ("train_step", "compute_loss")]
+    return all(map(of_keras, steps)) and any(loss is not None for loss in keras.tree.flatten(model.loss))
 
 
 def _refusal(model: keras.Model, sample: Batch, data: str, error: Exception) -> InvalidInputError:
@@ -140,7 +159,11 @@ class _LossOf(keras.Operation):  # type: ignore[misc]
 
 def _row(batch: Batch) -> Any:
     """Return the structure of a batch, with the shape of a row and the kind of dtype of each array."""
-    return keras.tree.map_structure(lambda array: (str(np.shape(array)[1:]), array.dtype.kind), [batch.x, batch.y])
+
+    def form(array: Any) -> Any:
+        return None if array is None else (str(np.shape(array)[1:]), array.dtype.kind)
+
+    return keras.tree.map_structure(form, [batch.x, batch.y])
 
 
 def _labels(model: keras.Model, y: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -47,7 +48,7 @@ examples:
   choros demo -n 2 --algorithms single,allreduce,aeasgd --epochs 5
 
 Exit codes: 0 success; 1 an algorithm failed, or a package is missing; 2 wrong usage, and nothing was trained; 130
-interrupted (Ctrl-C). The report is written if something was trained.
+interrupted (Ctrl-C). After Ctrl-C the report has what was trained until then; without any, none is written.
 """
 
 KNOWN = {"--algorithms": Known(("all", *(kind.__name__.lower() for kind in ALL)), is_list=True)}
@@ -89,7 +90,8 @@ def main(args: argparse.Namespace) -> int:
         args: the parsed arguments.
 
     Returns:
-        0; 1 if an algorithm failed, 130 if the user interrupted. The report is written in each case.
+        0; 1 if an algorithm failed, 130 if the user interrupted. The report is written in each case, except after an
+        interrupt before the end of the first training.
 
     Raises:
         InvalidInputError: an argument is not valid, or a package is missing; nothing was trained.
@@ -105,6 +107,7 @@ def main(args: argparse.Namespace) -> int:
     threads = prepare(backend, args.workers)
     print(f"Loading the data, Keras and {backend}", flush=True)
     data, name, classes = _load(args.data)
+    made = not args.out.exists()
     _make_folder(args.out)
     seeds = tuple(range(args.seed, args.seed + args.seeds))
     target, epochs = args.target or TARGETS[data.name], args.epochs or EPOCHS[data.name]
@@ -146,6 +149,12 @@ def main(args: argparse.Namespace) -> int:
     finally:
         display.stop()
         signal.signal(signal.SIGINT, previous_handler)
+    if not report.results:
+        if made:
+            with contextlib.suppress(OSError):  # another program may use it
+                args.out.rmdir()
+        print("Interrupted before a training had ended: no report is written.", flush=True)
+        return 130
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
     try:  # a second Ctrl-C must not end the writing of the report
         page = write(report, args.out)

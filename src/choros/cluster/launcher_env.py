@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 
 from choros.cluster import derived_env
@@ -73,7 +73,7 @@ class LauncherEnv:
     port: tuple[str, ...] = ()
     one_node: bool = False
     mpi: bool = False
-    derive: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None
+    derive: Callable[[Mapping[str, str]], Mapping[str, str]] | None = field(default=None, repr=False)
 
 
 TABLES: tuple[LauncherEnv, ...] = (

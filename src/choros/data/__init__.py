@@ -42,6 +42,9 @@ __all__ = [
 class Source(Protocol):
     """The interface of data for the training loops."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
     @property
     def indexed(self) -> bool:
         """True if rows or batches can be read by index. False for a stream, which is read in order."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from choros.data.encoded_rows import decoded, encode, is_encoded, is_sparse, with_float_dtype
 from choros.data.tree import map_leaves
-from choros.errors import InvalidDataError, brief, named_type
+from choros.errors import InvalidDataError, brief, counted, named_type
 from choros.types import Array, ArrayTree
 
 _REMEDY = "convert it to numpy arrays, name files by choros.files, or wrap it in a keras.utils.PyDataset"
@@ -140,9 +140,11 @@ def as_arrays(structure: ArrayTree, name: str = "x") -> ArrayTree:
         first: object = structure
         while isinstance(first, list | tuple) and first:
             first = first[0]
-        if isinstance(first, int | float | str | bytes):
-            kind = type(structure).__name__
-            raise InvalidDataError(f"{name} is a {kind} of {type(first).__name__} values: give np.array({name}).")
+        if not isinstance(first, dict) and is_row(first):
+            noun, kind = "string" if isinstance(first, str | bytes) else "number", type(structure).__name__
+            flat = not isinstance(structure[0], list | tuple)
+            text = f"a {kind} of {counted(len(structure), noun)}" if flat else f"a nested {kind} of {noun}s"
+            raise InvalidDataError(f"{name} is {text}: give numpy.array({name}).")
         if structure and isinstance(structure[0], dict | list | tuple) and is_row(structure[0]):
             raise InvalidDataError(
                 f"{name} is {named_type(structure)} of rows: give an array of all rows for each part of them, as "

@@ -74,3 +74,6 @@ class Compression:
     none = Compressor()
     fp16 = Compressor("float16")
     bf16 = Compressor("bfloat16")
+
+    def __repr__(self) -> str:
+        return "Compression()"

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from choros.training.checkpoint import Checkpoint
     from choros.types import Callbacks
 
+# By ``verbose``, the seconds between two reports of a step. A line for each epoch needs only the report of the first
+# step, with which its clock begins.
+_REPORT_SECONDS: dict[object, float] = {1: 0.2, 2: 3600.0}
+
 
 @dataclass(frozen=True)
 class FitArguments:
@@ -116,7 +120,7 @@ class FitArguments:
             "validation_batch_size": _int(self.validation_batch_size),
             "validation_steps": _int(self.validation_steps),
             "validation_freq": [*map(int, frequency)] if isinstance(frequency, Iterable) else int(frequency),
-            "progress": 0.2 if self.verbose == 1 else 0.0,
+            "progress": _REPORT_SECONDS.get(self.verbose, 0.0),
         }
 
 

@@ -44,7 +44,7 @@ class FitConfig:
     per_batch: bool = False  # a callback has batch hooks: rank 0 reports each batch and waits for a control message
     watched: bool = False  # there are user callbacks: they may read the weights of an epoch's end
     run_metrics: bool = False  # a callback adds ``epoch_rates`` to the logs of epochs
-    progress: float = 0.0  # seconds between two progress reports of rank 0; 0: no reports
+    progress: float = 0.0  # seconds between two progress reports of rank 0, after that of its first step; 0: none
     timeout: float = 300.0
     first_timeout: float = 1800.0
     metric_values: int = 0

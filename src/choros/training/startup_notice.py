@@ -1,4 +1,4 @@
-"""Messages while workers start, and a progress bar whose clock starts with the training."""
+"""Messages while workers start, and the clock of Keras' progress bar, which begins with the training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class StartupNotice:
-    """Lines of a ``fit`` with ``verbose``: one when workers start, on a terminal another one when they are ready.
+    """Messages of a ``fit`` with ``verbose``: that workers start and, on a terminal, that they are ready.
 
     Args:
-        workers: str. The workers, such as "2 workers (jax)"; "" if none are started, and no line is needed.
+        workers: str. The workers, such as "2 workers (jax)"; "" if ``fit`` starts none, so that there is no message.
     """
 
     def __init__(self, workers: str) -> None:
@@ -33,7 +33,7 @@ class StartupNotice:
 
     @staticmethod
     def restart_bars(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-        """Make Keras' progress bars start their clocks at the next batch: the first one includes compiling."""
+        """Restart the clocks of Keras' progress bars, after the first step, which compiles."""
         import keras
 
         for callback in callbacks:

@@ -1,4 +1,4 @@
-"""The caller's side of the baseline: a process that trains by plain ``model.fit`` on all cores."""
+"""The client of the baseline process, which trains by plain ``model.fit`` on all cores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlainFit:
 
     Args:
         data: Dataset.
-        environment: the variables of the process. It should not limit the threads.
+        environment: the environment variables of the process, without limits of threads.
 
     Attributes:
         startup: float. Seconds from the start of the process until Keras was imported and the data were loaded.

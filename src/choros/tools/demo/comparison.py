@@ -29,7 +29,7 @@ TrainPlain = Callable[[int, Progress], Run]
 _PLAIN_ABOUT = "model.fit of Keras without Choros: one process with the threads that Keras takes, on all cores."
 
 
-class Shows(Protocol):
+class ProgressReceiver(Protocol):
     """The receiver of the progress of a comparison."""
 
     def begin(self, name: str, run: int) -> None:
@@ -49,8 +49,8 @@ def compare(
     plan: Plan,
     setting: Setting,
     train: Train,
-    display: Shows,
-    told_to_stop: Callable[[], bool] = lambda: False,
+    display: ProgressReceiver,
+    was_interrupted: Callable[[], bool] = lambda: False,
     plain: TrainPlain | None = None,
 ) -> Report:
     """Train by plain ``fit`` and by each algorithm, from each seed.
@@ -61,13 +61,13 @@ def compare(
     Args:
         plan: Plan.
         setting: Setting. The head of the report.
-        train: a function of an algorithm, a seed and a function that receives the loss of each epoch. It returns the
-            measurements and the algorithm with all settings.
+        train: a function that trains. It takes an algorithm, a seed and a receiver of the loss of each epoch, and
+            returns the measurements and the algorithm with all its settings.
         display: shows the progress.
-        told_to_stop: returns whether the user has interrupted. Compiled code may convert an interrupt to another
-            exception. By default it returns False.
-        plain: a function of a seed and of that function, which trains by plain ``fit``. By default there is no
-            baseline.
+        was_interrupted: a function that returns whether the user has interrupted. It is called after an exception,
+            because compiled code may convert an interrupt to another one.
+        plain: a function that trains by plain ``fit``. It takes a seed and a receiver of the loss of each epoch.
+            Defaults to None: no baseline.
 
     Returns:
         The report.
@@ -91,7 +91,7 @@ def compare(
             interrupted = True
             display.stop()
         except Exception as failure:
-            interrupted = told_to_stop()
+            interrupted = was_interrupted()
             error = "" if interrupted else f"{type(failure).__name__}: {failure}"
             if interrupted:
                 display.stop()
@@ -114,7 +114,7 @@ def plain_trainer(plan: Plan, data: Dataset, environment: Mapping[str, str]) -> 
     Args:
         plan: Plan.
         data: Dataset.
-        environment: the variables of the process. It should not limit the threads.
+        environment: the environment variables of the process, without limits of threads.
     """
     open_process: list[PlainFit] = []
 
@@ -227,7 +227,10 @@ def _validation(data: Dataset) -> int:
 
 
 def _run(plan: Plan, data: Dataset, seed: int, answer: Mapping[str, Any], predictions: Array, startup: float) -> Run:
-    """Return the run of the times, losses and accuracies of epochs; what the first epoch took longer is start-up."""
+    """Return the run with these times, losses and accuracies of its epochs.
+
+    The seconds by which its first epoch took longer than the median of the others are added to the start-up.
+    """
     times, extra = steady(answer["times"])
     f1, accuracy = score(data.y_test, predictions)
     return Run(

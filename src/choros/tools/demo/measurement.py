@@ -1,4 +1,4 @@
-"""Figures of a run: its times without start-up, and what the timeline of its workers says."""
+"""Figures of a run: its times without start-up, and the figures of the timeline of its workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SHOWN = 1.0  # seconds of a lane that the report keeps
 
 
 def steady(times: Sequence[float]) -> tuple[list[float], float]:
-    """Return the ends of the epochs as if the first had taken as long as the median of the others, and the difference.
+    """Return the times at which epochs ended, without compiling, and the seconds of compiling.
 
-    The first steps of each program compile. This is start-up, for every algorithm and for plain ``fit`` alike.
+    The first epoch compiles. The seconds by which it took longer than the median of the others count as compiling, for
+    every algorithm and for plain ``fit`` alike. The time of a single epoch is returned as it is.
 
     Args:
         times: seconds at which the epochs ended, increasing.
@@ -47,7 +48,8 @@ class Timeline:
             waiting for data; mean over the workers.
         sent: tuple of int. Bytes that all workers had exchanged at the end of each epoch.
         staleness: tuple of int. At index s, the number of exchanges with staleness s; empty if synchronous.
-        lanes: for each worker (kind, begin, end) in seconds of the first second after the first epoch.
+        lanes: for each worker tuples (kind, begin, end): its operations in the first second after the first epoch, in
+            seconds from the beginning of that second.
     """
 
     exchanging: float
@@ -133,9 +135,9 @@ def _staleness(ranks: list[list[dict[str, Any]]]) -> tuple[int, ...]:
     """Return a histogram of the exchanges by others between two exchanges of a rank, in the order of their ends."""
     ends = [sorted(_end(event) for event in events if event["cat"] == "exchange") for events in ranks]
     counts: dict[int, int] = defaultdict(int)
-    for rank, own in enumerate(ends):
+    for rank, ends_of_rank in enumerate(ends):
         before = float("-inf")
-        for end in own:
+        for end in ends_of_rank:
             others = (other for place, other in enumerate(ends) if place != rank)
             counts[sum(bisect.bisect(other, end) - bisect.bisect(other, before) for other in others)] += 1
             before = end

@@ -66,7 +66,7 @@ def _compiled(parts: list[Any], classes: int, seed: int, metrics: Sequence[str])
 def restart(model: Any, seed: int) -> None:
     """Set the weights of a trained network to those of a seed, and the variables of its optimizer to zeros.
 
-    Then it trains as a network that ``build_for`` returns, but what compiled its steps does not compile them again.
+    It then trains like a new network of ``build_for``, but its compiled steps are used again.
     """
     _draw_weights(model, seed)
     for variable in model.optimizer.variables:

@@ -2,7 +2,7 @@
 
 ``choros.tools.demo.baseline`` runs this file by its path. It reads one JSON object from each line of standard input and
 writes JSON objects, one a line: ``{"ready": true}``, ``{"epoch": .., "loss": ..}`` and ``{"startup": .., ...}``. Keras
-decides the threads.
+chooses the number of threads.
 """
 
 from __future__ import annotations

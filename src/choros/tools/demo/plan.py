@@ -14,8 +14,8 @@ from choros.errors import InvalidInputError, MissingPackageError
 
 DEFAULT = "allreduce,localsgd,aeasgd"
 BATCHES = {True: 64, False: 128}  # rows of a global batch, for images and for tables
-# Accuracies to which the seconds are measured. On the 517 digits held back an accuracy is uncertain by 2 points: the
-# time to one near the final 0.97 is a matter of chance.
+# Accuracies to which the seconds are measured. On the 517 digits held back an accuracy is uncertain by 2 points, so the
+# time to an accuracy near the final 0.97 is a matter of chance.
 TARGETS = {"digits": 0.9, "mnist": 0.97, "higgs": 0.8}
 EPOCHS = {"digits": 5, "mnist": 10, "higgs": 10}
 PLAIN_VARIABLES = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS")  # for plain fit, as for workers

@@ -70,9 +70,9 @@ class Display:
         cells = [f"failed: {summary(result.error)}"] if result.failed else []
         if result.runs:
             rate = decimal(result.mean("samples_per_second"), 0)
-            cells.insert(
-                0, f"accuracy {decimal(result.mean('accuracy'), 3)}, {decimal(result.seconds, 2)} s, {rate} samples/s"
-            )
+            # The seconds of the only epoch include compiling.
+            speed = f", {decimal(result.seconds, 2)} s, {rate} samples/s" if self._epochs > 1 else ""
+            cells.insert(0, f"accuracy {decimal(result.mean('accuracy'), 3)}{speed}")
         line = self._prefix(result.algorithm) + "; ".join(cells)
         if self._console is None:
             self._stream.write(f"{line}\n")

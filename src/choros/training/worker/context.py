@@ -80,7 +80,7 @@ class WorkerContext:
         self.stats = WorkerStats(self.rank, host=platform.node())
         self.begin = (self.job.initial_epoch, self.job.initial_batch)
         self.score = math.inf  # of an Ensemble's member: its last validation loss, or training loss
-        self._reported = time.perf_counter()
+        self._reported = -math.inf  # the first step is reported: the clock of the caller's bar begins with it
         self._ready = 0.0  # ``time.perf_counter()`` at ``start_clock``
         self.earlier_seconds = 0.0  # seconds of training before a restart of this run
         self._compiling = 0.0
@@ -199,7 +199,7 @@ class WorkerContext:
             wait_begun = time.perf_counter()
 
     def progress(self, epoch: int, step: int) -> None:
-        """Report rank 0's step for the caller's progress bar, at most every ``job.progress`` seconds."""
+        """Report rank 0's step to the caller: the first step, then one step every ``job.progress`` seconds."""
         if self.rank == 0 and self.job.progress and time.perf_counter() - self._reported > self.job.progress:
             self.reporter.batch(epoch, step, self.replica.metrics())
             self._reported = time.perf_counter()

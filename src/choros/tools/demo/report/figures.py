@@ -1,7 +1,8 @@
 """The charts of a comparison, as PNG and as inline SVG for wide and for narrow screens.
 
-Matplotlib is imported when a figure is drawn, without pyplot. It changes no global state and needs no display. The
-colors are those of Okabe and Ito, which color-blind readers can distinguish. Lines also differ in markers and dashes.
+Matplotlib is imported when a figure is drawn, without pyplot. It changes no global state and needs no display. Each
+algorithm has the same color in all charts. The colors are those of Okabe and Ito, which color-blind readers can
+distinguish. Lines also differ in markers and dashes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from choros.tools.demo.report.table import decimal, mean_gain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Canvas
 
 INK = "#1b1f24"
 PALE = "#8a929b"
-MODES: dict[str | None, str] = {"sync": "#0072b2", "async": "#d55e00", None: "#7b8794"}
 MODE_NAMES: dict[str | None, str] = {"sync": "synchronous", "async": "asynchronous", None: "no exchange"}
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b8794")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
@@ -74,7 +75,7 @@ def draw_target(report: Report, width: float = WIDE) -> Canvas:
     training = [report.result_seconds(r) - r.mean("startup") for r in results]
     startup = [r.mean("startup") for r in results]
     places = range(len(results))
-    axes.barh(places, training, height=0.62, color=[_color(r) for r in results])
+    axes.barh(places, training, height=0.62, color=[_color(report, r) for r in results])
     axes.barh(places, startup, left=training, height=0.62, color=PALE, alpha=0.35)
     for i, result in enumerate(results):
         low, high = interval(report.targets(result))
@@ -92,7 +93,7 @@ def draw_target(report: Report, width: float = WIDE) -> Canvas:
     longest = max(t + s for t, s in zip(training, startup, strict=True))
     axes.set_xlim(0, (1.3 if width == WIDE else 1.55) * max(longest, *(h for h in highs if math.isfinite(h)), 1e-9))
     axes.set_xlabel("seconds")
-    _key(figure, results, ("start-up", PALE, 0.35), width=width)
+    _patches(figure, [("start-up", PALE, 0.35)], 1)
     return figure
 
 
@@ -144,15 +145,14 @@ def draw_accuracy(report: Report, width: float = WIDE) -> Canvas:
     for i, result in enumerate(results):
         low, high = report.accuracy_interval(result)
         if math.isfinite(low):
-            axes.plot([low, min(high, 1.0)], [i, i], color=_color(result), linewidth=2)
-        axes.plot([result.mean("accuracy")], [i], "o", color=_color(result), markersize=6)
+            axes.plot([low, min(high, 1.0)], [i, i], color=_color(report, result), linewidth=2)
+        axes.plot([result.mean("accuracy")], [i], "o", color=_color(report, result), markersize=6)
     _tidy(axes, "x")
     axes.set_yticks(range(len(results)), [r.algorithm for r in results])
     axes.tick_params(axis="y", length=0, labelsize=9.5)
     axes.set_ylim(-0.6, len(results) - 0.4)
     axes.locator_params(axis="x", nbins=6 if width == WIDE else 4)
     axes.set_xlabel("accuracy on the rows held back")
-    _key(figure, results, width=width)
     return figure
 
 
@@ -167,7 +167,7 @@ def draw_staleness(report: Report, width: float = WIDE) -> Canvas:
         length = max(len(run.stale) for run in result.runs)
         counts = [sum(run.stale[s] for run in result.runs if s < len(run.stale)) for s in range(length)]
         shares = [count / max(sum(counts), 1) for count in counts]
-        axes.bar(range(length), shares, color=MODES["async"], width=0.8)
+        axes.bar(range(length), shares, color=_color(report, result), width=0.8)
         axes.set_title(result.algorithm, fontsize=9.5, loc="left", color=INK)
         _tidy(axes, "y")
         axes.set_xlim(-0.7, max(length, 4) - 0.3)
@@ -181,19 +181,15 @@ def draw_staleness(report: Report, width: float = WIDE) -> Canvas:
 
 def draw_bytes(report: Report, width: float = WIDE) -> Canvas:
     """Draw the accuracy at the end of each epoch against the bytes that all workers had exchanged."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     figure = _figure(width, 3.6 if width == WIDE else 4.4)
     axes = figure.subplots()
-    for i, result in enumerate(_with_bytes(report)):
+    for result in _with_bytes(report):
         run = result.runs[0]
         megabytes = [sent / 1e6 for sent in run.sent]
-        axes.plot(megabytes, run.accuracies[: len(megabytes)], **_style(i), label=result.algorithm)
+        axes.plot(megabytes, run.accuracies[: len(megabytes)], **_style(report, result), label=result.algorithm)
     _tidy(axes, "both")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(numticks=4))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    _label_logarithmic(axes.xaxis)
     axes.set_xlabel("megabytes exchanged, all workers")
     axes.set_ylabel("accuracy on the rows held back")
     _legend(figure, width)
@@ -213,17 +209,17 @@ def _with_bytes(report: Report) -> list[Result]:
 
 
 def _with_losses(report: Report) -> list[Result]:
-    return [r for r in report.results if r.runs and r.runs[0].losses]
+    return [r for r in report.results if r.runs and r.runs[0].losses and report.steady]
 
 
 FIGURES = (
     Figure(
         "target",
         "Seconds to the target accuracy",
-        "Training in color, start-up in gray behind it; the lines are 95 % intervals of the training over the seeds. "
-        "The speed-up is that of the training against plain fit.",
+        "Training in the color of the algorithm, start-up in gray behind it; the lines are 95 % intervals of the "
+        "training over the seeds. The speed-up is that of the training against plain fit.",
         draw_target,
-        lambda report: any(math.isfinite(report.result_seconds(r)) for r in report.results),
+        lambda report: report.steady and any(math.isfinite(report.result_seconds(r)) for r in report.results),
     ),
     Figure(
         "timeline",
@@ -267,8 +263,6 @@ def _curves(
     report: Report, width: float, points: Callable[[Any], list[tuple[float, float]]], horizontal: str, vertical: str
 ) -> Canvas:
     """Draw curves of the first seed in one panel for each mode; plain ``fit`` is in black in each."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     results = _with_losses(report)
     groups = [[r for r in results if r.mode == mode and r.algorithm != PLAIN] for mode in ("sync", "async")]
     groups[0] = [r for r in results if r.mode is None and r.algorithm != PLAIN] + groups[0]
@@ -283,21 +277,21 @@ def _curves(
         if plain is not None:
             times, losses = zip(*points(plain.runs[0]), strict=True)
             axes.plot(times, losses, color=INK, linewidth=2.4, label=PLAIN)
-        for i, result in enumerate(group):
+        for result in group:
             times, losses = zip(*points(result.runs[0]), strict=True)
-            axes.plot(times, losses, **_style(i), label=result.algorithm)
+            axes.plot(times, losses, **_style(report, result), label=result.algorithm)
         _tidy(axes, "both")
-        if values and min(values) > 0 and max(values) > 12 * min(values):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(numticks=4))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlim(left=0)
         if axes.get_lines():
             axes.legend(frameon=False, fontsize=9, handlelength=2.6, labelcolor=INK)
         if group:
             mode = "asynchronous" if group[-1].mode == "async" else "synchronous"
             axes.set_title(mode, fontsize=9.5, loc="left", color=INK)
+    if values and min(values) > 0 and max(values) > 12 * min(values):
+        for axes in panels.flat:
+            axes.set_yscale("log")
+        for axes in panels.flat:  # now that all panels have their common limits
+            _label_logarithmic(axes.yaxis)
     figure.supxlabel(horizontal, fontsize=9.5, color=INK)
     figure.supylabel(vertical, fontsize=9.5, color=INK)
     return figure
@@ -328,19 +322,44 @@ def _names(axes: Axes, names: list[str]) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _color(result: Result) -> str:
-    return INK if result.algorithm == PLAIN else MODES.get(result.mode, PALE)
+def _label_logarithmic(axis: Axis) -> None:
+    """Label an axis of logarithmic scale, with limits, by numbers in plain notation."""
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    ticks = log_ticks(low, high)
+    axis.set_major_locator(FixedLocator(ticks) if ticks else MaxNLocator(4))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
-def _key(figure: Canvas, results: list[Result], *more: tuple[str, str, float], width: float = WIDE) -> None:
-    """Draw a legend of the colors above the axes."""
-    entries = [(PLAIN, INK, 1.0)] if any(r.algorithm == PLAIN for r in results) else []
-    present = [r for r in results if r.algorithm != PLAIN]
-    entries += [(MODE_NAMES[mode], MODES[mode], 1.0) for mode in MODES if any(r.mode == mode for r in present)]
-    _patches(figure, [*entries, *more], 5 if width == WIDE else 2)
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return the coarsest round numbers of which at least three lie between two limits; none for close limits.
+
+    Example:
+        >>> log_ticks(0.5, 2e6), log_ticks(0.03, 0.9), log_ticks(2.0, 3.0)
+        ([1.0, 1000.0, 1000000.0], [0.03, 0.1, 0.3], [])
+    """
+    for step, digits in ((3, (1,)), (2, (1,)), (1, (1,)), (1, (1, 3)), (1, (1, 2, 5))):
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [float(f"{digit}e{power}") for power in powers if power % step == 0 for digit in digits]
+        within = [tick for tick in ticks if low <= tick <= high]
+        if len(within) >= 3:
+            return within
+    return []
+
+
+def _place(report: Report, result: Result) -> int:
+    """Return the place of an algorithm among those of the report, which decides its color in all charts."""
+    return [r.algorithm for r in report.results if r.algorithm != PLAIN].index(result.algorithm)
+
+
+def _color(report: Report, result: Result) -> str:
+    return INK if result.algorithm == PLAIN else LINES[_place(report, result) % len(LINES)]
 
 
 def _patches(figure: Canvas, entries: list[tuple[str, str, float]], columns: int) -> None:
+    """Draw a legend of colors above the axes."""
     from matplotlib.patches import Patch
 
     handles = [Patch(facecolor=color, alpha=alpha, label=name) for name, color, alpha in entries]
@@ -364,9 +383,10 @@ def _legend(figure: Canvas, width: float) -> None:
     )
 
 
-def _style(i: int) -> dict[str, Any]:
+def _style(report: Report, result: Result) -> dict[str, Any]:
+    i = _place(report, result)
     return {
-        "color": LINES[i % len(LINES)],
+        "color": _color(report, result),
         "linestyle": DASHES[(i // len(LINES)) % len(DASHES)],
         "marker": MARKERS[i % len(MARKERS)],
         "markersize": 4.5,

@@ -1,4 +1,4 @@
-"""The findings of a comparison in plain sentences. A winner is named only where 95 % intervals part."""
+"""The findings of a comparison in plain sentences. A winner is named only where printed intervals are apart."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ def findings(report: Report) -> list[str]:
     # Each member of an Ensemble sees only a part of the rows, so its seconds are not comparable.
     compared = [r for r in measured if r.algorithm not in (PLAIN, "Ensemble")]
     sentences = []
+    if measured and not report.steady:
+        sentences.append(
+            "The only epoch includes compiling, so no speeds are given: train two epochs or more to compare them."
+        )
     if report.plain is not None and compared:
-        sentences += [*_speed(report, report.plain, compared), *_startup(report, report.plain, compared)]
+        sentences += _speed(report, report.plain, compared) if report.steady else []
+        sentences += _startup(report, report.plain, compared)
     if len(measured) > 1:
         sentences += [_fastest(report), _accuracy(report, measured)]
     elif measured:
@@ -30,11 +35,6 @@ def _speed(report: Report, plain: Result, compared: list[Result]) -> list[str]:
     """Return the speed-ups against plain ``fit``, the gains first, then what is not faster."""
     target = f"{100 * report.setting.target:g} % accuracy"
     plain_times = report.targets(plain)
-    if report.setting.epochs == 1:
-        return [
-            "The seconds of plain fit include compiling, as there is one epoch, and those of the algorithms do not: "
-            "train two epochs or more to compare the speed."
-        ]
     if not all(map(math.isfinite, plain_times)):
         return [f"Plain fit did not reach {target} from every seed: train more epochs to compare the speed."]
     seconds = decimal(sum(plain_times) / len(plain_times), 1)
@@ -42,6 +42,7 @@ def _speed(report: Report, plain: Result, compared: list[Result]) -> list[str]:
     lead = ""
     for result in compared:
         gain, (low, high) = mean_gain(report, result), report.gain_interval(result)
+        low, high = round(low, 2), round(high, 2)  # as printed: "1.00 to 1.77" is no gain
         if not math.isfinite(gain):
             missed.append(result.algorithm)
             continue
@@ -86,6 +87,8 @@ def _startup(report: Report, plain: Result, compared: list[Result]) -> list[str]
 
 
 def _fastest(report: Report) -> str:
+    if not report.steady:
+        return ""
     if report.fastest:
         return f"{report.fastest} was the fastest: its interval lies below all others."
     return "No single fastest is named: the 95 % intervals of the seconds overlap, or there are none."

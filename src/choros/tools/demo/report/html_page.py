@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 
 from choros.tools.demo.report import figures
 from choros.tools.demo.report.findings import findings
 from choros.tools.demo.report.html_style import STYLE
-from choros.tools.demo.report.results import PLAIN, Report, Result, save
+from choros.tools.demo.report.results import PLAIN, Report, Result, Run, save
 from choros.tools.demo.report.table import COLUMNS, WORK, Column, decimal, percent, summary, with_values
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -201,18 +201,23 @@ def _about(text: str) -> str:
 
 
 def _seeds(report: Report, result: Result) -> str:
-    rows: list[tuple[str, ...]] = [
+    seconds: dict[str, Callable[[Run], float]] = {}
+    if report.steady:
+        seconds = {
+            "to target s": lambda run: run.to_target(report.setting.target),
+            "train s": lambda run: run.seconds,
+            "start-up s": lambda run: run.startup,
+        }
+    rows = [
         (
             f"{run.seed}",
             decimal(run.accuracy, 4),
-            decimal(run.to_target(report.setting.target), 2),
-            decimal(run.seconds, 2),
-            decimal(run.startup, 2),
+            *(decimal(of(run), 2) for of in seconds.values()),
             decimal(run.losses[-1][2], 4) if run.losses else "–",
         )
         for run in result.runs
     ]
-    return _small(("seed", "accuracy", "to target s", "train s", "start-up s", "last loss"), rows)
+    return _small(("seed", "accuracy", *seconds, "last loss"), rows)
 
 
 def _workers(result: Result) -> str:

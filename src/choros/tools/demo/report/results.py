@@ -205,10 +205,15 @@ class Report:
         return next((r for r in self.results if r.algorithm == PLAIN and r.runs), None)
 
     @property
+    def steady(self) -> bool:
+        """Whether seconds of training without start-up can be compared: the only epoch of a run includes compiling."""
+        return self.setting.epochs != 1
+
+    @property
     def best(self) -> str:
         """The name with the highest accuracy, if its 95 % interval lies above all others; else ``""``."""
         spans = {r.algorithm: self.accuracy_interval(r) for r in self.results if math.isfinite(r.mean("accuracy"))}
-        return _apart(spans, highest=True)
+        return _apart(spans, highest=True, places=3)
 
     @property
     def fastest(self) -> str:
@@ -216,15 +221,17 @@ class Report:
 
         Ensemble is left out: each of its members sees only a part of the rows.
         """
+        if not self.steady:
+            return ""
         spans = {r.algorithm: interval(self.targets(r)) for r in self.results if r.runs and r.algorithm != "Ensemble"}
-        return _apart({name: span for name, span in spans.items() if not math.isnan(span[0])}, highest=False)
+        return _apart({name: span for name, span in spans.items() if not math.isnan(span[0])}, highest=False, places=2)
 
     def targets(self, result: Result) -> list[float]:
         """Return the seconds to the target of each run; NaN where it was not reached."""
         return [run.to_target(self.setting.target) for run in result.runs]
 
     def accuracy_interval(self, result: Result) -> tuple[float, float]:
-        """Return the 95 % interval of the accuracy: the wider of that of the seeds and that of the test rows."""
+        """Return the 95 % interval of the accuracy: that of the mean over the seeds, or the binomial one if wider."""
         accuracy, rows = result.mean("accuracy"), self.setting.test_rows
         low, high = interval([run.accuracy for run in result.runs])
         half = max(high - low, 0.0) / 2 if len(result.runs) > 1 else 0.0
@@ -234,18 +241,22 @@ class Report:
     def gains(self, result: Result) -> list[float]:
         """Return for each common seed the seconds of plain ``fit`` to the target, divided by those of a result.
 
+        With one epoch the list is empty; see ``steady``.
+
         Example:
             >>> slow, fast = (Run(0, losses=((s, 0, 1.0),), accuracies=(1.0,)) for s in (3.0, 2.0))
             >>> report = Report(Setting("x", target=0.9), (Result(PLAIN, runs=(slow,)), Result("AEASGD", runs=(fast,))))
             >>> report.gains(report.results[1])
             [1.5]
         """
+        if not self.steady:
+            return []
         target = self.setting.target
         plain = {run.seed: run.to_target(target) for run in self.plain.runs} if self.plain else {}
         return [plain[run.seed] / run.to_target(target) for run in result.runs if run.seed in plain]
 
     def gain_interval(self, result: Result) -> tuple[float, float]:
-        """Return the 95 % interval of the geometric mean of ``gains``: that of their logarithms, which is positive."""
+        """Return the 95 % interval of the geometric mean of ``gains``, from their logarithms: its ends are positive."""
         gains = self.gains(result)
         if not all(math.isfinite(gain) and gain > 0 for gain in gains):
             return math.nan, math.nan
@@ -253,7 +264,7 @@ class Report:
         return math.exp(low), math.exp(high)
 
     def gain_with_startup(self, result: Result) -> float:
-        """Return the same with start-up in both times, as a ratio of means; NaN without plain ``fit``."""
+        """Return the mean of plain ``fit``'s seconds with start-up, divided by that of a result; NaN without both."""
         if self.plain is None:
             return math.nan
         mine, plain = self.result_seconds(result), self.result_seconds(self.plain)
@@ -266,19 +277,25 @@ class Report:
     def speedup(self, result: Result) -> float:
         """Return the training time of Single divided by that of a result; NaN if one of them was not measured.
 
+        NaN with one epoch too; see ``steady``.
+
         Example:
             >>> results = (Result("Single", runs=(Run(0, seconds=3.0),)), Result("AEASGD", runs=(Run(0, seconds=2.0),)))
             >>> Report(Setting("x"), results).speedup(results[1])
             1.5
         """
         single = next((r.seconds for r in self.results if r.algorithm == "Single"), math.nan)
-        return single / result.seconds if result.seconds > 0 else math.nan
+        return single / result.seconds if result.seconds > 0 and self.steady else math.nan
 
     def ranked(self) -> list[Result]:
-        """Return the results sorted by the seconds to the target; those that did not reach it follow, by accuracy."""
+        """Return the results sorted by the seconds to the target; those that did not reach it follow, by accuracy.
+
+        With one epoch the seconds include start-up; see ``steady``.
+        """
 
         def place(result: Result) -> tuple[bool, float]:
-            seconds, accuracy = _mean(self.targets(result)), result.mean("accuracy")
+            seconds = _mean(self.targets(result)) if self.steady else self.result_seconds(result)
+            accuracy = result.mean("accuracy")
             if math.isfinite(seconds):
                 return False, seconds
             return True, -accuracy if math.isfinite(accuracy) else math.inf
@@ -325,10 +342,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def _apart(spans: Mapping[str, tuple[float, float]], highest: bool) -> str:
-    """Return the name whose interval lies above (or below) all others; ``""`` if there is none, or no other."""
+def _apart(spans: Mapping[str, tuple[float, float]], highest: bool, places: int) -> str:
+    """Return the name whose interval lies above (or below) all others; ``""`` if there is none, or no other.
+
+    The ends are rounded to the ``places`` that tables show: intervals that look as if they touch do not lie apart.
+    """
     sign = 1 if highest else -1
-    signed = {name: sorted((sign * low, sign * high)) for name, (low, high) in spans.items()}
+    signed = {name: sorted(round(sign * end, places) for end in span) for name, span in spans.items()}
     for name, (low, _) in signed.items():
         if len(signed) > 1 and all(low > high for other, (_, high) in signed.items() if other != name):
             return name

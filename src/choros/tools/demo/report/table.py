@@ -13,12 +13,16 @@ _NONE = "–"  # a cell without a value
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, minimum width, a function that formats its cells, and its meaning."""
+    """A column: its title, minimum width, a function that formats its cells, and its meaning.
+
+    ``steady`` columns are about training without start-up, which one epoch alone does not show.
+    """
 
     title: str
     width: int
     show: Callable[[Report, Result], str]
     meaning: str
+    steady: bool = False
 
 
 def decimal(value: float, places: int) -> str:
@@ -79,7 +83,7 @@ def _megabytes(result: Result) -> float:
 
 
 COLUMNS = (
-    Column("to target s", 11, _target, "seconds of training to the target accuracy, without start-up"),
+    Column("to target s", 11, _target, "seconds of training to the target accuracy, without start-up", steady=True),
     Column(
         "x fit",
         5,
@@ -90,7 +94,11 @@ COLUMNS = (
         "95 % interval", 13, lambda report, r: span_text(report.gain_interval(r)), "interval of x fit over the seeds"
     ),
     Column(
-        "start-up s", 10, lambda _, r: decimal(r.mean("startup"), 1), "seconds to start processes, import and compile"
+        "start-up s",
+        10,
+        lambda _, r: decimal(r.mean("startup"), 1),
+        "seconds to start processes, import and compile",
+        steady=True,
     ),
     Column(
         "result s", 8, lambda report, r: decimal(report.result_seconds(r), 1), "start-up and training to the target"
@@ -101,30 +109,55 @@ COLUMNS = (
     Column("F1", 6, lambda _, r: decimal(r.f1, 4), "weighted F1 on these rows"),
 )
 WORK = (
-    Column("train s", 7, lambda _, r: decimal(r.seconds, 2), "seconds for all epochs, without start-up"),
+    Column(
+        "train s",
+        7,
+        lambda _, r: decimal(r.seconds, 2),
+        "seconds for all epochs, without start-up",
+        steady=True,
+    ),
     Column(
         "x Single",
         8,
         lambda report, r: decimal(report.speedup(r), 2),
         "Single's seconds for all epochs, divided by those of this algorithm",
     ),
-    Column("samples/s", 9, lambda _, r: decimal(r.mean("samples_per_second"), 0), "rows trained a second, all workers"),
+    Column(
+        "samples/s",
+        9,
+        lambda _, r: decimal(r.mean("samples_per_second"), 0),
+        "rows trained a second, all workers",
+        steady=True,
+    ),
     Column("exchanges", 9, lambda _, r: decimal(r.mean("exchanges"), 0), "exchanges, summed over the workers"),
     Column("MB", 7, lambda _, r: decimal(_megabytes(r), 1), "megabytes that the workers exchanged, summed over them"),
     Column("staleness", 9, lambda _, r: decimal(r.mean("staleness"), 2), "merges by others since the last exchange"),
-    Column("exchanging", 10, lambda _, r: percent(r.mean("exchanging")), "share of the training time in exchanges"),
-    Column("waiting", 7, lambda _, r: percent(r.mean("waiting")), "share of the training time waiting for data"),
+    Column(
+        "exchanging",
+        10,
+        lambda _, r: percent(r.mean("exchanging")),
+        "share of the training time in exchanges",
+        steady=True,
+    ),
+    Column(
+        "waiting",
+        7,
+        lambda _, r: percent(r.mean("waiting")),
+        "share of the training time waiting for data",
+        steady=True,
+    ),
 )
 
 
 def with_values(report: Report, columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """Return the columns that have a value: without Single none has its speed, and one seed gives no interval."""
+    """Return the columns with a value. Without Single there is no speed relative to it; one seed gives no interval."""
+    columns = tuple(column for column in columns if report.steady or not column.steady)
     measured = [result for result in report.results if result.runs]
     return tuple(c for c in columns if not measured or any(c.show(report, result) != _NONE for result in measured))
 
 
 def marks(report: Report, result: Result) -> str:
-    """Return "most accurate", "fastest", both or neither; a mark means that 95 % intervals part."""
+    """Return "most accurate", "fastest", both or neither; a mark means that 95 % intervals do not overlap."""
     titles = (("most accurate", report.best), ("fastest", report.fastest))
     return ", ".join(title for title, name in titles if result.algorithm == name)
 
