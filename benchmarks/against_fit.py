@@ -14,7 +14,7 @@ are.
 
     python benchmarks/against_fit.py --backend jax --model CNN,MLP --algorithm allreduce,aeasgd    # prints JSON
     python benchmarks/against_fit.py --all       # all backends: reports/against_fit.json, reports/against_fit.md
-    python benchmarks/against_fit.py --readme    # copies the table of reports/against_fit.json to README.md
+    python benchmarks/against_fit.py --readme    # copies its table to README.md; draws README's picture (matplotlib)
 """
 
 import importlib
@@ -292,7 +292,10 @@ def main() -> None:
         algorithm={"type": names_of(ALGORITHMS), "default": list(ALGORITHMS), "help": "comma-separated"},
         seconds={"type": float, "default": 4.0, "help": "of each side in a round"},
         all={"action": "store_true", "help": "all backends, each in a process; writes the report"},
-        readme={"action": "store_true", "help": "copy the table of the report to README.md; measure nothing"},
+        readme={
+            "action": "store_true",
+            "help": "copy the table to README.md, draw its picture; measure nothing",
+        },
         child={"help": "for its own processes"},
     )
     path = REPORTS / "against_fit.json"
@@ -300,6 +303,7 @@ def main() -> None:
         train(**json.loads(options.child))
     elif options.readme:
         README.write_text(with_table(README.read_text(), table(json.loads(path.read_text()))))
+        subprocess.run([sys.executable, README.parent / "docs/figures/hero.py"], check=True)
     elif options.all:
         same = ["--rounds", str(options.rounds), "--seconds", str(options.seconds), "--optimizer", options.optimizer]
         same += ["--model", ",".join(options.model), "--algorithm", ",".join(options.algorithm)]

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,22 @@ BARS = {"allreduce": ("AllReduce", "#0072b2"), "aeasgd": ("AEASGD", "#d55e00")}
 THEMES = {"light": ("#1b1f24", "#8a929b", "#d3d8dd"), "dark": ("#e8ebee", "#6b757f", "#4d565f")}
 
 
+def busy_cores(seconds: float = 1.0) -> float:
+    """Return the cores that other programs use now. The load average would contain what has ended a minute ago."""
+
+    def read() -> tuple[int, int]:
+        user, nice, system, idle, iowait, *others = map(
+            int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
+        )
+        return user + nice + system + sum(others), idle + iowait
+
+    busy, idle = read()
+    time.sleep(seconds)
+    busy_after, idle_after = read()
+    used, unused = busy_after - busy, idle_after - idle
+    return (os.cpu_count() or 1) * used / max(used + unused, 1)
+
+
 def record(path: Path) -> None:
     """Train by both algorithms, and write the events after the first epoch, which compiles."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -43,7 +60,7 @@ def record(path: Path) -> None:
     from choros.tools.demo.measurement import read_timeline
     from choros.tools.demo.network import build_for
 
-    digits, epochs, load = load_enlarged_digits(), 12, os.getloadavg()[0]  # the load of other programs
+    digits, epochs, load = load_enlarged_digits(), 12, busy_cores()
     lanes = {}
     with choros.WorkerPool(WORKERS, echo=False) as pool, tempfile.TemporaryDirectory() as folder:
         for name in ALGORITHMS:
