@@ -138,7 +138,7 @@ for layout, message in (
     ({"e/kernel": (None, "model")}, r"wide/kernel, of the shape \\(8, 7\\), along 'model', .* size 2, .*: give None"),
     ({"e/kernel": (None, None, "model")}, r"wide/kernel has 3 dimensions, .* has the shape \\(8, 7\\)"),
     ({"e/kernel": (None, "other")}, "along 'other': the mesh has batch, model"),
-    (keras.distribution.LayoutMap(mesh), "takes 1 devices, and there are 2 in this job"),
+    (keras.distribution.LayoutMap(mesh), "takes 1 device, and there are 2 in this job"),
 ):
     try:
         make(layout)
@@ -165,7 +165,7 @@ def test_without_jaxs_runtime_weights_are_not_divided_over_ranks(backend, monkey
             choros.native.ModelParallel({})
         return
     monkeypatch.setattr("choros.native.model_parallel.find_place", lambda timeout: choros.cluster.Place(0, 2))
-    with pytest.raises(InvalidInputError, match="JAX knows 1 processes, and this job has 2 ranks: call"):
+    with pytest.raises(InvalidInputError, match="JAX knows 1 process, and this job has 2 ranks: call"):
         choros.native.ModelParallel({})
 
 

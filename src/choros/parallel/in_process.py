@@ -62,7 +62,7 @@ class InProcessExecutor:
             self.replica.refresh()
             return self.replica
         with blind(self.model, sample):
-            build_model(self.model, sample)
+            build_model(self.model, sample, trains=False)  # a Trainer has checked the data of a training
         averaged, clone = [], None
         if several_models(len(self.devices)):
             if sample.y is not None:
