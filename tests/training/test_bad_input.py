@@ -159,7 +159,8 @@ def test_numbers_of_workers(workers, refused):
 @pytest.mark.parametrize(
     ("fit", "message"),
     [
-        ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 0}, "epochs=0: give a whole number, 1 or more"),
+        ({"epochs": -1}, "epochs=-1: give a whole number, 1 or more"),
         ({"epochs": 2, "initial_epoch": 2}, "nothing to train"),
         ({"initial_batch": -1}, "initial_batch=-1"),
         ({"initial_batch": 10**6}, "an epoch has .* batches"),

@@ -169,6 +169,13 @@ def test_the_summary_says_of_what_its_percentages_are():
     assert record().summary() == f"choros: 2 workers, start-up and compilation 0.0 s, {time}"
 
 
+def test_a_run_of_one_step_has_no_speed():
+    counts = [WorkerStats(rank, steps=1, rows=5, first_rows=5, seconds=0.1) for rank in range(2)]
+    run = RunRecord.of(None, "sync", counts, 1.0, [])
+    assert "samples/s" not in run.summary()
+    assert "samples/s" not in repr(run)
+
+
 def test_repr_is_short_and_names_the_views():
     text = repr(record())
     assert text.startswith(

@@ -213,9 +213,10 @@ class RunRecord:
         )
 
     def __repr__(self) -> str:
+        speed = f", {self.samples_per_second:,.0f} samples/s" if self.samples_per_second else ""
         return (
-            f"<RunRecord of {counted(len(self.workers), 'worker')}, training {self.seconds:.1f} s, "
-            f"{self.samples_per_second:,.0f} samples/s: see print(run), .summary(), .plot(), .bottlenecks()>"
+            f"<RunRecord of {counted(len(self.workers), 'worker')}, training {self.seconds:.1f} s{speed}: "
+            "see print(run), .summary(), .plot(), .bottlenecks()>"
         )
 
     def __str__(self) -> str:
@@ -320,10 +321,11 @@ class RunRecord:
 
     def summary(self) -> str:
         """Return the summary of the run in one line. Its percentages are means over the workers."""
+        # The first step of a worker compiles, so it is no measure: with no other step there is no speed.
+        speed = f" ({self.samples_per_second:,.0f} samples/s)" if self.samples_per_second else ""
         text = (
             f"choros: {counted(len(self.workers), 'worker')}, start-up and compilation {self.startup:.1f} s, training "
-            f"{self.seconds:.1f} s "
-            f"({self.samples_per_second:,.0f} samples/s), of which {self.exchanging:.0%} exchanging and "
+            f"{self.seconds:.1f} s{speed}, of which {self.exchanging:.0%} exchanging and "
             f"{self.waiting:.0%} waiting for data"
         )
         if len(self.workers) > 1:

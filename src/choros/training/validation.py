@@ -279,9 +279,10 @@ def check_devices(
 
 
 def check_epochs(epochs: int, initial_epoch: int, initial_batch: int) -> None:
-    """Refuse values that are not whole numbers of 0 or more, and ``epochs`` that leave nothing to train."""
-    counts = {"epochs": epochs, "initial_epoch": initial_epoch, "initial_batch": initial_batch}
-    for name, value in counts.items():
+    """Refuse values that are no whole numbers, are too small, or leave nothing to train."""
+    if not is_whole(epochs, 1):
+        raise InvalidInputError(f"epochs={epochs!r}: give a whole number, 1 or more.")
+    for name, value in {"initial_epoch": initial_epoch, "initial_batch": initial_batch}.items():
         if not is_whole(value, 0):
             raise InvalidInputError(f"{name}={value!r}: give a whole number, 0 or more.")
     if epochs <= initial_epoch:
