@@ -13,7 +13,6 @@ import io
 import json
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +33,6 @@ BARS = {"allreduce": ("AllReduce", "#0072b2"), "aeasgd": ("AEASGD", "#d55e00")}
 THEMES = {"light": ("#1b1f24", "#8a929b", "#d3d8dd"), "dark": ("#e8ebee", "#6b757f", "#4d565f")}
 
 
-def busy_cores(seconds: float = 1.0) -> float:
-    """Return the cores that other programs use now. The load average would contain what has ended a minute ago."""
-
-    def read() -> tuple[int, int]:
-        user, nice, system, idle, iowait, *others = map(
-            int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
-        )
-        return user + nice + system + sum(others), idle + iowait
-
-    busy, idle = read()
-    time.sleep(seconds)
-    busy_after, idle_after = read()
-    used, unused = busy_after - busy, idle_after - idle
-    return (os.cpu_count() or 1) * used / max(used + unused, 1)
-
-
 def record(path: Path) -> None:
     """Train by both algorithms, and write the events after the first epoch, which compiles."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -57,10 +40,11 @@ def record(path: Path) -> None:
 
     import choros
     from choros.tools.demo.datasets.images import load_enlarged_digits
+    from choros.tools.demo.load import LoadMeter
     from choros.tools.demo.measurement import read_timeline
     from choros.tools.demo.network import build_for
 
-    digits, epochs, load = load_enlarged_digits(), 12, busy_cores()
+    digits, epochs, meter = load_enlarged_digits(), 12, LoadMeter()
     lanes = {}
     with choros.WorkerPool(WORKERS, echo=False) as pool, tempfile.TemporaryDirectory() as folder:
         for name in ALGORITHMS:
@@ -70,7 +54,12 @@ def record(path: Path) -> None:
             trainer.fit(digits.x_train, digits.y_train, batch_size=128, epochs=epochs, verbose=0, seed=0)
             lanes[name] = read_timeline(events, epochs, trainer.mode == "async").lanes
     cores = len(os.sched_getaffinity(0))
-    facts = {"workers": WORKERS, "cores": cores, "load": round(load, 1), "backend": os.environ["KERAS_BACKEND"]}
+    facts = {
+        "workers": WORKERS,
+        "cores": cores,
+        "load": round(meter.cores(), 1),
+        "backend": os.environ["KERAS_BACKEND"],
+    }
     path.write_text(json.dumps({**facts, "lanes": lanes}, separators=(",", ":")) + "\n")
 
 
@@ -132,7 +121,7 @@ def draw(recorded: dict[str, Any], found: dict[tuple[str, str, str], float], the
         axes.set_xlim(0, 1e3 * SECONDS)
         axes.set_title(f"{name}, {text}", loc="left", fontsize=10.5, color=ink)
     panels[0].tick_params(labelbottom=False)
-    shared = ", which other programs used too" if recorded["load"] > 0.5 else ""
+    shared = ", which other programs used too" if recorded["load"] > 0.2 else ""
     machine = f"{recorded['workers']} workers on {recorded['cores']} cores{shared}"
     panels[1].set_xlabel(f"milliseconds; {machine}", color=ink, fontsize=9)
     if found:

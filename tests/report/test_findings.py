@@ -92,3 +92,13 @@ def test_without_plain_fit_or_measurements_nothing_is_claimed():
     assert findings(Report(SETTING, (Result("AGN", error="broken"),))) == []
     (only,) = findings(Report(SETTING, (timed("AGN", 1.0),)))
     assert only == "AGN reached an accuracy of 0.950; there is nothing to compare it with."
+
+
+def test_a_busy_machine_is_named_first():
+    results = PLAIN, timed("AEASGD", 1.0, 1.025, 1.05)
+    busy = replace(SETTING, cores=2, other_load=0.9)
+    assert findings(Report(busy, results))[0] == (
+        "Other programs used about 0.9 of 2 cores meanwhile, so the figures mean little: repeat this on a quiet machine."
+    )
+    quiet = replace(SETTING, cores=2, other_load=0.1)
+    assert findings(Report(quiet, results)) == findings(Report(SETTING, results))

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -98,6 +99,10 @@ def main(args: argparse.Namespace) -> int:
     """
     algorithms = choose(args.algorithms)
     backend = choose_backend(args.backend)
+    if args.data is not None and not args.data.exists():
+        raise InvalidInputError(
+            f"--data {args.data} does not exist: give the path of mnist.npz or of the CSV of CERN Open Data record 328."
+        )
     check_installed()
     images = args.data is None or args.data.suffix.lower() == ".npz"
     batch_size = args.batch_size or BATCHES[images]
@@ -114,6 +119,7 @@ def main(args: argparse.Namespace) -> int:
     plan = Plan(algorithms, backend, args.workers, epochs, batch_size, seeds, threads, target)
 
     from choros.tools.demo import comparison
+    from choros.tools.demo.load import LoadMeter
     from choros.tools.demo.progress import Display
     from choros.tools.demo.report import findings, text_table, write
     from choros.tools.demo.report.results import PLAIN
@@ -133,6 +139,7 @@ def main(args: argparse.Namespace) -> int:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
+    meter = LoadMeter()
     previous_handler = signal.getsignal(signal.SIGINT)
     if previous_handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
@@ -155,6 +162,7 @@ def main(args: argparse.Namespace) -> int:
                 args.out.rmdir()
         print("Interrupted before a training had ended: no report is written.", flush=True)
         return 130
+    report = replace(report, setting=replace(setting, other_load=meter.cores()))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if report.interrupted else None
     try:  # a second Ctrl-C must not end the writing of the report
         page = write(report, args.out)

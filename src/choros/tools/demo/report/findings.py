@@ -7,13 +7,15 @@ import math
 from choros.tools.demo.report.results import PLAIN, Report, Result
 from choros.tools.demo.report.table import decimal, mean_gain, span_text
 
+_QUIET = 0.1  # the share of the cores below which other programs matter less than the spread of the seeds
+
 
 def findings(report: Report) -> list[str]:
     """Return sentences about speed, time with start-up, and accuracy; none without measurements."""
     measured = [r for r in report.ranked() if r.runs]
     # Each member of an Ensemble sees only a part of the rows, so its seconds are not comparable.
     compared = [r for r in measured if r.algorithm not in (PLAIN, "Ensemble")]
-    sentences = []
+    sentences = [_load(report)] if measured else []
     if measured and not report.steady:
         sentences.append(
             "The only epoch includes compiling, so no speeds are given: train two epochs or more to compare them."
@@ -29,6 +31,17 @@ def findings(report: Report) -> list[str]:
             "nothing to compare it with."
         )
     return [sentence for sentence in sentences if sentence]
+
+
+def _load(report: Report) -> str:
+    """Return a warning if other programs used the cores, which changes each figure; else ""."""
+    used, cores = report.setting.other_load, report.setting.cores
+    if used < _QUIET * cores or not cores:
+        return ""
+    return (
+        f"Other programs used about {used:.1f} of {cores} cores meanwhile, so the figures mean little: repeat this on "
+        "a quiet machine."
+    )
 
 
 def _speed(report: Report, plain: Result, compared: list[Result]) -> list[str]:

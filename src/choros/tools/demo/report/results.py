@@ -155,7 +155,8 @@ class Result:
 class Setting:
     """The head of the report: model, data and settings of a comparison. Empty text and zeros are not shown.
 
-    ``target`` is the accuracy to which the times are measured.
+    ``target`` is the accuracy to which the times are measured. ``other_load`` is the number of cores that other
+    programs used on average during the trainings.
     """
 
     dataset: str
@@ -176,6 +177,7 @@ class Setting:
     date: str = ""
     notes: tuple[str, ...] = ()
     target: float = 0.0
+    other_load: float = 0.0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
