@@ -78,8 +78,8 @@ class Rate(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01
 reached, given = CallbackServer.opened, model.get_weights()
 @contextlib.contextmanager
-def walled(self, network, here):
-    with reached(self, network, here) as home:
+def walled(self, network, on_this_host):
+    with reached(self, network, on_this_host) as home:
         yield dataclasses.replace(home, place="127.0.0.1:9")
 found = []
 for opened in (reached, walled):
