@@ -284,6 +284,32 @@ def _refuse_aprun(args: argparse.Namespace) -> None:
         raise InvalidInputError(f"{name} is an option of aprun, not of choros run: {option.instead}")
 
 
+def _check_launcher_options(args: argparse.Namespace, is_elastic: bool) -> None:
+    """Refuse options for ranks that ``choros run`` starts itself, if another program starts them.
+
+    Raises:
+        InvalidInputError: such an option is given with ``--launcher``.
+    """
+    if args.launcher == "ssh":
+        return
+    if is_elastic:
+        raise InvalidInputError(f"the ranks of an elastic job are started by ssh, not by --launcher {args.launcher}")
+    launcher_only = {
+        "--output-filename": args.output_filename,
+        "--prefix-output-with-timestamp": args.timestamps,
+        "--ssh": args.ssh != SSH,
+        "--ssh-port": args.ssh_port,
+        "--ssh-identity-file": args.ssh_identity_file,
+        "--verbose": args.verbose,
+    }
+    if any(launcher_only.values()):
+        raise InvalidInputError(
+            f"{', '.join(name for name, value in launcher_only.items() if value)}: for ranks that choros run starts "
+            f"itself. With --launcher {args.launcher} leave it out; that program starts them, and has options of its "
+            "own"
+        )
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the ranks.
 
@@ -317,22 +343,7 @@ def main(args: argparse.Namespace) -> int:
         resets=args.reset_limit,
         cooldown=args.cooldown and tuple(args.cooldown),
     )
-    if terms is not None and args.launcher != "ssh":
-        raise InvalidInputError(f"the ranks of an elastic job are started by ssh, not by --launcher {args.launcher}")
-    launcher_only = {
-        "--output-filename": args.output_filename,
-        "--prefix-output-with-timestamp": args.timestamps,
-        "--ssh": args.ssh != SSH,
-        "--ssh-port": args.ssh_port,
-        "--ssh-identity-file": args.ssh_identity_file,
-        "--verbose": args.verbose,
-    }
-    if args.launcher != "ssh" and any(launcher_only.values()):
-        raise InvalidInputError(
-            f"{', '.join(name for name, value in launcher_only.items() if value)}: for ranks that choros run starts "
-            f"itself. With --launcher {args.launcher} leave it out; that program starts them, and has options of its "
-            "own"
-        )
+    _check_launcher_options(args, is_elastic=terms is not None)
     command = command_of(args.target, args.module)
     size = terms.first if terms is not None else size_of(args.workers, args.hosts, args.hostfile, here=False)
     if size is None:
@@ -353,7 +364,7 @@ def main(args: argparse.Namespace) -> int:
     network = args.network.split(",")[0]
     environment |= {SHARE: "1"} if args.share_gpus else {}
     environment |= {"CHOROS_NETWORK": network} if network else {}
-    wish = LaunchOptions(
+    options = LaunchOptions(
         size, args.threads, not args.no_bind, args.grace, args.output_filename, args.timestamps, environment
     )
     port = f" -p {args.ssh_port}" if args.ssh_port else ""
@@ -370,14 +381,14 @@ def main(args: argparse.Namespace) -> int:
             print(f"choros run: warning: {warning}", file=sys.stderr)
 
     def once(more: dict[str, str]) -> JobResult:
-        this = replace(wish, variables={**environment, **more})
+        attempt = replace(options, variables={**environment, **more})
         if terms is not None:
-            return start_elastic(command, this, terms, ssh=ssh, network=network, verbose=args.verbose)
+            return start_elastic(command, attempt, terms, ssh=ssh, network=network, verbose=args.verbose)
         if args.launcher != "ssh":
-            return start_under(args.launcher, command, this, slots, network)
+            return start_under(args.launcher, command, attempt, slots, network)
         if is_local:
-            return start(command, this, verbose=args.verbose)
-        return start_on_hosts(command, this, slots, ssh=ssh, network=network, verbose=args.verbose)
+            return start(command, attempt, verbose=args.verbose)
+        return start_on_hosts(command, attempt, slots, ssh=ssh, network=network, verbose=args.verbose)
 
     announce()
     return run_with_restarts(once, args.restarts).code

@@ -279,7 +279,7 @@ def check_devices(
 
 
 def check_epochs(epochs: int, initial_epoch: int, initial_batch: int) -> None:
-    """Refuse values that are no whole numbers, are too small, or leave nothing to train."""
+    """Refuse values that are not whole numbers, are too small, or leave nothing to train."""
     if not is_whole(epochs, 1):
         raise InvalidInputError(f"epochs={epochs!r}: give a whole number, 1 or more.")
     for name, value in {"initial_epoch": initial_epoch, "initial_batch": initial_batch}.items():

@@ -208,7 +208,7 @@ class Report:
 
     @property
     def steady(self) -> bool:
-        """Whether seconds of training without start-up can be compared: the only epoch of a run includes compiling."""
+        """True if the speeds can be compared. The first epoch includes compiling, so there must be two or more."""
         return self.setting.epochs != 1
 
     @property
