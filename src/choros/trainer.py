@@ -314,8 +314,8 @@ class Trainer:
                 checkpoints is refused.
 
         Returns:
-            ``keras.callbacks.History`` with Keras' keys, for the epochs of this call; without any, if a checkpoint
-            already has all epochs. ``history.run`` (``choros.RunRecord``) has the figures of the workers.
+            ``keras.callbacks.History`` of the epochs of this call, with Keras' keys. It is empty if the checkpoint has
+            all epochs already. ``history.run`` (``choros.RunRecord``) has the figures of the workers.
 
         Raises:
             InvalidInputError: an argument that cannot work, or a change by a callback that workers cannot take.
