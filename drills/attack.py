@@ -37,21 +37,22 @@ def train(epochs: int) -> None:
     from choros.comm.tcp import auth_socket
 
     spent, lock, doors = [0.0], threading.Lock(), []
-    prove, welcome = auth_socket.AuthListener._prove, auth_socket.AuthListener._welcome
+    listener_class = auth_socket.AuthListener
+    authenticate, accept_loop = listener_class._authenticate, listener_class._accept_loop
 
-    def proving(listener, *guest):
+    def measured_authenticate(listener, *guest):
         begun = time.thread_time()
         try:
-            prove(listener, *guest)
+            authenticate(listener, *guest)
         finally:
             with lock:
                 spent[0] += time.thread_time() - begun
 
-    def welcoming(listener):
+    def measured_accept_loop(listener):
         doors.append(threading.get_native_id())
-        welcome(listener)
+        accept_loop(listener)
 
-    auth_socket.AuthListener._prove, auth_socket.AuthListener._welcome = proving, welcoming
+    listener_class._authenticate, listener_class._accept_loop = measured_authenticate, measured_accept_loop
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20_000, 64)).astype("float32")

@@ -15,7 +15,7 @@ from choros import algorithms
 from choros.argument_checks import check_flag, check_text
 from choros.backends import backend_name
 from choros.backends.devices.weight_layout import check_layout, say_mesh
-from choros.backends.driver_model import build_model
+from choros.backends.driver_model import build_model, check_target
 from choros.backends.host_values import to_host
 from choros.backends.loss_exactness import check_exact, check_scales
 from choros.backends.metric_additivity import not_additive
@@ -473,6 +473,7 @@ class Trainer:
         """
         after_update = None
         check_layers(self.model, self._replicas)
+        check_target(self.model, sample)
         build_model(self.model, sample)
         if (self.algorithm.level == "gradients" and self.workers > 1) or self._replicas > self.workers:
             repeats = not several_models(max(self._each))

@@ -120,7 +120,7 @@ def test_arrays_before_the_file_are_refused(tmp_path, capsys):
     header = b'{"facts": {}, "arrays": [["int8", [64], -64]]}'
     content = b"choros checkpoint 3\n" + len(header).to_bytes(8, "little") + header + bytes(100)
     path.write_bytes(content + hashlib.blake2b(content, digest_size=32).digest())
-    with pytest.raises(CheckpointError, match=r"has only damaged checkpoints \(1\)"):
+    with pytest.raises(CheckpointError, match=r"has no usable checkpoint \(1 damaged\)"):
         CheckpointStore(tmp_path).latest()
     assert "an array begins at -64" in capsys.readouterr().err
 

@@ -70,6 +70,9 @@ def test_it_finds_a_java_and_starts_no_cluster_for_its_help(monkeypatch, capsys)
         ("yarn", 1, "yarn needs the cluster's settings: set HADOOP_CONF_DIR to the directory that has its yarn-site"),
         ("lokal-cluster[2,1,512]", 2, "'lokal-cluster[2,1,512]' is not the URL of a Spark cluster: give one such as s"),
         ("spark://head", 2, "'spark://head' is not the URL of a Spark cluster"),
+        ("spark://head:99999", 2, "'spark://head:99999' is not the URL of a Spark cluster"),
+        ("sc://head:abc", 2, "'sc://head:abc' is not the URL of a Spark cluster"),
+        ("sc://[::1", 2, "'sc://[::1' is not the URL of a Spark cluster"),
     ],
 )
 def test_a_master_that_cannot_be_used_is_an_error_of_its_own(tmp_path, master, code, reason):

@@ -378,7 +378,7 @@ def test_a_resume_from_damaged_checkpoints_only_does_not_begin_again(pools, data
     small(pools, data, make_model, checkpoint=tmp_path, epochs=2)
     for path in CheckpointStore(tmp_path).paths():
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"has only damaged checkpoints \(2\)"):
+    with pytest.raises(CheckpointError, match=r"has no usable checkpoint \(2 damaged\)"):
         small(pools, data, make_model, checkpoint=tmp_path, epochs=3, resume=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import choros
 from choros.param_server.shared_memory import SharedMemoryParameterServer
-from choros.training.async_control.center_snapshots import has_room
+from choros.training.async_control.center_snapshots import is_slot_free
 from choros.training.async_control.control_block import ControlBlock
 from choros.training.callback_runner import CallbackRunner
 from choros.training.executors.local import LocalRun
@@ -509,12 +509,12 @@ def test_an_epoch_that_is_reported_before_an_earlier_one_frees_no_slot_of_it(mak
         LocalRun.handle_epoch_end(run, EpochEnded(epoch, {}, []))
 
     report(0)
-    assert has_room(control_block, 0, 2)
+    assert is_slot_free(control_block, 0, 2)
     report(2)  # its worker was faster than that of epoch 1
     assert seen == [0]
-    assert not has_room(control_block, 0, 3)  # its slot holds epoch 1
+    assert not is_slot_free(control_block, 0, 3)  # its slot holds epoch 1
     report(1)
     assert seen == [0, 1, 2]
-    assert has_room(control_block, 0, 4)
-    assert not has_room(control_block, 0, 5)
+    assert is_slot_free(control_block, 0, 4)
+    assert not is_slot_free(control_block, 0, 5)
     control_block.close()

@@ -75,23 +75,25 @@ def assign_views(variables: Sequence[Any], views: Sequence[Array]) -> None:
             variable.assign(copied(view))
 
 
-def build_model(model: keras.Model, sample: Batch, trains: bool = True) -> None:
-    """Create the variables that the first ``fit`` creates: weights, slots of all optimizers, metrics.
-
-    Args:
-        model: a compiled model.
-        sample: a batch.
-        trains: whether the batch is of training data, which have a y if the loss needs it. Defaults to True.
+def check_target(model: keras.Model, sample: Batch) -> None:
+    """Refuse training data without y, if the compiled loss needs it.
 
     Raises:
-        InvalidInputError: y is missing, or the model cannot take such data. The message contains Keras' error in one
-            line.
+        InvalidInputError: y is missing.
     """
-    if trains and sample.y is None and _needs_target(model):
+    if sample.y is None and _needs_target(model):
         raise InvalidInputError(
             f"y is missing, which the compiled loss of the model {model.name!r} needs: give fit(x, y), or data that "
             "yield (x, y)."
         )
+
+
+def build_model(model: keras.Model, sample: Batch) -> None:
+    """Create the variables that the first ``fit`` creates: weights, slots of all optimizers, metrics.
+
+    Raises:
+        InvalidInputError: the model cannot take such data. The message contains Keras' error in one line.
+    """
     # A user-defined train_step may use a compiled loss without y, as diffusion models do.
     data = keras.tree.map_structure(as_keras_input, parts(sample))
     own_step = not of_keras(getattr(type(model), "train_step", None))

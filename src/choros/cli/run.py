@@ -373,12 +373,13 @@ def main(args: argparse.Namespace) -> int:
     is_local = all(is_this_machine(host) for host, _ in slots)
     if args.launcher == "ssh" and not is_local:
         check_ssh(ssh)
-    elif network and args.launcher == "ssh":
-        own_address(network)  # the ranks would refuse it later; between hosts the launchers look for it
-    if args.launcher == "ssh" and is_local and terms is None:
-        check_ranks(size)
-        if warning := crowding(size, "ranks", "-n "):
-            print(f"choros run: warning: {warning}", file=sys.stderr)
+    elif args.launcher == "ssh":
+        if network:
+            own_address(network)  # the ranks would refuse it later; between hosts the launchers look for it
+        if terms is None:
+            check_ranks(size)
+            if warning := crowding(size, "ranks", "-n "):
+                print(f"choros run: warning: {warning}", file=sys.stderr)
 
     def once(more: dict[str, str]) -> JobResult:
         attempt = replace(options, variables={**environment, **more})

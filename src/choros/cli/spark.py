@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
     from choros.spark.master_url import check_url
     from choros.spark.optional_import import require_pyspark
 
-    check_url(args.master)
+    check_url(args.master or os.environ.get("SPARK_REMOTE", ""))
     require_pyspark()
     from choros.spark.doctor import check
 

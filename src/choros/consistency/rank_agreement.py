@@ -41,6 +41,7 @@ _MODEL_FACTS = ("model", "variables")
 # Names of settings in messages, where the attribute has another one.
 _NAMES_IN_MESSAGES = {
     "fold_seed": "seed",
+    "checkpoint_schedule": "checkpoint",
     "metric_values": "metrics",
     "averaged_metrics": "metrics",
     "mode": "algorithm or mode",

@@ -9,6 +9,7 @@ import keras
 
 from choros.argument_checks import check_flag, check_path, check_whole
 from choros.backends.host_values import host_value, to_host
+from choros.backends.metric_additivity import single_metrics
 from choros.comm.collectives import SUM
 from choros.errors import InvalidInputError
 from choros.hvd.callback_guards import mean_logs
@@ -132,10 +133,9 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return plain_logs
         metric_variables = [v for metric in model.metrics for v in metric.variables]
         before = to_host(metric_variables)
-        calls, foreign = (
-            collectives(),
-            {id(v) for m in _flat_metrics(model.metrics) if _is_foreign(m) for v in m.variables},
-        )
+        calls = collectives()
+        foreign_metrics = [m for metric in model.metrics for m in single_metrics(metric) if _is_foreign(m)]
+        foreign = {id(v) for m in foreign_metrics for v in m.variables}
         for i, (variable, value) in enumerate(zip(metric_variables, before, strict=True)):
             if id(variable) not in foreign:
                 variable.assign(calls.allreduce(value, SUM, name=f"metric {i} {variable.path}"))
@@ -143,7 +143,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         for variable, value in zip(metric_variables, before, strict=True):
             variable.assign(value)
         if foreign:
-            names = {m.name for m in _flat_metrics(model.metrics) if _is_foreign(m)}
+            names = {m.name for m in foreign_metrics}
             local = {name: value for name, value in exact.items() if name in names}
             exact |= mean_logs(local, calls, "metrics that do not add")
         self._exact |= set(exact)
@@ -223,11 +223,6 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
     def _save_model(self, epoch: int, batch: object, logs: dict[str, Any] | None) -> None:
         if rank() == 0:
             super()._save_model(epoch, batch, logs)
-
-
-def _flat_metrics(metrics: Sequence[Any]) -> list[Any]:
-    """Return all metrics, also those inside the containers that ``compile`` makes."""
-    return [metric for m in metrics for metric in (_flat_metrics(m.metrics) if getattr(m, "metrics", None) else [m])]
 
 
 def _is_foreign(metric: keras.Metric) -> bool:

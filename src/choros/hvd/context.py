@@ -213,7 +213,7 @@ def begin_anew(sync: bool, lost: BaseException | None = None) -> bool:
 
 
 def give_up(reason: str) -> None:
-    """Make present and later waits of this rank, in all process sets, raise ``PeerLostError``; thread-safe."""
+    """Make current and later waits of this rank, in all process sets, raise ``PeerLostError``; thread-safe."""
     for group in _groups():
         abort_waits(group, reason)
 

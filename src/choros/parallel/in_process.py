@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from choros.backends.batch_parts import blind
-from choros.backends.driver_model import build_model
+from choros.backends.driver_model import build_model, check_target
 from choros.backends.loss_exactness import check_exact
 from choros.backends.metric_additivity import not_additive
 from choros.training.executors import in_job
@@ -52,8 +52,15 @@ class InProcessExecutor:
         if replica is not None:
             replica.close()
 
-    def ready(self, sample: Batch) -> Any:
-        """Return the replica, with the current weights of the model; the first call builds it."""
+    def ready(self, sample: Batch, trains: bool = False) -> Any:
+        """Return the replica, with the current weights of the model; the first call builds it.
+
+        Args:
+            sample: a batch.
+            trains: whether the batch is to be trained, so that its y is needed. Defaults to False.
+        """
+        if trains:
+            check_target(self.model, sample)
         # A replica that was built from a batch without labels cannot train.
         if self.replica is not None and self.replica.blind and sample.y is not None:
             self.replica.sync()
@@ -62,7 +69,7 @@ class InProcessExecutor:
             self.replica.refresh()
             return self.replica
         with blind(self.model, sample):
-            build_model(self.model, sample, trains=False)  # a Trainer has checked the data of a training
+            build_model(self.model, sample)
         averaged, clone = [], None
         if several_models(len(self.devices)):
             if sample.y is not None:

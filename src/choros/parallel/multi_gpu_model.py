@@ -211,7 +211,7 @@ class ModelMGPU:
     ) -> float | list[float] | dict[str, float]:
         """Make one step on one batch; return logs as ``keras.Model.train_on_batch`` does."""
         batch = _single_batch(make_source(x, y, sample_weight, class_weight))
-        replica = self._in_process().ready(batch)
+        replica = self._in_process().ready(batch, trains=True)
         replica.reset_metrics()
         replica.step(batch)
         logs: dict[str, Any] = replica.metrics()

@@ -68,8 +68,8 @@ class TransferClient:
 
     def send(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
         """Send a request. The arrays must not change until ``receive`` returns."""
-        is_shard_vector = not arrays or arrays[0].nbytes == self._shown.nbytes
-        self._is_transfer = self._usable and VECTOR_REQUESTS.has(header) and is_shard_vector
+        fits_slot = not arrays or arrays[0].nbytes == self._shown.nbytes
+        self._is_transfer = self._usable and VECTOR_REQUESTS.has(header) and fits_slot
         if not self._is_transfer:
             self._client.send(header, arrays)
             return

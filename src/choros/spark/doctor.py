@@ -235,4 +235,4 @@ def check(master: str = "") -> int:
 def _cause(error: Exception) -> str:
     """Return the cause of an error of pyspark: the message of the last Java exception, else the error in brief."""
     messages = re.findall(r"\b(?:java|org|io)\.[\w.$]+(?:Exception|Error): ([^\n]+)", str(error))
-    return textwrap.shorten(messages[-1], 200, placeholder=" ...").rstrip(".") if messages else brief(error)
+    return textwrap.shorten(messages[-1].rstrip("."), 200, placeholder=" ...") if messages else brief(error)

@@ -6,16 +6,16 @@ import os
 import re
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from choros.cluster.hardware.network_address import host_and_port
 from choros.errors import InvalidInputError
 
 _FORMS = re.compile(
     r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
-    r"|k8s://.+|spark://[^,/]+:\d+(,[^,/]+:\d+)*|sc://[^/]+(/.*)?"
+    r"|k8s://.+|spark://[^,/]+:\d+(,[^,/]+:\d+)*|sc://(\[[\da-fA-F:.]+\]|[^/:\[\]]+)(:\d+)?(/.*)?"
 )
 _CONNECT_PORT = 15002
+_MAX_PORT = 65_535
 _SECONDS = 5.0  # for one connection
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")  # that gRPC may use for sc://
 
@@ -34,7 +34,7 @@ def check_url(url: str) -> None:
         choros.errors.InvalidInputError: 'spark:/head:7077' is not the URL of a Spark cluster: give one such as \
 spark://head:7077, yarn, sc://head:15002 or local[2].
     """
-    if url and not _FORMS.fullmatch(url):
+    if url and not (_FORMS.fullmatch(url) and all(port <= _MAX_PORT for _, port in _servers(url))):
         raise InvalidInputError(
             f"{url!r} is not the URL of a Spark cluster: give one such as spark://head:7077, yarn, sc://head:15002 or "
             "local[2]."
@@ -83,6 +83,6 @@ def _servers(url: str) -> list[tuple[str, int]]:
         places = [host_and_port(place) for place in url.removeprefix("spark://").split(",")]
         return [(host, port) for host, port in places if port is not None]
     if url.startswith("sc://"):
-        parts = urlsplit(url)
-        return [(parts.hostname, parts.port or _CONNECT_PORT)] if parts.hostname else []
+        host, port = host_and_port(url.removeprefix("sc://").partition("/")[0])
+        return [(host, port or _CONNECT_PORT)]
     return []

@@ -127,7 +127,7 @@ class CallbackRunner:
         self._last_rate: tuple[Any, float] = (None, 0.0)  # the learning rate: the backend's value, and a float
         self._mutable = keras.backend.backend() != "jax"  # the tensor of the rate's variable changes in place
         self._settings: Settings | None = None
-        self._loaded_metrics: list[Array] = []  # likewise the metric variables as loaded for callbacks
+        self._loaded_metrics: list[Array] = []  # once touched, the metric variables as loaded for callbacks
         self._scheduled = False  # whether the learning rate was a schedule when training began
         self._trained: list[int] = []  # ids of the trainable variables when training began
         self._compiled: tuple[Any, Any] = (None, None)  # the optimizer and the losses when training began
@@ -262,7 +262,7 @@ class CallbackRunner:
         """Find the callbacks with batch hooks, and those that may reach weights past the model's objects."""
         if not self.user:
             return
-        is_armed = self.lazy.inside
+        is_inside = self.lazy.inside
         self.lazy.collect()
         self._may_hold_tensors = [holds_tensors(callback, self.model) for callback in self.user]
         have_batch_hooks = [_wants_batches(callback) for callback in self.user]
@@ -271,7 +271,7 @@ class CallbackRunner:
         self._eager = any(
             may_hold and has_hook for may_hold, has_hook in zip(self._may_hold_tensors, have_batch_hooks, strict=True)
         )
-        if is_armed:
+        if is_inside:
             if any(self._may_hold_tensors):
                 self._touch()
             self.lazy.arm()

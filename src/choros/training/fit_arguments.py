@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from choros.types import Callbacks
 
 # By ``verbose``, the seconds between two reports of a step. A line for each epoch needs only the report of the first
-# step, with which its clock begins.
+# step, with which its clock begins: 3600 s is practically never.
 _REPORT_SECONDS: dict[object, float] = {1: 0.2, 2: 3600.0}
 
 

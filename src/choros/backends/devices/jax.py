@@ -9,6 +9,7 @@ shards on their devices, and excludes the padding from every sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -116,7 +117,7 @@ def device(name: str) -> Any:
 
 def devices_of(value: jax.Array) -> tuple[str, ...]:
     """Return the names of the devices that have an array, in the order of their numbers."""
-    return tuple(f"{device.platform}:{device.id}" for device in sorted(value.devices(), key=lambda device: device.id))
+    return tuple(f"{device.platform}:{device.id}" for device in sorted(value.devices(), key=attrgetter("id")))
 
 
 def device_of(value: jax.Array) -> str:

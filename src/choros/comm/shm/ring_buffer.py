@@ -97,7 +97,7 @@ class Ring:
                 raise PeerLostError("The process that reads the data has stopped.")
             if waited > timeout:
                 raise CommTimeoutError(
-                    f"No batch came from the data for {waited:.0f} s: read them faster, or set a longer timeout."
+                    f"No batch came from the data for {waited:.0f} s: make the data faster, or give a larger timeout."
                 )
 
         # The count is in shared memory and not in this object: a new object of this reader continues at the message

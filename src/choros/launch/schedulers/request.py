@@ -194,8 +194,9 @@ def transport_warning(options: JobOptions, scheduler: Scheduler, job: Job) -> st
     """
     if scheduler.attached or scheduler.named_only or job.size == 1 or not options.same_environment(scheduler.name):
         return ""
-    variables = {**os.environ, **job.exports()}
-    chosen = variables.get("CHOROS_SECRET") or variables.get("CHOROS_COMM")
+    inherited = os.environ if scheduler.name in _EXPORT_ENVIRONMENT else {}
+    variables = {**inherited, **job.exports()}
+    chosen = variables.get("CHOROS_SECRET") or variables.get("CHOROS_COMM") not in (None, "", "mpi")
     if chosen or backend_choice.is_installed("mpi4py") or job.command[0] != sys.executable:
         return ""
     secret = ", or export CHOROS_SECRET=$(openssl rand -hex 32) before you submit, for TCP"

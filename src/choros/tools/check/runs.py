@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from choros.backends.driver_model import build_model
+from choros.backends.driver_model import build_model, check_target
 from choros.data import Source, validation
 from choros.data.conversion import as_arrays
 from choros.data.tree import leaves, map_leaves
@@ -64,6 +64,7 @@ class Runs:
         if self.exact:
             self._without_randomness(model)
         sample = source.sample(min(setting.batch_size, 32))
+        check_target(self.model, sample)
         build_model(self.model, sample)
         self.state = Snapshot(self.model)
 

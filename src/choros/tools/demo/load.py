@@ -6,16 +6,19 @@ import os
 import resource
 import time
 
+from choros.cluster.hardware import usable_cores
+
 
 class LoadMeter:
     """A measure of the cores that other programs use, from its creation on.
 
-    The difference of two figures: the time in which the machine's cores were busy, and the processor time of this
-    process and of the child processes that have ended. Without ``/proc/stat`` (not Linux) it measures nothing.
+    The difference of two figures: the time in which the cores that this process may use were busy, and the processor
+    time of this process and of the child processes that have ended. Without ``/proc/stat`` (not Linux) it measures
+    nothing.
 
     Example:
         >>> meter = LoadMeter()
-        >>> 0.0 <= meter.cores() <= os.cpu_count()
+        >>> 0.0 <= meter.cores() <= len(usable_cores())
         True
     """
 
@@ -27,15 +30,18 @@ class LoadMeter:
         """Return the number of cores that other programs have used on average. All own children must have ended."""
         seconds = time.perf_counter() - self._begun
         used = (_seconds_of_others() - self._others) / max(seconds, 1e-9)
-        return min(max(used, 0.0), float(os.cpu_count() or 1))
+        return min(max(used, 0.0), float(len(usable_cores())))
 
 
 def _seconds_of_others() -> float:
     try:
         with open("/proc/stat") as file:
-            user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:8])
+            ticks = {name: numbers for name, *numbers in map(str.split, file)}
     except OSError:
         return 0.0
-    busy = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+    busy = 0
+    for core in usable_cores():
+        user, nice, system, _, _, *interrupts = map(int, ticks[f"cpu{core}"][:7])
+        busy += user + nice + system + sum(interrupts)
     usages = [resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return busy / os.sysconf("SC_CLK_TCK") - sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -21,7 +21,7 @@ from choros.types import Array
 SLOTS = 2
 
 
-def has_room(control_block: Any, first: int, epoch: int) -> bool:
+def is_slot_free(control_block: Any, first: int, epoch: int) -> bool:
     """Return whether the slot of an epoch may be written: callbacks have read its old content, or never will.
 
     Args:
@@ -104,7 +104,7 @@ class CenterSnapshots:
         if int(self._header[_FIRST_EPOCH_WORD + epoch % SLOTS]) != epoch + 1:
             return False
         fence()  # the content must be read after the mark
-        # No second check of the mark: ``has_room`` lets the slot be written again only after callbacks have read it.
+        # No second check of the mark: by ``is_slot_free`` the slot is written again only after callbacks have read it.
         vector[:], statistics[:] = self._slots[epoch % SLOTS]
         return True
 

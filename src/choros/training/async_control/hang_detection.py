@@ -17,7 +17,7 @@ import numpy as np
 from choros.comm.shm.group_header import last_at_barriers
 from choros.comm.shm.segment import Segment
 from choros.errors import CommTimeoutError
-from choros.training.async_control.center_snapshots import has_room
+from choros.training.async_control.center_snapshots import is_slot_free
 from choros.types import Array
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class HeartbeatMonitor:
         if not job.ensemble:  # else only the rank that ends an epoch last waits, for callbacks that run next
             return []
         ending = (job.initial_epoch + control_block.epochs_ended(rank) for rank in range(job.workers))
-        return [rank for rank, epoch in enumerate(ending) if not has_room(control_block, job.initial_epoch, epoch)]
+        return [rank for rank, epoch in enumerate(ending) if not is_slot_free(control_block, job.initial_epoch, epoch)]
 
 
 def hung_rank(beats: Array, group: Segment | None) -> int:

@@ -168,12 +168,12 @@ class AsyncSupervisor(AsyncCheckpointer):
             SystemExit: the end of this process was requested; the state is saved.
         """
         limit = _HUNG_SHARE * self.job.timeout
-        hung = self.hangs.overdue(limit, done)
-        if hung and self.restart_policy.left:
+        hung_ranks = self.hangs.overdue(limit, done)
+        if hung_ranks and self.restart_policy.left:
             holder = center_state.lock_holder(self.local_center)
             # A rank that hangs while it holds the center's lock makes others late too: end the cause, not one that
             # waits.
-            rank = holder if holder in hung else hung[0]
+            rank = holder if holder in hung_ranks else hung_ranks[0]
             limit_text = f"{limit:.0f} s, {_HUNG_SHARE:.0%} of the timeout"
             worker_name = f"worker {rank} of {self.job.workers} (counted from 0) on host {platform.node()}"
             self.hung[rank] = f"{worker_name} made no step for {limit_text}, and was ended"

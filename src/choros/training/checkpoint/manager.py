@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Fields of a job that must be the same when training resumes, in the order of their comparison: an error must name the
-# number of workers or the mode, and not the settings of the algorithm that depend on them.
+# Fields of a job that must be the same when training resumes, in the order of their comparison: the number of workers
+# and the mode come before the settings of the algorithm that depend on them.
 _FIXED_FIELDS = ("workers", "mode", "algorithm", "batch_size", "steps", "shuffle", "metric_values")
 _FIELD_TEXTS = {"metric_values": "numbers that its metrics keep"}
 _WRITE_SECONDS = 600.0  # to wait until a state is on disk
@@ -154,7 +154,7 @@ class CheckpointManager:
     def _difference(self, name: str, saved_run: dict[str, Any]) -> str:
         """Return the training of a checkpoint as text, by a property in which it differs from this one."""
         saved_name, current_name = ((run.get("algorithm") or {}).get("name") for run in (saved_run, self._run))
-        # The modes may differ too, but the names of the algorithms say more.
+        # The number of workers and the mode may differ too, but the names of the algorithms say more.
         if saved_name != current_name:
             return f"a training by {saved_name}; this one uses {current_name}"
         if name == "first rows":

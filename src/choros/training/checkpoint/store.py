@@ -169,7 +169,7 @@ class CheckpointStore:
             CheckpointError: the directory or a file cannot be read, or a file was written by another version of Choros.
                 Its content may be good, so no older file is used. Or all files are damaged.
         """
-        path, paths = self.directory, list[Path]()
+        path = self.directory
         try:
             paths = self.paths()
             for path in reversed(paths):
@@ -186,7 +186,7 @@ class CheckpointStore:
             raise self._unreadable(path, error) from error
         if paths:  # to start from the beginning would silently undo the training
             raise CheckpointError(
-                f"{self.directory} has only damaged checkpoints ({len(paths)}); the warnings above say how. Restore a "
+                f"{self.directory} has no usable checkpoint ({len(paths)} damaged): see the warnings above. Restore a "
                 "checkpoint from a copy, or give another directory to start from the beginning."
             )
         return None

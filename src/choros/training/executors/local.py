@@ -243,12 +243,12 @@ class LocalRun:
         if self.feeder is not None:
             self.feeder.start()
 
-    def send_task(self, rank: int, task: messages.WorkerTask, part: Part | None, channel: Sequence[int] = ()) -> None:
+    def send_task(self, rank: int, task: messages.WorkerTask, part: Part | None, fds: Sequence[int] = ()) -> None:
         """Send a rank its task, the state from which it resumes, and its descriptors of the batch channel."""
         state_layout, state = to_blobs(part) if part else ({}, [])
-        task = replace(task, state=state_layout, line=bool(channel))
+        task = replace(task, state=state_layout, batch_channel=bool(fds))
         blobs = [self.payload.model.code, *self.payload.blobs, *state]
-        self.pool.call(rank, "choros.training.worker.main:serve", header_of(task), blobs, [*self.fds, *channel])
+        self.pool.call(rank, "choros.training.worker.main:serve", header_of(task), blobs, [*self.fds, *fds])
 
     def follow(self) -> list[WorkerStats]:
         """Process events until all ranks have finished: start training, run callbacks, detect failures and hangs."""
@@ -286,8 +286,8 @@ class LocalRun:
             self.hangs.poll()
         if self.supervisor is not None:
             self.supervisor.watch(self.all_stats)
-        if self.hangs is not None and (hung := self.hangs.overdue(self.job.timeout, self.all_stats, self.pool.stopped)):
-            self.hung(self.hangs.beats, self.job.timeout, hung[0])
+        if self.hangs is not None and (late := self.hangs.overdue(self.job.timeout, self.all_stats, self.pool.stopped)):
+            self.hung(self.hangs.beats, self.job.timeout, late[0])
 
     def check_progress(self, beats: Array, last_moved: float) -> None:
         """Fail if no rank has made a step since the time ``last_moved``, for longer than ranks wait for each other."""
@@ -460,7 +460,7 @@ class LocalRun:
         """
         if self.workers.backend != "torch" or self.initial_copied or not self.initial:
             return
-        frozen = self.weights.given()
+        frozen = self.weights.initial_values()
         self.initial = [frozen[i] if i in frozen else np.array(array) for i, array in enumerate(self.initial)]
         self.initial_copied = True
 

@@ -115,7 +115,7 @@ class SharedWeights:
 
         self._waiter.wait(_FILLED_WORD, index + 1, math.inf, check)
 
-    def given(self) -> dict[int, Array]:
+    def initial_values(self) -> dict[int, Array]:
         """Return the initial values of frozen variables, by index, without a copy."""
         return {index: serialization.at(entry, self._initial_values) for index, entry in self._frozen_entries.items()}
 
@@ -125,7 +125,7 @@ class SharedWeights:
         These are the frozen variables that no process has changed. In an attached process that memory is private. An
         array has its values after ``wait(index)``.
         """
-        arrays, initial = self.views(), self.given()
+        arrays, initial = self.views(), self.initial_values()
         lent = [index for index in initial if not self._flags[index]]
         for index in lent:
             arrays[index] = initial[index]
@@ -142,7 +142,7 @@ class SharedWeights:
     def views(self) -> list[Array]:
         """Return the last written values of all variables, read-only and without a copy."""
         arrays = serialization.views(self.entries, self._values)
-        for index, array in self.given().items():
+        for index, array in self.initial_values().items():
             if not self._flags[index]:
                 array.flags.writeable = False
                 arrays[index] = array

@@ -164,7 +164,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         state, blobs = from_blobs(task.state, blobs[first:]), blobs[:first]
     configure_keras(job.keras)
     check_gpus()
-    batch_channel = WorkerBatchChannel(link, [fds.pop(-2), fds.pop(-1)]) if task.line else None
+    batch_channel = WorkerBatchChannel(link, [fds.pop(-2), fds.pop(-1)]) if task.batch_channel else None
     with ExitStack() as stack:
         if batch_channel is not None:
             stack.callback(batch_channel.close)
@@ -184,7 +184,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         if task.depth:  # a stream: the caller sends its first batch in place of the source
             ring = Ring(Segment.attach(fds.pop(4)), job.workers, task.depth)
             source = stack.enter_context(closing(StreamReader(unpacked, ring, rank, job.timeout, task.ahead)))
-        small = weights.nbytes <= reuse.MOST and not (devices or weights.given())
+        small = weights.nbytes <= reuse.MOST and not (devices or weights.initial_values())
         sample = source.sample(job.batch_size) if small else None
         key = None if sample is None else reuse.key_of(job, adding(job, algorithm), written, sample)
         replica = reuse.take(key)

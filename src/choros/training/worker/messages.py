@@ -189,7 +189,7 @@ class WorkerTask:
         resumes: bool. Whether this rank has exchanged before. Defaults to False.
         snapshots: bool. Whether there are snapshots of the center. Defaults to False.
         best: bool. Whether there are slots for the best member. Defaults to False.
-        line: bool. Whether there is a ``BatchChannel``. Defaults to False.
+        batch_channel: bool. Whether there is a ``BatchChannel``. Defaults to False.
         state: dict. The layout of the state to resume from; empty (default) at the beginning of a run.
     """
 
@@ -201,7 +201,7 @@ class WorkerTask:
     resumes: bool = False
     snapshots: bool = False
     best: bool = False
-    line: bool = False
+    batch_channel: bool = False
     state: dict[str, Any] = field(default_factory=dict)
 
 

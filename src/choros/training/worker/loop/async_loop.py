@@ -12,7 +12,7 @@ from choros.backends.replica_state import Groups
 from choros.comm.single_rank_group import SingleRankGroup
 from choros.errors import CommTimeoutError, InvalidDataError
 from choros.param_server.center_state import encode_position
-from choros.training.async_control.center_snapshots import SLOTS, has_room
+from choros.training.async_control.center_snapshots import SLOTS, is_slot_free
 from choros.training.async_control.recovery import resume_worker, save_position
 from choros.training.spec import EpochCounts, epoch_rates
 from choros.training.worker.context import WorkerContext
@@ -279,7 +279,7 @@ class AsyncLoop:
         """
         run, deadline = self.run, time.monotonic() + self.run.job.first_timeout
         with run.span("wait", "callbacks of an earlier epoch"):
-            while not has_room(run.control_block, run.job.initial_epoch, epoch):
+            while not is_slot_free(run.control_block, run.job.initial_epoch, epoch):
                 run.reporter.poll()
                 if time.monotonic() > deadline:
                     raise CommTimeoutError(
