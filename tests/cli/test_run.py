@@ -148,8 +148,8 @@ def test_a_job_that_asks_for_another_turn_is_not_started_again(script):
 def test_an_interrupt_shows_one_traceback_and_all_other_errors(script, tmp_path):
     path = script(
         "import os, time\n"
-        "print('here', flush=True)\n"
         "try:\n"
+        "    print('here', flush=True)\n"  # within try: the signal can arrive as soon as the line does
         "    time.sleep(100)\n"
         "except KeyboardInterrupt:\n"
         "    if os.environ['CHOROS_RANK'] == '3':\n"

@@ -82,6 +82,15 @@ def test_a_second_fit_is_not_traced_again(algorithm, pools, make, tmp_path):
     assert counts[0] == counts[1] == counts[2]
 
 
+def test_no_fit_of_many_is_traced_again(pools, make, tmp_path):
+    pool, model = pools(2), make()
+    counts = set()
+    for _ in range(18):  # of them at least one is the 16th of a worker
+        choros.Trainer(model, "localsgd", pool=pool).fit(X, Y, **{**FIT, "epochs": 1})
+        counts.add(len((tmp_path / "calls").read_text().splitlines()))
+    assert len(counts) == 1
+
+
 def test_what_the_caller_evaluates_and_predicts_between_two_fits_changes_nothing(pools, make, tmp_path):
     pool, model, calls = pools(2), make(), tmp_path / "calls"
     choros.Trainer(model, "localsgd", pool=pool).fit(X, Y, **FIT)

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     import keras
 
 _LARGE_MODEL_BYTES = 64 << 20  # bytes of weights from which a model is freed after its job
-_JOBS_PER_CLEANUP = 16  # number of jobs after which a worker frees their compiled functions
-_jobs = count(1)
+_MODELS_PER_CLEANUP = 16  # number of models after which a worker frees their compiled functions
+_models = count()
 _process_begun = time.time()  # before this process has loaded a module of the user
 
 
@@ -192,6 +192,9 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
             replica.renew(weights.read())
             model = replica.model
         else:
+            # Not at the end of a job: the next one may use the kept replica with its compiled functions.
+            if next(_models) % _MODELS_PER_CLEANUP == _MODELS_PER_CLEANUP - 1:
+                forget()
             model = written.unpack(*weights.lend(), weights.wait)
             weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
         if job.ensemble and rank > 0:  # the first member starts from the given weights
@@ -241,8 +244,6 @@ def serve(link: object, header: dict[str, Any], blobs: list[Any], fds: list[int]
     try:
         run(link, task, blobs, fds)
     finally:
-        if next(_jobs) % _JOBS_PER_CLEANUP == 0:
-            forget()
         if task.weights["nbytes"] >= _LARGE_MODEL_BYTES:
             gc.collect()
 
