@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.machinery
+import inspect
 import io
 import os
 import pickle
@@ -240,7 +241,11 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return reduced
         if isinstance(obj, (types.FunctionType, type)):
             self.by_value(obj.__module__)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:  # a class by value
+            make, arguments, (attributes, *others), *_, setter = reduced
+            return make, arguments, (setter, (attributes, *others)), None, None, set_class
+        return reduced
 
     def variable_state(self, variable: keras.Variable) -> tuple[dict[str, Any], Any]:
         """Return a variable's attributes, and its value: a Parameter, or the reference from ``value_of``."""
@@ -323,6 +328,23 @@ def restore_identities(part: Any) -> None:
         state["_trainable_variables_indices"] = {part._var_key(v): index for index, v in enumerate(trained)}
         if "_exclude_from_weight_decay" in state:
             state["_exclude_from_weight_decay"] = {part._var_key(v) for v in state["_exclude_from_weight_decay"]}
+
+
+def set_class(kind: type, state: tuple[Callable[..., Any], tuple[dict[str, Any], Any]]) -> None:
+    """Set the attributes of a class that was sent by value.
+
+    A process that has got the class before has it still. Attributes that were deleted since then are deleted here too.
+
+    Args:
+        kind: the class.
+        state: cloudpickle's function that sets the attributes, and its argument, of which the first item is their dict.
+    """
+    setter, values = state
+    for name, value in list(vars(kind).items()):
+        implicit = name.startswith("__") and not callable(value)  # such as __dict__, __weakref__ and __slotnames__
+        if name not in values[0] and not (implicit or name.startswith("_abc_") or inspect.ismemberdescriptor(value)):
+            delattr(kind, name)
+    setter(kind, values)
 
 
 def set_variable(variable: keras.Variable, state: tuple[dict[str, Any], Any]) -> None:

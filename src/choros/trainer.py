@@ -458,8 +458,10 @@ class Trainer:
         """Pack the model for workers. A rank of a job already has the model."""
         if isinstance(self.algorithm, algorithms.Ensemble) and self.workers > 1:
             check_redraw(self.model)
-        needed = self._executor.packs_model or self._replicas > self.workers
-        return pack_model(self.model) if needed else PackedModel()
+        if not (self._executor.packs_model or self._replicas > self.workers):
+            return PackedModel()
+        self.model.reset_metrics()  # as Keras' fit does; the values that stay are sent
+        return pack_model(self.model)
 
     def _bind(self, sample: Any, wide: Callable[[], Any]) -> tuple[Any, str | None]:
         """Build the model as Keras' ``fit`` would, and check model, loss and layout.

@@ -1,5 +1,6 @@
 """Workers stay after a fit, and serve the next one only if new workers would be the same."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -150,6 +151,99 @@ def test_a_class_that_is_defined_again_is_used():
         losses.append(fit(Constant()).history["loss"][0])
     assert losses[0] == 1.0
     assert losses[1] != 1.0
+
+
+class Doubled(keras.layers.Dense):
+    """A class that is sent by value, as those of a script."""
+
+
+def test_a_method_that_was_deleted_from_a_class_is_used_no_more(monkeypatch):
+    monkeypatch.setattr(Doubled, "__module__", "__main__")
+
+    def loss():
+        keras.utils.set_random_seed(1)
+        return fit(Doubled(3, kernel_initializer="ones")).history["loss"][0]
+
+    Doubled.call = lambda self, inputs, training=None: 100 * keras.layers.Dense.call(self, inputs)
+    patched = loss()
+    del Doubled.call
+    before = pids()
+    assert loss() < patched / 100
+    assert pids() == before
+
+
+def test_a_directory_that_was_made_again_starts_other_processes(monkeypatch, tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    fit()
+    before = pids()
+    os.chdir(tmp_path)
+    folder.rename(tmp_path / "old")
+    folder.mkdir()
+    os.chdir(folder)
+    fit()
+    assert not set(pids()) & set(before)
+
+
+def test_modules_beside_an_environment_are_not_installed(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
+    (tmp_path / "mine.py").write_text("")
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    (packages / "theirs.py").write_text("")
+    code = (
+        "import json, sys, mine, theirs; from choros.training.worker.loaded_files import loaded_files; "
+        "print(*map(str, loaded_files(4e9)))"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [str(tmp_path / "bin" / "python"), "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert str(tmp_path / "mine.py") in done.stdout.split()
+    assert str(packages / "theirs.py") not in done.stdout
+    assert os.__file__ not in done.stdout
+
+
+def test_a_fit_that_is_refused_leaves_the_other_one_its_workers():
+    trainer, refused = choros.Trainer(make_model(), workers=2, echo=False), []
+
+    class Again(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with pytest.raises(InvalidInputError, match="training already") as error:
+                trainer.fit(X, Y, verbose=0)
+            refused.append(error)
+
+    history = trainer.fit(X, Y, epochs=2, verbose=0, callbacks=[Again()])
+    assert len(refused) == len(history.history["loss"]) == 2
+
+
+def test_a_number_of_a_module_that_a_callback_sets_does_not_stay(monkeypatch, tmp_path):
+    (tmp_path / "own_losses.py").write_text(
+        "import keras\nALPHA = 1.0\n\n\ndef scaled(y, p):\n    return ALPHA * keras.losses.mean_squared_error(y, p)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("own_losses")
+
+    class Sets(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            module.ALPHA = [1.0, 100.0][epoch]
+
+    def loss(epochs, *callbacks):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", module.scaled)
+        trainer = choros.Trainer(model, workers=2, echo=False)
+        return trainer.fit(X, Y, epochs=epochs, verbose=0, callbacks=[*callbacks]).history["loss"]
+
+    first = loss(2, Sets())[0]
+    before = pids()
+    module.ALPHA = 1.0
+    assert loss(1) == [first]
+    assert pids() == before
 
 
 def test_workers_of_a_fit_that_failed_end():

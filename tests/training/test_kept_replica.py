@@ -178,6 +178,31 @@ def test_a_metric_that_is_not_reset_begins_with_the_callers_values(both, make):
     both(lambda: make(metrics=[Largest()]), [plain, zeros])
 
 
+@keras.saving.register_keras_serializable("kept")
+class Within(keras.metrics.MeanMetricWrapper):
+    """The share of predictions that are within a limit of their labels. No reset changes the limit, a variable."""
+
+    def __init__(self, name="within", **keywords):
+        super().__init__(self.share, name=name, **keywords)
+        self.limit = self.add_variable((), keras.initializers.Constant(0.5), name="limit")
+
+    def share(self, y_true, y_pred):
+        return keras.ops.cast(keras.ops.abs(y_true - y_pred) < self.limit, "float32")
+
+    def reset_state(self):
+        self.total.assign(0.0)
+        self.count.assign(0.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*within")
+def test_a_value_that_the_caller_gives_a_metric_is_used(both, make):
+    def other_limit(model, trainer):
+        model.metrics[-1].metrics[-1].limit.assign(5.0)
+        return trainer.fit(X, Y, **FIT)
+
+    both(lambda: make(metrics=[Within()]), [plain, other_limit, plain])
+
+
 def test_a_fit_that_fails_leaves_nothing(both, make):
     class Fails(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

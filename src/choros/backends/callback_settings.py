@@ -37,6 +37,7 @@ _LOCAL_ATTRIBUTES = frozenset(  # attributes that each process sets independentl
 _MAX_DEPTH, _MAX_OBJECTS = 4, 20_000  # depth and number of objects of the search for variables
 _MAX_VARIABLE = 65_536  # most values of a variable that counts as a setting
 _MAX_ITEMS = 4096  # most values of a list, dict or array that counts as a setting
+_replaced_globals: dict[tuple[int, str], tuple[Values, Any]] = {}  # by module and name: the module, the first value
 _NOT_PLAIN = object()  # the result of ``_plain`` for a value that is not a setting
 _PARTS = (keras.regularizers.Regularizer, keras.constraints.Constraint)  # parts of layers that hold numbers
 
@@ -124,6 +125,7 @@ class Settings:
                 continue
             if name in self._globals:
                 names, key = self._globals[name]
+                _replaced_globals.setdefault((id(names), key), (names, names.get(key)))
                 names[key] = value
                 continue
             path, _, attribute = name.rpartition(".")
@@ -131,6 +133,16 @@ class Settings:
                 holder = self._objects[path]
                 setattr(holder, attribute, _as_before(getattr(holder, attribute, None), value))
         return bool(self.changed(before))
+
+
+def restore_globals() -> None:
+    """Give the globals that ``Settings.write`` has replaced in this process their first values again.
+
+    A worker calls it when a job ends: a module that it has imported stays for the next job, which may set no value.
+    """
+    for (_, key), (names, value) in _replaced_globals.items():
+        names[key] = value
+    _replaced_globals.clear()
 
 
 def _values(variables: dict[str, Any]) -> Values:

@@ -152,7 +152,7 @@ class LocalRun:
         Raises:
             WorkerFailedError: a worker raised, died or hung, and no restart was left.
         """
-        with self.workers.lent(), self.checkpoints.listening(self.ask):
+        with self.checkpoints.listening(self.ask):
             self.callbacks.fetch = self.fetch
             self.callbacks.lazy.stays = True  # no other code in this process uses the model: workers have copies
             while True:

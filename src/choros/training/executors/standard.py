@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from choros.launch.specs import Launcher, LaunchPreferences
@@ -42,17 +43,16 @@ class LocalExecutor:
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``Executor``."""
         request, payload = load_payload(request, on_this_host=True)
-        if self.owned:
-            idle_workers.take(self.pool)
-        try:
+        with self.pool.lent(), ExitStack() as stack:  # a fit that is refused here leaves the other fit its workers
+            if self.owned:
+                idle_workers.take(self.pool)
+            if self.owned and not self.kept:
+                stack.callback(self.pool.close)
             run = LocalRun(request, payload, self.pool, self.restarts)
             record = run.run()
             result = FitResult(record, run.gather_members(), [lane for rank in run.ranks for lane in run.lanes[rank]])
             if self.owned and not self.kept:
                 idle_workers.keep(self.pool, run.files)
-        finally:
-            if self.owned and not self.kept:
-                self.pool.close()
         request.callbacks.end()
         return result
 

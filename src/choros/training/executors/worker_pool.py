@@ -244,7 +244,8 @@ class WorkerPool:
 
 def surroundings() -> list[object]:
     """Return what a new process takes from this one: environment, directory, module path."""
-    return [dict(os.environ), os.getcwd(), list(sys.path)]
+    directory = os.stat(".")  # a path can name another directory now
+    return [dict(os.environ), os.getcwd(), directory.st_dev, directory.st_ino, list(sys.path)]
 
 
 def default_workers(backend: str, devices: str = "auto", per_worker: int | Sequence[int] = 1) -> int:
