@@ -42,7 +42,7 @@ def test_every_cell_of_the_tutorial_runs_as_stored(slurm, tmp_path):
     digests = re.findall(r"(\d+) epochs in this run; weights ([0-9a-f]{16})", stopped + complete)
     assert len(digests) == 2, printed
     assert digests[0][1] == digests[1][1], printed
-    assert int(digests[0][0]) < int(digests[1][0]) == 60
+    assert int(digests[0][0]) < int(digests[1][0]) == 300
 
     if os.environ.get("STORE_OUTPUTS"):
         for cell, text in zip(cells, printed, strict=True):
