@@ -48,7 +48,7 @@ def key_of(job: FitConfig, workers: int, written: PackedModel, sample: Batch) ->
     # The caller has reset its metrics, so their values are those that no reset changes.
     values = hashlib.blake2b(digest_size=16)
     for array in written.arrays:
-        values.update(np.ascontiguousarray(array))
+        values.update(array.tobytes())
     facts = [job.keras, workers, list(job.averaged_metrics), repr(structure), values.hexdigest()]
     return hashlib.blake2b(json.dumps(facts).encode() + written.code, digest_size=16).hexdigest()
 
