@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+from typing import Any
 
 FileMarks = dict[str, list[int]]  # by path: the time of the last change in nanoseconds, and the size in bytes
 
@@ -39,7 +40,7 @@ def _installed_folders() -> set[str]:
     """Return the folders of the standard library and of installed packages, those of the base of an environment too."""
     names, folders = ("stdlib", "platstdlib", "purelib", "platlib"), set(site.getsitepackages())
     for prefix in (sys.prefix, sys.base_prefix):
-        bases = dict.fromkeys(("base", "platbase", "installed_base", "installed_platbase"), prefix)
+        bases: dict[str, Any] = dict.fromkeys(("base", "platbase", "installed_base", "installed_platbase"), prefix)
         paths = sysconfig.get_paths(vars=bases)
         folders |= {paths[name] for name in names}
     return folders
