@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.machinery
-import inspect
 import io
 import os
 import pickle
@@ -63,6 +62,7 @@ _LEAF_TYPES = (type(None), bool, int, float, complex, str, bytes, type, types.Mo
 _TENSORFLOW_WRAPPERS = {"_DictWrapper": dict, "ListWrapper": list, "_TupleWrapper": tuple}  # TensorFlow's wrappers
 UnpicklingError = pickle.UnpicklingError  # raised for an object that cannot be read
 _loading = threading.local()
+_received: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()  # names of a class's attributes
 
 
 def dump(thing: object, file: object) -> None:
@@ -243,8 +243,8 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.by_value(obj.__module__)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:  # a class by value
-            make, arguments, (attributes, *others), *_, setter = reduced
-            return make, arguments, (setter, (attributes, *others)), None, None, set_class
+            make, arguments, state, *_, setter = reduced
+            return make, arguments, (" ".join(vars(obj)), setter, state), None, None, set_class
         return reduced
 
     def variable_state(self, variable: keras.Variable) -> tuple[dict[str, Any], Any]:
@@ -330,20 +330,21 @@ def restore_identities(part: Any) -> None:
             state["_exclude_from_weight_decay"] = {part._var_key(v) for v in state["_exclude_from_weight_decay"]}
 
 
-def set_class(kind: type, state: tuple[Callable[..., Any], tuple[dict[str, Any], Any]]) -> None:
-    """Set the attributes of a class that was sent by value.
+def set_class(kind: type, state: tuple[str, Callable[[type, Any], Any], Any]) -> None:
+    """Set the attributes of a class that was sent by value, and delete those that the sender has deleted since.
 
-    A process that has got the class before has it still. Attributes that were deleted since then are deleted here too.
+    A process that received the class earlier still has it, with its earlier attributes.
 
     Args:
         kind: the class.
-        state: cloudpickle's function that sets the attributes, and its argument, of which the first item is their dict.
+        state: the names of the sender's attributes, cloudpickle's function that sets attributes, its argument.
     """
-    setter, values = state
-    for name, value in list(vars(kind).items()):
-        implicit = name.startswith("__") and not callable(value)  # such as __dict__, __weakref__ and __slotnames__
-        if name not in values[0] and not (implicit or name.startswith("_abc_") or inspect.ismemberdescriptor(value)):
+    names, setter, values = state
+    attributes = set(names.split())
+    for name in _received.get(kind, attributes) - attributes:
+        if name in vars(kind):
             delattr(kind, name)
+    _received[kind] = attributes
     setter(kind, values)
 
 
@@ -518,8 +519,6 @@ def _imports_file(name: str, file: str | None, folders: tuple[str, ...]) -> bool
 
 
 # -- what cannot be written
-
-
 def culprit(root: object, name: str, size: int | None = None) -> tuple[str, Any, Exception | int | None]:
     """Find the innermost part of an object that cannot be pickled, or that is large.
 

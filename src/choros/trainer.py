@@ -296,8 +296,8 @@ class Trainer:
                 Defaults to True.
             class_weight: dict from a class to the weight of its rows, or None.
             sample_weight: array of the weight of each row, or None.
-            initial_epoch: int. The epoch at which training begins, counted from 0. Its batches are those that it has in
-                a run from the first epoch. Defaults to 0.
+            initial_epoch: int. The epoch at which training begins, counted from 0. Epochs have the same batches as in a
+                run from epoch 0. Defaults to 0.
             steps_per_epoch: int. Global batches in an epoch. An epoch continues where the last one stopped; at the end
                 of the rows it continues with their next pass. Defaults to all batches.
             validation_steps: int. Batches of the validation data to evaluate. Defaults to all.
@@ -402,6 +402,7 @@ class Trainer:
         callback_runner = CallbackRunner(
             self.model, callbacks, verbose, arguments.epochs, steps, int(arguments.initial_batch)
         )
+        callback_runner.sends_model = self._executor.packs_model
         job = FitConfig(
             **replace(arguments, initial_epoch=epoch, verbose=verbose).config(source),
             first_epoch=epoch,

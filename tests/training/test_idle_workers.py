@@ -1,5 +1,6 @@
 """Workers stay after a fit, and serve the next one only if new workers would be the same."""
 
+import enum
 import importlib
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 import choros
 from choros.errors import InvalidInputError, WorkerFailedError
 from choros.training.executors import idle_workers, local
+from choros.training.model_io.serialization import copy_model
 
 X, Y = np.ones((16, 3), "float32"), np.ones(16, "float32")
 
@@ -221,29 +223,73 @@ def test_a_fit_that_is_refused_leaves_the_other_one_its_workers():
     assert len(refused) == len(history.history["loss"]) == 2
 
 
-def test_a_number_of_a_module_that_a_callback_sets_does_not_stay(monkeypatch, tmp_path):
+@pytest.fixture
+def scaled_loss(monkeypatch, tmp_path):
+    """Return a module that workers import, and a function that returns the loss of a fit of a new model with it."""
     (tmp_path / "own_losses.py").write_text(
         "import keras\nALPHA = 1.0\n\n\ndef scaled(y, p):\n    return ALPHA * keras.losses.mean_squared_error(y, p)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_losses", raising=False)
     module = importlib.import_module("own_losses")
 
-    class Sets(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            module.ALPHA = [1.0, 100.0][epoch]
-
-    def loss(epochs, *callbacks):
+    def loss(algorithm, *callbacks, epochs=1):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile("sgd", module.scaled)
-        trainer = choros.Trainer(model, workers=2, echo=False)
-        return trainer.fit(X, Y, epochs=epochs, verbose=0, callbacks=[*callbacks]).history["loss"]
+        trainer = choros.Trainer(model, algorithm, workers=2, echo=False)
+        return trainer.fit(X, Y, epochs=epochs, verbose=0, callbacks=[*callbacks]).history["loss"][0]
 
-    first = loss(2, Sets())[0]
+    return module, loss
+
+
+class SetsAlpha(keras.callbacks.Callback):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.module.ALPHA = [1.0, 100.0][epoch]
+
+
+def test_the_number_that_a_module_has_in_the_caller_is_used(scaled_loss):
+    module, loss = scaled_loss
+    first = loss("allreduce", SetsAlpha(module), epochs=2)
     before = pids()
+    assert loss("allreduce") == pytest.approx(100 * first, rel=1e-5)  # as in Keras the module keeps the number
     module.ALPHA = 1.0
-    assert loss(1) == [first]
+    assert loss("allreduce") == first
+    module.ALPHA = 10.0
+    assert loss("aeasgd") > 5 * first
     assert pids() == before
+    assert loss("allreduce", SetsAlpha(module), epochs=2) == first
+    assert loss("allreduce", SetsAlpha(module), epochs=2) == first
+
+
+ENUM_SCRIPT = """
+class Kind(enum.Enum):
+    DOUBLE = 2
+    SAME = 1
+
+class OfKind(keras.layers.Layer):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def call(self, inputs):
+        return inputs * self.kind.value if self.kind in (Kind.DOUBLE, Kind.SAME) else None
+"""
+
+
+def test_an_enum_of_a_script_is_sent_and_stays_as_it_is():
+    names = {"__name__": "__main__", "enum": enum, "keras": keras}
+    exec(ENUM_SCRIPT, names)
+    kind, layer = names["Kind"], names["OfKind"]
+    for _ in range(2):
+        fit(layer(kind.DOUBLE))
+    copied = copy_model(make_model(layer(kind.DOUBLE)))
+    assert copied.layers[0].kind is kind.DOUBLE
+    assert [*kind] == [kind.DOUBLE, kind.SAME]
 
 
 def test_workers_of_a_fit_that_failed_end():

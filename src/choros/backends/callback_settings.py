@@ -37,7 +37,6 @@ _LOCAL_ATTRIBUTES = frozenset(  # attributes that each process sets independentl
 _MAX_DEPTH, _MAX_OBJECTS = 4, 20_000  # depth and number of objects of the search for variables
 _MAX_VARIABLE = 65_536  # most values of a variable that counts as a setting
 _MAX_ITEMS = 4096  # most values of a list, dict or array that counts as a setting
-_replaced_globals: dict[tuple[int, str], tuple[Values, Any]] = {}  # by module and name: the module, the first value
 _NOT_PLAIN = object()  # the result of ``_plain`` for a value that is not a setting
 _PARTS = (keras.regularizers.Regularizer, keras.constraints.Constraint)  # parts of layers that hold numbers
 
@@ -100,12 +99,17 @@ class Settings:
             if isinstance(value, kinds) and name[:1] != "_" and name not in _LOCAL_ATTRIBUTES
         }
 
-    def to_begin_with(self) -> Values:
+    def to_begin_with(self, with_globals: bool) -> Values:
         """Return the values of all variables, for the start of training.
 
         The values in another process may differ, for example those of variables in an imported module.
+
+        Args:
+            with_globals: bool. Whether to return numbers among the globals of functions too. A rank that runs the
+                user's script has numbers of its own.
         """
-        return _values(self.variables)
+        numbers = {path: _plain(names.get(name)) for path, (names, name) in self._globals.items() if with_globals}
+        return numbers | _values(self.variables)
 
     def changed(self, before: Values) -> Values:
         """Return the settings that differ from an earlier result of ``read``, including new ones."""
@@ -125,7 +129,6 @@ class Settings:
                 continue
             if name in self._globals:
                 names, key = self._globals[name]
-                _replaced_globals.setdefault((id(names), key), (names, names.get(key)))
                 names[key] = value
                 continue
             path, _, attribute = name.rpartition(".")
@@ -133,16 +136,6 @@ class Settings:
                 holder = self._objects[path]
                 setattr(holder, attribute, _as_before(getattr(holder, attribute, None), value))
         return bool(self.changed(before))
-
-
-def restore_globals() -> None:
-    """Give the globals that ``Settings.write`` has replaced in this process their first values again.
-
-    A worker calls it when a job ends: a module that it has imported stays for the next job, which may set no value.
-    """
-    for (_, key), (names, value) in _replaced_globals.items():
-        names[key] = value
-    _replaced_globals.clear()
 
 
 def _values(variables: dict[str, Any]) -> Values:

@@ -77,6 +77,7 @@ class CallbackRunner:
         self.model = model
         self.fetch: Callable[[int | None], None] = lambda epoch: None
         self.restore_checkpoint: Callable[[], bool] | None = None
+        self.sends_model = False  # whether ranks have copies of this process' model
         self.notice: StartupNotice | None = None  # until the first batch
         callback_list = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         callback_list = (
@@ -175,7 +176,7 @@ class CallbackRunner:
         # Once more: the callbacks above have run again, and the saved state already includes what they change.
         restored = includes_callbacks and self._restore()
         control = TrainerControl(bool(self.model.stop_training)) if restored else self._control(started=False)
-        self._all_settings = self._settings.to_begin_with() | control.settings
+        self._all_settings = self._settings.to_begin_with(with_globals=self.sends_model) | control.settings
         return replace(self._after_a_batch(control), settings=self._all_settings)
 
     def _after_a_batch(self, control: TrainerControl) -> TrainerControl:

@@ -28,7 +28,7 @@ class PackedModel:
         code: the pickle. It must come from a process of this user.
         arrays: values of variables that do not belong to the model, such as those of a teacher that its loss uses, and
             of its metrics.
-        foreign: int. Number of these arrays without those of metrics, which a fit resets.
+        foreign: int. Number of these arrays without those of metrics.
     """
 
     code: bytes = b""

@@ -37,7 +37,7 @@ def loaded_files(since: float) -> FileMarks:
 
 
 def _installed_folders() -> set[str]:
-    """Return the folders of the standard library and of installed packages, those of the base of an environment too."""
+    """Return the folders of the standard library and of installed packages, also of a virtual environment's base."""
     names, folders = ("stdlib", "platstdlib", "purelib", "platlib"), set(site.getsitepackages())
     for prefix in (sys.prefix, sys.base_prefix):
         bases: dict[str, Any] = dict.fromkeys(("base", "platbase", "installed_base", "installed_platbase"), prefix)

@@ -163,12 +163,9 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
         first = len(blobs) - len(task.state["kinds"])
         state, blobs = from_blobs(task.state, blobs[first:]), blobs[:first]
     configure_keras(job.keras)
-    from choros.backends.callback_settings import restore_globals  # imported late: it loads Keras
-
     check_gpus()
     batch_channel = WorkerBatchChannel(link, [fds.pop(-2), fds.pop(-1)]) if task.batch_channel else None
     with ExitStack() as stack:
-        stack.callback(restore_globals)
         if batch_channel is not None:
             stack.callback(batch_channel.close)
         weights = stack.enter_context(closing(SharedWeights.attach(task.weights, fds[1], fds[2])))

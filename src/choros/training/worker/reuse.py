@@ -1,8 +1,9 @@
 """The replica that a worker keeps for the next fit, so that an equal model is not built and compiled again.
 
 Plain Keras keeps its compiled step between two calls of ``fit``, too. A worker gets a pickle of the model for each fit.
-If the bytes are those of the last one, only the values of the variables differ: the worker sets them. A replica is kept
-only if its compiled steps depend on nothing but their inputs and the model's variables (``Replica.reusable``).
+If the bytes and the values of metrics are those of the last one, only the values of the other variables differ: the
+worker sets them. A replica is kept only if its compiled steps depend on nothing but their inputs and the model's
+variables (``Replica.reusable``).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def key_of(job: FitConfig, workers: int, written: PackedModel, sample: Batch) ->
         (sample.x, sample.y, sample.sample_weight),
         none_is_leaf=True,
     )
-    # The caller has reset its metrics, so their values are those that no reset changes.
+    # The caller has reset its metrics: values that a reset sets are the same in all fits.
     values = hashlib.blake2b(digest_size=16)
     for array in written.arrays:
         values.update(array.tobytes())
