@@ -244,6 +244,7 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:  # a class by value
             make, arguments, state, *_, setter = reduced
+            # The names as one text: pickles of an unchanged class must have equal bytes, whichever strings are shared.
             return make, arguments, (" ".join(vars(obj)), setter, state), None, None, set_class
         return reduced
 

@@ -194,7 +194,7 @@ def test_modules_beside_an_environment_are_not_installed(tmp_path):
     (packages,) = tmp_path.glob("lib/python*/site-packages")
     (packages / "theirs.py").write_text("")
     code = (
-        "import json, sys, mine, theirs; from choros.training.worker.loaded_files import loaded_files; "
+        "import mine, theirs; from choros.training.worker.loaded_files import loaded_files; "
         "print(*map(str, loaded_files(4e9)))"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])

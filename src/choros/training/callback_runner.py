@@ -77,7 +77,7 @@ class CallbackRunner:
         self.model = model
         self.fetch: Callable[[int | None], None] = lambda epoch: None
         self.restore_checkpoint: Callable[[], bool] | None = None
-        self.sends_model = False  # whether ranks have copies of this process' model
+        self.sends_model = False  # whether ranks have copies of this process's model
         self.notice: StartupNotice | None = None  # until the first batch
         callback_list = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         callback_list = (

@@ -37,11 +37,11 @@ def _seconds_of_others() -> float:
     try:
         with open("/proc/stat") as file:
             ticks = {name: numbers for name, *numbers in map(str.split, file)}
-    except OSError:
+        counts = [map(int, ticks[f"cpu{core}"][:7]) for core in usable_cores()]
+    except (OSError, KeyError):  # a container may show other numbers of cores
         return 0.0
     busy = 0
-    for core in usable_cores():
-        user, nice, system, _, _, *interrupts = map(int, ticks[f"cpu{core}"][:7])
+    for user, nice, system, _, _, *interrupts in counts:
         busy += user + nice + system + sum(interrupts)
     usages = [resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return busy / os.sysconf("SC_CLK_TCK") - sum(usage.ru_utime + usage.ru_stime for usage in usages)

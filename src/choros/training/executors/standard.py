@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 from choros.launch.specs import Launcher, LaunchPreferences
@@ -43,15 +43,15 @@ class LocalExecutor:
     def run(self, request: FitRequest) -> FitResult:
         """Train; see ``Executor``."""
         request, payload = load_payload(request, on_this_host=True)
-        with self.pool.lent(), ExitStack() as stack:  # a fit that is refused here leaves the other fit its workers
+        ends = self.owned and not self.kept
+        # A fit that is refused by ``lent`` leaves the other fit its workers.
+        with self.pool.lent(), closing(self.pool) if ends else nullcontext():
             if self.owned:
                 idle_workers.take(self.pool)
-            if self.owned and not self.kept:
-                stack.callback(self.pool.close)
             run = LocalRun(request, payload, self.pool, self.restarts)
             record = run.run()
             result = FitResult(record, run.gather_members(), [lane for rank in run.ranks for lane in run.lanes[rank]])
-            if self.owned and not self.kept:
+            if ends:
                 idle_workers.keep(self.pool, run.files)
         request.callbacks.end()
         return result

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import site
 import sys
-import sysconfig
-from typing import Any
 
 FileMarks = dict[str, list[int]]  # by path: the time of the last change in nanoseconds, and the size in bytes
 
@@ -28,19 +26,10 @@ def loaded_files(since: float) -> FileMarks:
             unknown whether the module was loaded before or after the change.
     """
     # Not all below sys.prefix: a virtual environment can lie in the folder of the user's modules.
-    installed = tuple({os.path.join(folder, "") for folder in _installed_folders()})
+    folders = [os.path.dirname(os.__file__), *site.getsitepackages([sys.prefix, sys.base_prefix])]
+    installed = tuple(os.path.join(folder, "") for folder in folders)
     paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     # PyTorch has modules without a file, whose names are relative.
     user_files = [path for path in paths if path and os.path.isabs(path) and not path.startswith(installed)]
     marks = {path: mark(path) for path in user_files}
     return {path: marked if marked and marked[0] < 1e9 * since else [-1] for path, marked in marks.items()}
-
-
-def _installed_folders() -> set[str]:
-    """Return the folders of the standard library and of installed packages, also of a virtual environment's base."""
-    names, folders = ("stdlib", "platstdlib", "purelib", "platlib"), set(site.getsitepackages())
-    for prefix in (sys.prefix, sys.base_prefix):
-        bases: dict[str, Any] = dict.fromkeys(("base", "platbase", "installed_base", "installed_platbase"), prefix)
-        paths = sysconfig.get_paths(vars=bases)
-        folders |= {paths[name] for name in names}
-    return folders

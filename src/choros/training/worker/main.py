@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _LARGE_MODEL_BYTES = 64 << 20  # bytes of weights from which a model is freed after its job
 _MODELS_PER_CLEANUP = 16  # number of models after which a worker frees their compiled functions
-_models = count()
+_models = count(1)
 _process_begun = time.time()  # before this process has loaded a module of the user
 
 
@@ -193,7 +193,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
             model = replica.model
         else:
             # Not at the end of a job: the next one may use the kept replica with its compiled functions.
-            if next(_models) % _MODELS_PER_CLEANUP == _MODELS_PER_CLEANUP - 1:
+            if next(_models) % _MODELS_PER_CLEANUP == 0:
                 forget()
             model = written.unpack(*weights.lend(), weights.wait)
             weights.wait(len(weights.entries) - 1)  # from here on the worker writes weights
