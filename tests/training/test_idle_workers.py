@@ -188,6 +188,15 @@ def test_a_directory_that_was_made_again_starts_other_processes(monkeypatch, tmp
     assert not set(pids()) & set(before)
 
 
+def test_a_deleted_directory_is_refused(monkeypatch, tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(InvalidInputError, match=r"working directory was deleted.*os\.chdir"):
+        fit()
+
+
 def test_modules_beside_an_environment_are_not_installed(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
     (tmp_path / "mine.py").write_text("")

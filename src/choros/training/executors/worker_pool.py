@@ -243,9 +243,19 @@ class WorkerPool:
 
 
 def surroundings() -> list[object]:
-    """Return what a new process takes from this one: environment, directory, module path."""
-    directory = os.stat(".")  # a path can name another directory now
-    return [dict(os.environ), os.getcwd(), directory.st_dev, directory.st_ino, list(sys.path)]
+    """Return what a new process takes from this one: environment, directory, module path.
+
+    Raises:
+        InvalidInputError: the working directory was deleted.
+    """
+    try:
+        path = os.getcwd()
+    except FileNotFoundError:
+        raise InvalidInputError(
+            "The working directory was deleted, and workers start in it: change to another one with os.chdir."
+        ) from None
+    directory = os.stat(".")  # the path can name another directory now
+    return [dict(os.environ), path, directory.st_dev, directory.st_ino, list(sys.path)]
 
 
 def default_workers(backend: str, devices: str = "auto", per_worker: int | Sequence[int] = 1) -> int:
