@@ -7,6 +7,7 @@ if it exists, Keras 3.16 wraps the model.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,9 @@ from choros.backends import seed_state, step_counter
 from choros.backends.base import BaseReplica
 from choros.backends.gradient_capture import Capture
 from choros.backends.metrics import UNUSED, LossSample
+from choros.backends.model_watch import ModelWatch
 from choros.backends.optimizers import model_variables
+from choros.backends.recorded_step import NotRecordableError, RecordedStep
 from choros.errors import InexactLossError
 from choros.types import Array, aligned_copy
 
@@ -40,6 +43,7 @@ class TorchReplica(BaseReplica):
         self._momentum = 0.0
         self._shares_memory = False
         self._watch: _Watch | None = None
+        self._trial = False  # whether a trial runs, whose steps are not recorded
 
     def _built(self) -> None:
         if self._capture is not None:
@@ -60,12 +64,55 @@ class TorchReplica(BaseReplica):
         # suffice.
         self._cast = [value for value in values if value.dtype != self._flat.dtype or value.device.type != "cpu"]
         self._shares_memory = keras.ops.convert_to_tensor(np.zeros(1, np.float32)).device.type == "cpu"
+        self._record_steps()
         if self.model.jit_compile:
             # The first step would be another program than all others if it cleared no gradients, or if no layer had
             # been called in this process: Keras then sets its global state.
             keras.layers.Identity(name="called")(np.zeros(1, np.float32))
             for value in values:
                 value.grad = torch.zeros_like(value) if value.grad is None else value.grad
+
+    def _record_steps(self) -> None:
+        variables = [*model_variables(self.model), *self.model.metrics_variables]
+        watch, compiled = ModelWatch(self.model), bool(self.model.jit_compile)
+        self._log_names: list[str] = []
+        self._recorded_step = RecordedStep(self._run_step, variables, watch, compiled)
+        self._recorded_gradients = RecordedStep(self._run_gradients, variables, watch, compiled)
+        self._recorded_update = RecordedStep(self._run_update, variables, watch, compiled)
+        self._recorded_test = RecordedStep(self._run_test, variables, watch, compiled)
+
+    def _run_step(self, data: tuple[Any, ...]) -> list[Any]:
+        """Run a local step for its record."""
+        if self._custom(self.model.train_step(data)) is not None:
+            raise NotRecordableError
+        return []
+
+    def _run_gradients(self, data: tuple[Any, ...], rows: int) -> list[Any]:
+        """Run a step without its update, for its record.
+
+        Returns:
+            The gradients, the divisor, total and count of the loss, and the values of the logs ``_log_names``.
+        """
+        assert self._capture is not None  # noqa: S101 - for the type checker
+        with self._capture as capture, self.weigher, _Loss(self.loss_metric) as loss:
+            logs = self._custom(self.model.train_step(data)) or {}
+            if logs and not self.within_fit:
+                raise NotRecordableError
+            self._log_names = list(logs)
+            return [*capture.gradients(), self.weigher.divisor(rows, data), *loss.sums(), *logs.values()]
+
+    def _run_update(self, grads: tuple[Any, ...]) -> list[Any]:
+        """Run the optimizer for its record."""
+        with torch.no_grad():
+            self.model.optimizer.apply(list(grads), self.trainable)
+        return []
+
+    def _run_test(self, data: tuple[Any, ...], rows: int) -> list[Any]:
+        """Run a test step for its record; return the divisor, and total and count of the loss."""
+        with torch.no_grad(), self.weigher, _Loss(self.loss_metric) as loss:
+            if self._custom(self.model.test_step(data)) is not None:
+                raise NotRecordableError
+            return [self.weigher.divisor(rows, data, strict=False), *loss.sums()]
 
     def _leaf(self, array: Any) -> torch.Tensor:
         """Return a tensor that uses the array's memory, or a copy if the array is read-only or has negative strides."""
@@ -81,15 +128,31 @@ class TorchReplica(BaseReplica):
 
     def _step(self, data: tuple[Any, ...]) -> dict[str, Any] | None:
         self._mode(True)
-        return self._custom(self._train(data))
+        if self._recorded_step.run(data) is not None:
+            return None
+        begun = time.perf_counter()
+        logs = self._custom(self._train(data))
+        self._recorded_step.count(time.perf_counter() - begun)
+        return logs
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         assert self._capture is not None  # noqa: S101 - for the type checker
         self._mode(True)
+        plain = self._trial or self.watches or self.repeats
+        results = None if plain else self._recorded_gradients.run(data, rows)
+        if results is not None:
+            count = len(self.trainable)
+            divisor, total, weight = (float(number) for number in results[count : count + 3])
+            self._logs = self._custom(dict(zip(self._log_names, results[count + 3 :], strict=True)) or None)
+            return [None if g is None else read(g) for g in results[:count]], _sample(total, weight), divisor
+        begun = time.perf_counter()
         with self._capture as capture, self._watching(), self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(self._differentiate(data))
             grads = [None if g is None else read(g) for g in capture.gradients()]
-            return grads, loss.value(), float(self.weigher.divisor(rows, data))
+            sample, divisor = _sample(*map(float, loss.sums())), float(self.weigher.divisor(rows, data))
+        if not plain:
+            self._recorded_gradients.count(time.perf_counter() - begun)
+        return grads, sample, divisor
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -140,15 +203,19 @@ class TorchReplica(BaseReplica):
         """Run a trial step without ``torch.compile``; see ``BaseReplica``."""
         # A trial runs few times, so it would not repay the compilation.
         compiled, self._differentiate = self._differentiate, lambda batch: self.model.train_step(batch)
+        self._trial = True
         try:
             return super().attempt(data, rows, afresh)
         finally:
-            self._differentiate = compiled
+            self._differentiate, self._trial = compiled, False
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
-        grads = self._divided(gradient, divisor, absent)
-        with torch.no_grad():
-            self._update(grads)
+        grads = tuple(self._divided(gradient, divisor, absent))
+        if self._recorded_update.run(grads) is None:
+            begun = time.perf_counter()
+            with torch.no_grad():
+                self._update(list(grads))
+            self._recorded_update.count(time.perf_counter() - begun)
 
     def _divided(self, gradient: Array, divisor: float, absent: frozenset[int]) -> list[Any]:
         """Divide the flat gradient and split it into tensors of the variables' shapes, dtypes and devices."""
@@ -170,9 +237,16 @@ class TorchReplica(BaseReplica):
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
         self._mode(False)
-        with torch.no_grad(), self._at_x(), self.weigher, _Loss(self.loss_metric) as loss:
-            self._logs = self._custom(self._test(data))
-            return loss.value(), float(self.weigher.divisor(rows, data, strict=False))
+        with torch.no_grad(), self._at_x():
+            results = self._recorded_test.run(data, rows)
+            if results is None:
+                begun = time.perf_counter()
+                with self.weigher, _Loss(self.loss_metric) as loss:
+                    self._logs = self._custom(self._test(data))
+                    results = [self.weigher.divisor(rows, data, strict=False), *loss.sums()]
+                self._recorded_test.count(time.perf_counter() - begun)
+            divisor, total, count = map(float, results)
+            return _sample(total, count), divisor
 
     def _predict(self, data: tuple[Any, ...]) -> Any:
         self._mode(False)
@@ -333,14 +407,18 @@ class _Loss:
                 tensor.zero_()
         return self
 
-    def value(self) -> LossSample:
-        total, count = (float(tensor) for tensor in self._state) if self._state else (0.0, 0.0)
-        return LossSample(total / count if count else UNUSED, count)
+    def sums(self) -> list[Any]:
+        """Return total and count of the batch: copies of the metric's tensors, or zeros without a metric."""
+        return [tensor.clone() for tensor in self._state] or [0.0, 0.0]
 
     def __exit__(self, *error: object) -> None:
         with torch.no_grad():
             for tensor, before in zip(self._state, self._before, strict=True):
                 tensor.copy_(before)
+
+
+def _sample(total: float, count: float) -> LossSample:
+    return LossSample(total / count if count else UNUSED, count)
 
 
 def copied(array: Array) -> torch.Tensor:
