@@ -25,7 +25,7 @@ _SECONDS = 0.5  # a form of batch is recorded when its steps have taken so long;
 _MANY = 16  # with ``jit_compile``: a second form of batch is compiled at its 16th step
 _FORMS = 8  # most forms of batches that are recorded
 _CHANGES = 8  # after so many changes of the model's attributes, its steps are not recorded any more
-_OPERATIONS = 1200  # most operations of a record: more take as long by themselves as with Keras' code around them
+_OPERATIONS = 1000  # most operations of a record: more take as long by themselves as with Keras' code around them
 _CALLS = 5000  # most calls of PyTorch while a step is recorded, of which many are no operations of the record
 
 Step = Callable[..., list[Any]]
