@@ -59,7 +59,16 @@ def global_names(function: types.FunctionType) -> list[str]:
     Args:
         function: a Python function.
     """
-    return sorted(_names(function.__code__) & function.__globals__.keys())
+    return sorted(attribute_names(function) & function.__globals__.keys())
+
+
+def attribute_names(function: types.FunctionType) -> set[str]:
+    """Return the names of globals and attributes that a function and those within it use.
+
+    Args:
+        function: a Python function.
+    """
+    return _names(function.__code__)
 
 
 def _names(code: types.CodeType) -> set[str]:

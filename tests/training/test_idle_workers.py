@@ -232,20 +232,37 @@ def test_a_fit_that_is_refused_leaves_the_other_one_its_workers():
     assert len(refused) == len(history.history["loss"]) == 2
 
 
-@pytest.fixture
-def scaled_loss(monkeypatch, tmp_path):
+OWN_LOSSES = """
+import keras
+import own_numbers
+ALPHA = 1.0
+
+def scaled(y, p):
+    return ALPHA * keras.losses.mean_squared_error(y, p)
+
+def by_module(y, p):
+    return own_numbers.ALPHA * keras.losses.mean_squared_error(y, p)
+
+def by_function_of_module(y, p):
+    return own_numbers.alpha() * keras.losses.mean_squared_error(y, p)
+"""
+
+
+@pytest.fixture(params=["scaled", "by_module", "by_function_of_module"])
+def scaled_loss(request, monkeypatch, tmp_path):
     """Return a module that workers import, and a function that returns the loss of a fit of a new model with it."""
-    (tmp_path / "own_losses.py").write_text(
-        "import keras\nALPHA = 1.0\n\n\ndef scaled(y, p):\n    return ALPHA * keras.losses.mean_squared_error(y, p)\n"
-    )
+    (tmp_path / "own_numbers.py").write_text("ALPHA = 1.0\n\n\ndef alpha():\n    return ALPHA\n")
+    (tmp_path / "own_losses.py").write_text(OWN_LOSSES)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_losses", raising=False)
-    module = importlib.import_module("own_losses")
+    monkeypatch.delitem(sys.modules, "own_numbers", raising=False)
+    losses = importlib.import_module("own_losses")
+    module = losses if request.param == "scaled" else losses.own_numbers
 
     def loss(algorithm, *callbacks, epochs=1):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", module.scaled)
+        model.compile("sgd", getattr(losses, request.param))
         trainer = choros.Trainer(model, algorithm, workers=2, echo=False)
         return trainer.fit(X, Y, epochs=epochs, verbose=0, callbacks=[*callbacks]).history["loss"][0]
 

@@ -15,6 +15,7 @@ compute the next gradients. A trace during that time does not use a value that s
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 from choros.backends.host_values import host_value
 from choros.backends.optimizers import held_optimizers, model_variables
 from choros.backends.rowwise_parts import compiled_losses, of_keras
-from choros.object_graph import children, global_names
+from choros.object_graph import attribute_names, children, global_names
 
 Values = dict[str, Any]
 
@@ -37,6 +38,7 @@ _LOCAL_ATTRIBUTES = frozenset(  # attributes that each process sets independentl
 _MAX_DEPTH, _MAX_OBJECTS = 4, 20_000  # depth and number of objects of the search for variables
 _MAX_VARIABLE = 65_536  # most values of a variable that counts as a setting
 _MAX_ITEMS = 4096  # most values of a list, dict or array that counts as a setting
+_LIBRARIES = ("builtins", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "choros")
 _NOT_PLAIN = object()  # the result of ``_plain`` for a value that is not a setting
 _PARTS = (keras.regularizers.Regularizer, keras.constraints.Constraint)  # parts of layers that hold numbers
 
@@ -225,12 +227,38 @@ def _untracked(model: keras.Model) -> tuple[dict[str, Any], dict[str, tuple[Valu
                     functions_by_name[name] = item
                 continue
             if isinstance(item, types.FunctionType) and not _of_a_library(item):
-                names = item.__globals__
-                used = [key for key in global_names(item) if type(names[key]) in _NUMBERS and key[:2] != "__"]
-                numbers |= {f"{item.__module__}.{key}": (names, key) for key in used}
+                for owner, names, key in _used_names(item):
+                    if type(names[key]) in _NUMBERS and key[:2] != "__":
+                        numbers[f"{owner}.{key}"] = names, key
+                    elif owner != item.__module__:  # ``_parts`` has those of the function's own module
+                        further.append((f"{name} ({owner}.{key})", names[key]))
             further += [(f"{name}{part}", value) for part, value in _parts(item)]
         level = further
     return functions_by_name, numbers
+
+
+def _used_names(function: types.FunctionType) -> Iterator[tuple[str, Values, str]]:
+    """Yield the globals that a function uses, and the attributes of the user's modules among them (``module.RATE``).
+
+    Yields:
+        The name of the module, its dict and the key. An attribute is found by its name alone, so a few may not be used.
+    """
+    modules = [(function.__module__, function.__globals__, global_names(function))]
+    attributes = attribute_names(function)
+    seen: set[int] = set()
+    while modules:
+        owner, names, keys = modules.pop()
+        for key in keys:
+            yield owner, names, key
+            module = names[key]
+            if isinstance(module, types.ModuleType) and id(module) not in seen and not _is_library(module):
+                seen.add(id(module))
+                modules.append((module.__name__, vars(module), sorted(attributes & vars(module).keys())))
+
+
+def _is_library(module: types.ModuleType) -> bool:
+    package = module.__name__.partition(".")[0]
+    return package in _LIBRARIES or package in sys.stdlib_module_names
 
 
 def _parts(item: object) -> Iterator[tuple[str, Any]]:
@@ -251,5 +279,4 @@ def _of_the_user(item: object) -> bool:
 
 def _of_a_library(kind: object) -> bool:
     """Return whether a class or a function belongs to a library."""
-    libraries = ("builtins", "keras", "numpy", "jax", "jaxlib", "torch", "tensorflow", "choros")
-    return str(kind.__module__).partition(".")[0] in libraries
+    return str(kind.__module__).partition(".")[0] in _LIBRARIES
