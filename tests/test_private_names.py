@@ -139,7 +139,7 @@ PRIVATE = [
     Name("_forward_pre_hooks", "torch.nn.Module()", "a model with hooks is not recorded (backends/model_watch.py)"),
     Name("_backward_hooks", "torch.nn.Module()", "a model with hooks is not recorded (backends/model_watch.py)"),
     Name("_backward_pre_hooks", "torch.nn.Module()", "a model with hooks is not recorded (backends/model_watch.py)"),
-    Name("torch.utils._python_dispatch:TorchDispatchMode", "", "counts operations (backends/recorded_step.py)"),
+    Name("torch.utils._python_dispatch:TorchDispatchMode", "", "counts operations (backends/recorded_step/torch.py)"),
     Name("_version", "torch.Tensor", "how often a tensor was set (backends/driver_model.py)"),
     Name("_Options", "torch.distributed.ProcessGroupGloo", "options of gloo (comm/offload/torch.py)"),
     Name("_timeout", "gloo's options", "seconds that a sum may last (comm/offload/torch.py)"),

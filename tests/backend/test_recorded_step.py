@@ -14,8 +14,8 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from choros.backends import recorded_step
-from choros.backends.recorded_step import RecordedStep
+from choros.backends.recorded_step import torch as recorded_step
+from choros.backends.recorded_step.torch import RecordedStep
 
 layers = keras.layers
 RNG = np.random.default_rng(3)

@@ -22,7 +22,7 @@ from choros.backends.gradient_capture import Capture
 from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.model_watch import ModelWatch
 from choros.backends.optimizers import model_variables
-from choros.backends.recorded_step import NotRecordableError, RecordedStep
+from choros.backends.recorded_step.torch import NotRecordableError, RecordedStep
 from choros.errors import InexactLossError
 from choros.types import Array, aligned_copy
 
