@@ -23,7 +23,7 @@ class SetsMomentum(keras.callbacks.Callback):
 
 def make_model():
     keras.utils.set_random_seed(1)
-    hidden = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(8, "relu")]
+    hidden = [keras.layers.Dense(8, "tanh"), keras.layers.LayerNormalization(), keras.layers.Dense(8, "relu")]
     model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(2, "softmax")])
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -39,8 +39,7 @@ def test_a_long_fit_is_as_in_keras(algorithm):
     history = choros.Trainer(trained, algorithm, workers=workers, echo=False).fit(
         X, Y, callbacks=[SetsMomentum()], **settings
     )
-    if algorithm == "localsgd":
-        for left, right in zip(plain.get_weights(), trained.get_weights(), strict=True):
-            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
     for name, values in expected.items():
-        np.testing.assert_allclose(values, history.history[name], rtol=0.02)
+        np.testing.assert_allclose(values, history.history[name], rtol=1e-3)
+    for left, right in zip(plain.get_weights(), trained.get_weights(), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-4)
