@@ -22,7 +22,7 @@ from choros.backends.gradient_capture import Capture
 from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.model_watch import ModelWatch
 from choros.backends.optimizers import model_variables
-from choros.backends.recorded_step.torch import NotRecordableError, RecordedStep
+from choros.backends.recorded_step.torch import NotRecordableError, RecordedStep, forget_losses
 from choros.errors import InexactLossError
 from choros.types import Array, aligned_copy
 
@@ -54,7 +54,7 @@ class TorchReplica(BaseReplica):
         self._differentiate = compiled(lambda data: self.model.train_step(data))
         self._test = compiled(lambda data: self.model.test_step(data))
         self._foretell = compiled(lambda data: self.model.predict_step(data))
-        self._update = compiled(lambda grads: self.model.optimizer.apply(grads, self.trainable))
+        self._update = compiled(lambda grads: self.model.optimizer.apply(list(grads), self.trainable))
         self._flat = torch.empty(self.size, dtype=getattr(torch, self.dtype.name))
         self._host: Array = self._flat.numpy()
         values = [v.value for v in self.trainable]
@@ -75,43 +75,48 @@ class TorchReplica(BaseReplica):
     def _record_steps(self) -> None:
         variables = [*model_variables(self.model), *self.model.metrics_variables]
         watch, compiled = ModelWatch(self.model), bool(self.model.jit_compile)
-        self._log_names: list[str] = []
-        self._recorded_step = RecordedStep(self._run_step, variables, watch, compiled)
-        self._recorded_gradients = RecordedStep(self._run_gradients, variables, watch, compiled)
-        self._recorded_update = RecordedStep(self._run_update, variables, watch, compiled)
-        self._recorded_test = RecordedStep(self._run_test, variables, watch, compiled)
+        self._recorded_step = RecordedStep(self._traced_step, variables, watch, compiled)
+        self._recorded_gradients = RecordedStep(self._traced_gradients, variables, watch, compiled)
+        self._recorded_update = RecordedStep(self._traced_update, variables, watch, compiled)
+        self._recorded_test = RecordedStep(self._traced_test, variables, watch, compiled)
 
-    def _run_step(self, data: tuple[Any, ...]) -> list[Any]:
+    # The steps as they are recorded. They run on tensors without data.
+
+    def _traced_step(self, data: tuple[Any, ...]) -> list[Any]:
         """Run a local step for its record."""
         if self._custom(self.model.train_step(data)) is not None:
             raise NotRecordableError
+        forget_losses(self.model)
         return []
 
-    def _run_gradients(self, data: tuple[Any, ...], rows: int) -> list[Any]:
+    def _traced_gradients(self, data: tuple[Any, ...], rows: int) -> list[Any]:
         """Run a step without its update, for its record.
 
         Returns:
-            The gradients, the divisor, total and count of the loss, and the values of the logs ``_log_names``.
+            The gradients, the divisor, total and count of the loss, the names of the logs, and their values.
         """
         assert self._capture is not None  # noqa: S101 - for the type checker
         with self._capture as capture, self.weigher, _Loss(self.loss_metric) as loss:
             logs = self._custom(self.model.train_step(data)) or {}
-            if logs and not self.within_fit:
+            forget_losses(self.model)
+            tensors = all(isinstance(value, torch.Tensor) for value in logs.values())
+            if logs and not (self.within_fit and tensors):
                 raise NotRecordableError
-            self._log_names = list(logs)
-            return [*capture.gradients(), self.weigher.divisor(rows, data), *loss.sums(), *logs.values()]
+            divisor = self.weigher.divisor(rows, data)
+            return [*capture.gradients(), divisor, *loss.sums(), tuple(logs), *logs.values()]
 
-    def _run_update(self, grads: tuple[Any, ...]) -> list[Any]:
+    def _traced_update(self, grads: tuple[Any, ...]) -> list[Any]:
         """Run the optimizer for its record."""
         with torch.no_grad():
             self.model.optimizer.apply(list(grads), self.trainable)
         return []
 
-    def _run_test(self, data: tuple[Any, ...], rows: int) -> list[Any]:
+    def _traced_test(self, data: tuple[Any, ...], rows: int) -> list[Any]:
         """Run a test step for its record; return the divisor, and total and count of the loss."""
         with torch.no_grad(), self.weigher, _Loss(self.loss_metric) as loss:
             if self._custom(self.model.test_step(data)) is not None:
                 raise NotRecordableError
+            forget_losses(self.model)
             return [self.weigher.divisor(rows, data, strict=False), *loss.sums()]
 
     def _leaf(self, array: Any) -> torch.Tensor:
@@ -130,8 +135,9 @@ class TorchReplica(BaseReplica):
         self._mode(True)
         if self._recorded_step.run(data) is not None:
             return None
+        train = self.model.train_step if self._recorded_step.made else self._train
         begun = time.perf_counter()
-        logs = self._custom(self._train(data))
+        logs = self._custom(train(data))
         self._recorded_step.count(time.perf_counter() - begun)
         return logs
 
@@ -143,11 +149,12 @@ class TorchReplica(BaseReplica):
         if results is not None:
             count = len(self.trainable)
             divisor, total, weight = (float(number) for number in results[count : count + 3])
-            self._logs = self._custom(dict(zip(self._log_names, results[count + 3 :], strict=True)) or None)
+            self._logs = self._custom(dict(zip(results[count + 3], results[count + 4 :], strict=True)) or None)
             return [None if g is None else read(g) for g in results[:count]], _sample(total, weight), divisor
+        differentiate = self.model.train_step if self._recorded_gradients.made else self._differentiate
         begun = time.perf_counter()
         with self._capture as capture, self._watching(), self.weigher, _Loss(self.loss_metric) as loss:
-            self._logs = self._custom(self._differentiate(data))
+            self._logs = self._custom(differentiate(data))
             grads = [None if g is None else read(g) for g in capture.gradients()]
             sample, divisor = _sample(*map(float, loss.sums())), float(self.weigher.divisor(rows, data))
         if not plain:
@@ -212,9 +219,10 @@ class TorchReplica(BaseReplica):
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         grads = tuple(self._divided(gradient, divisor, absent))
         if self._recorded_update.run(grads) is None:
+            update = self._traced_update if self._recorded_update.made else self._update
             begun = time.perf_counter()
             with torch.no_grad():
-                self._update(list(grads))
+                update(grads)
             self._recorded_update.count(time.perf_counter() - begun)
 
     def _divided(self, gradient: Array, divisor: float, absent: frozenset[int]) -> list[Any]:
@@ -240,9 +248,10 @@ class TorchReplica(BaseReplica):
         with torch.no_grad(), self._at_x():
             results = self._recorded_test.run(data, rows)
             if results is None:
+                test = self.model.test_step if self._recorded_test.made else self._test
                 begun = time.perf_counter()
                 with self.weigher, _Loss(self.loss_metric) as loss:
-                    self._logs = self._custom(self._test(data))
+                    self._logs = self._custom(test(data))
                     results = [self.weigher.divisor(rows, data, strict=False), *loss.sums()]
                 self._recorded_test.count(time.perf_counter() - begun)
             divisor, total, count = map(float, results)

@@ -12,24 +12,34 @@ value of a tensor, such as a loss scale. All other steps run as before.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from choros.backends.model_watch import ModelWatch
 
-_SECONDS = 0.5  # a form of batch is recorded when its steps have taken so long; a record takes about as long
-_MANY = 16  # with ``jit_compile``: a second form of batch is compiled at its 16th step
-_FORMS = 8  # most forms of batches that are recorded
-_CHANGES = 8  # after so many changes of the model's attributes, its steps are not recorded any more
-_OPERATIONS = 1000  # most operations of a record: more take as long by themselves as with Keras' code around them
-_CALLS = 5000  # most calls of PyTorch while a step is recorded, of which many are no operations of the record
+_SECONDS = 1.0  # the steps of a form of batch take so long in all before the form is recorded
+_MAX_SECONDS = 2.0  # the recording of a step ends after this time without a record, if the record is not compiled
+_MAX_CALLS = 6000  # and after so many calls of PyTorch, if it is compiled
+_COMPILE_AFTER = 16  # with ``jit_compile``: number of steps of a further form of batch before it is compiled
+_MAX_FORMS = 8  # largest number of forms of batches that are recorded
+_MAX_CHANGES = 8  # after so many changes that came soon after a record, steps are not recorded any more
+_SOON = 100  # number of steps; a record that ran more often was worth its time
+_TRIALS = 5  # first runs of a record whose time is compared with that of the steps before it
+_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 Step = Callable[..., list[Any]]
 _Form = tuple[Any, ...]
+
+
+class NotRecordableError(Exception):
+    """A step that cannot be recorded. It does not leave this package and the replica."""
 
 
 class RecordedStep:
@@ -37,76 +47,124 @@ class RecordedStep:
 
     Args:
         step: callable. It takes the tensors of a batch, in the structure of ``fit``, and returns a flat list of
-            tensors, numbers and None. It changes state only in the variables.
+            tensors, and of constants: numbers, names, None. It changes state only in the variables.
         variables: list of keras.Variable. All variables that the step may use.
         watch: the watch over the model, which several steps may share.
-        compiled: bool. Whether the record is compiled, at the first call.
+        compiled: bool. Whether records are compiled, the first one at the first call.
+
+    Attributes:
+        made: bool. Whether there has been a record.
     """
 
     def __init__(self, step: Step, variables: list[Any], watch: ModelWatch, compiled: bool) -> None:
         self._step, self._watch, self._compiled = step, watch, compiled
         self._variables = list({id(variable): variable for variable in variables}.values())
-        self._records: dict[_Form, _Record | None] = {}
-        self._spent: dict[_Form, float] = {}
+        self._records: dict[_Form, _Record | None] = {}  # None: the record took longer than the step
+        self._steps: dict[_Form, tuple[int, float]] = {}  # number and seconds of the steps without a record
         self._changes = watch.changes
-        self._key: _Form | None = None  # the form of the last batch, if its steps are counted
-        self.active = not watch.foreign
+        self._runs = self._wasted = 0
+        self._key: _Form | None = None  # form and constants of the last call, if its step is to be counted
+        self._active = True
+        self.made = False
 
     def run(self, data: Any, *constants: Any) -> list[Any] | None:
         """Run the record of a step, if there is one.
 
         Args:
             data: the batch as the step takes it.
-            *constants: further arguments of the step, part of the batch's form.
+            *constants: further arguments of the step. A record holds for equal constants.
 
         Returns:
             The list that the step returns. None: the caller has to run the step, and may pass its seconds to ``count``.
         """
         self._key = None
-        if not self.active:
+        if not self._active or _special_mode():
             return None
-        self._watch.changed()
-        if self._watch.changes != self._changes:
-            self._forget()
-            if not self.active:
-                return None
         leaves: list[Any] = []
         form = _form(data, leaves)
-        if form is None:
+        if form is None or len(set(map(id, leaves))) < len(leaves):  # a record has an argument for each tensor
             return None
         key = (form, constants)
+        if self._records:
+            self._see_changes()
         if key not in self._records:
             if not self._due(key):
                 self._key = key
                 return None
-            self._records[key] = _record(self._step, self._variables, data, constants, self._compiled)
+            if not self._make(key, data, constants):
+                return None
         record = self._records[key]
-        return None if record is None else record(self._variables, leaves)
+        if record is None:
+            return None
+        self._runs += 1
+        if record.trials:
+            return self._try(key, record, leaves)
+        return record(self._variables, leaves)
 
     def count(self, seconds: float) -> None:
-        """Add the duration of the step that the caller ran after ``run`` had returned None."""
-        if self._key is not None:
-            self._spent[self._key] = self._spent.get(self._key, 0.0) + (1.0 if self._compiled else seconds)
+        """Count the step that the caller ran after ``run`` had returned None."""
+        if self._key is not None and (self._key in self._steps or len(self._steps) < 8 * _MAX_FORMS):
+            number, total = self._steps.get(self._key, (0, 0.0))
+            self._steps[self._key] = number + 1, total + seconds
 
     def _due(self, key: _Form) -> bool:
-        if len(self._records) >= _FORMS:
+        if len(self._records) >= _MAX_FORMS or threading.current_thread() is not threading.main_thread():
             return False
+        number, seconds = self._steps.get(key, (0, 0.0))
         if self._compiled:  # by number: a compiled step rounds in another way, and a run with a seed is repeatable
-            return not self._records or self._spent.get(key, 0.0) >= _MANY
-        return self._spent.get(key, 0.0) > _SECONDS
+            return not self._records or number >= _COMPILE_AFTER
+        return seconds > _SECONDS
 
-    def _forget(self) -> None:
-        """Drop the records, because an attribute of the model has changed."""
+    def _make(self, key: _Form, data: Any, constants: _Form) -> bool:
+        """Record the step; return whether there is a record. After a failure, no further form is recorded."""
+        self._watch.changed()
+        self._see_changes()
+        record = None if self._watch.foreign else _record(self._step, self._variables, data, constants, self._compiled)
+        if record is None:
+            self._active = bool(self._records)
+            self._records[key] = None
+            return False
+        self._records[key] = record
+        self.made = True
+        record.trials = 0 if self._compiled or key not in self._steps else _TRIALS
+        return True
+
+    def _try(self, key: _Form, record: _Record, leaves: list[Any]) -> list[Any]:
+        """Run a new record and measure it. A record of very many small operations may take longer than the step."""
+        begun = time.perf_counter()
+        results = record(self._variables, leaves)
+        record.shortest = min(record.shortest, time.perf_counter() - begun)
+        record.trials -= 1
+        number, seconds = self._steps[key]
+        if not record.trials and record.shortest > seconds / number:
+            self._records[key] = None
+        return results
+
+    def _see_changes(self) -> None:
+        """Drop the records if an attribute of the model has changed."""
+        self._watch.changed()
+        if self._watch.changes == self._changes:
+            return
         self._changes = self._watch.changes
-        self._records, self._spent = {}, {}
-        self.active = self._changes <= _CHANGES
+        if self._records:
+            self._wasted += self._runs < _SOON
+            self._active = self._wasted < _MAX_CHANGES and not self._watch.foreign
+        self._records, self._steps, self._runs = {}, {}, 0
+
+
+def _special_mode() -> bool:
+    """Return whether PyTorch runs operations in a way that a record does not have."""
+    hooked = bool(torch.nn.modules.module._has_any_global_hook())
+    return torch.is_autocast_enabled("cpu") or torch.is_anomaly_enabled() or hooked
 
 
 def _form(part: Any, leaves: list[Any]) -> _Form | None:
-    """Return structure, shapes and dtypes of a batch and append its tensors; None if it has other leaves."""
+    """Return structure, shapes and dtypes of a batch and append its tensors; None if a leaf is of another kind."""
     if isinstance(part, torch.Tensor):
+        if part.layout is not torch.strided or part.device.type != "cpu":
+            return None
         leaves.append(part)
-        return part.shape, part.dtype
+        return part.shape, part.stride(), part.dtype
     if part is None:
         return ()
     if isinstance(part, dict):
@@ -129,16 +187,24 @@ def _filled(part: Any, leaves: Any) -> Any:
     return part
 
 
+_TENSOR = object()  # stands for a tensor among the results of a step
+
+
 class _Record:
     """The recorded operations of a step.
 
     Args:
         operations: callable. It takes the variables' tensors and those of the batch.
-        results: list. What the step returned: numbers and None, and ``_TENSOR`` for each tensor.
+        results: list. What the step returned: constants, and ``_TENSOR`` for each tensor.
+
+    Attributes:
+        trials: int. Number of runs that are still to be measured.
+        shortest: float. Seconds of the fastest of these.
     """
 
     def __init__(self, operations: Callable[..., Any], results: list[Any]) -> None:
         self._operations, self._results = operations, results
+        self.trials, self.shortest = 0, float("inf")
 
     def __call__(self, variables: list[Any], leaves: list[Any]) -> list[Any]:
         values = [variable._value for variable in variables]
@@ -147,14 +213,15 @@ class _Record:
         return [next(tensors) if result is _TENSOR else result for result in self._results]
 
 
-_TENSOR = object()
-
-
 def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compiled: bool) -> _Record | None:
-    """Record a step; return None if it cannot be recorded. No value changes."""
+    """Record a step; return None if it cannot be recorded. The variables keep their values.
+
+    During the recording they refer to tensors without data, so no other thread may read them. With a record, the
+    gradients that the last step left in the parameters are deleted.
+    """
     results: list[Any] = []
     values = [variable._value for variable in variables]
-    if any(_unsuitable(value) for value in values):
+    if any(value.device.type != "cpu" or value.layout is not torch.strided for value in values):
         return None
 
     def run(arguments: list[Any], leaves: list[Any]) -> list[Any]:
@@ -164,7 +231,7 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
         for variable, tensor in zip(variables, inputs, strict=True):
             variable._value = tensor
         try:
-            with torch.enable_grad(), _Limit():
+            with torch.enable_grad(), _Limit(compiled):
                 outputs = step(_filled(data, iter(leaves)), *constants)
             if any(variable._value is not tensor for variable, tensor in zip(variables, inputs, strict=True)):
                 raise NotRecordableError
@@ -180,40 +247,28 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
     try:
         with torch.no_grad():
             module = make_fx(run, tracing_mode="fake")(values, leaves)
-    except Exception:
-        module = None
-    if module is not None:
-        _simplify(module)
-    if module is None or len(module.graph.nodes) > _OPERATIONS:
+    except (NotRecordableError, *_ERRORS):  # the step depends on values, or fake tensors lack an operation
         for value, gradient in zip(values, gradients, strict=True):  # the step has cleared them
             value.grad = gradient
         return None
+    _simplify(module)
     if compiled:
         return _Record(torch.compile(module, fullgraph=True), results)
     return _Record(module.forward, results)
 
 
-class NotRecordableError(Exception):
-    """A step that cannot be recorded."""
-
-
 class _Limit(TorchDispatchMode):  # type: ignore[misc]  # PyTorch gives it no type
-    """A context that ends the recording of a step with too many operations, such as one of a long recurrent loop."""
+    """A context that ends the recording of a step with very many operations, such as one of a long recurrent loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool) -> None:
         super().__init__()
-        self._count = 0
+        self._compiled, self._count, self._end = compiled, 0, time.perf_counter() + _MAX_SECONDS
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count += 1
-        if self._count > _CALLS:
+        if self._count > _MAX_CALLS if self._compiled else time.perf_counter() > self._end:
             raise NotRecordableError
         return function(*args, **(kwargs or {}))
-
-
-def _unsuitable(value: torch.Tensor) -> bool:
-    """Return whether a variable's tensor is not on the CPU, not dense, or has a hook."""
-    return value.device.type != "cpu" or value.layout is not torch.strided or bool(value._backward_hooks)
 
 
 def _simplify(module: torch.fx.GraphModule) -> None:
@@ -224,3 +279,8 @@ def _simplify(module: torch.fx.GraphModule) -> None:
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def forget_losses(model: keras.Model) -> None:
+    """Remove the terms of the loss that layers keep from a recorded step: they are tensors without data."""
+    model._clear_losses()
