@@ -56,6 +56,13 @@ def shared():
     return model
 
 
+def rated():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(7, "relu"), layers.Dense(1, "sigmoid")])
+    model.compile("adam", "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    return model
+
+
 def schedule():
     return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), momentum=0.9, clipnorm=0.5)
 
@@ -70,6 +77,7 @@ MODELS = {
     "frozen": lambda: make(hidden=lambda: [layers.Dense(5, trainable=False)]),
     "float16": lambda: make(hidden=lambda: [layers.Dense(5, dtype="mixed_bfloat16")]),
     "focal": lambda: make(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=False, ignore_class=1)),
+    "auc": rated,
     "images": images,
     "shared": shared,
 }
@@ -79,6 +87,8 @@ def batches(name):
     if name == "shared":
         pairs = [({"one": x, "two": -x}, [x[:, :3], x[:, :1]]) for x in X]
         return [Batch(x, y, None, 8, 8) for x, y in pairs]
+    if name == "auc":
+        return [Batch(x, (y[:, None] > 0).astype("float32"), None, 8, 8) for x, y in zip(X, Y, strict=True)]
     weights = WEIGHT if name == "adam" else [None] * len(X)
     return [Batch(x, y, weight, 8, 8) for x, y, weight in zip(X, Y, weights, strict=True)]
 
@@ -148,6 +158,7 @@ NOT_RECORDED = {
     "a loss of the user": lambda: make(loss=user_loss),
     "a hook": hooked,
     "a step that was replaced": replaced,
+    "an array": lambda: make(hidden=lambda: [layers.Rescaling(np.full(7, 0.5, "float32"))]),
     "numbers from a seed": lambda: make(hidden=lambda: [layers.Dropout(0.3, seed=2)]),
     "noise": lambda: make(hidden=lambda: [layers.GaussianNoise(0.1)]),
     "scaling": lambda: make(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))),
