@@ -31,7 +31,7 @@ wait $pyright || { cat "$room/pyright"; exit 1; }
 # code no backend has a part in: PyTorch and JAX show it.
 depends="tests/backend tests/laws tests/hvd tests/parallel tests/training/test_joined.py tests/training/test_devices.py
     tests/training/test_frozen.py tests/training/test_hooks_as_in_keras.py tests/training/test_kept_replica.py
-    tests/training/test_sent_weights.py tests/training/test_shard_optimizer.py
+    tests/training/test_recorded_steps.py tests/training/test_sent_weights.py tests/training/test_shard_optimizer.py
     tests/training/test_special_inputs.py $(printf -- '--ignore=tests/laws/test_%s.py ' 5_loud 6_clean 7_safe 8_cheap)"
 apart="tests/training tests/laws tests/hvd tests/launch tests/cli tests/test_examples.py tests/report tests/runner"
 work=(  # seconds, backend, tests

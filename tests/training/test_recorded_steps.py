@@ -12,13 +12,13 @@ if keras.backend.backend() != "torch":
     pytest.skip("needs KERAS_BACKEND=torch", allow_module_level=True)
 
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(4810, 6)).astype("float32")
+X = RNG.normal(size=(4010, 6)).astype("float32")
 Y = (X[:, 0] > X[:, 1]).astype("int32")
 
 
 class SetsMomentum(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        self.model.optimizer.momentum = [0.9, 0.5, 0.0][epoch]
+        self.model.optimizer.momentum = [0.9, 0.5][epoch]
 
 
 def make_model():
@@ -31,8 +31,8 @@ def make_model():
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "localsgd"])
 def test_a_long_fit_is_as_in_keras(algorithm):
-    """The 602 steps of an epoch take more than the half second after which a step is recorded."""
-    settings = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0, "validation_split": 0.1}
+    """The 452 steps of an epoch take more than the second after which a step is recorded."""
+    settings = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0, "validation_split": 0.1}
     plain, trained = make_model(), make_model()
     expected = plain.fit(X, Y, callbacks=[SetsMomentum()], **settings).history
     workers = 1 if algorithm == "localsgd" else 2
