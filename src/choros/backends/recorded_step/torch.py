@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from choros.backends.model_watch import ModelWatch
 
 _SECONDS = 1.0  # the steps of a form of batch take so long in all before the form is recorded
-_MAX_SECONDS = 2.0  # the recording of a step ends after this time without a record, if the record is not compiled
+_MAX_SECONDS = 2.0  # processor seconds of a recording; after these it ends without a record, unless it is compiled
 _MAX_CALLS = 6000  # and after so many calls of PyTorch, if it is compiled
 _COMPILE_AFTER = 16  # with ``jit_compile``: number of steps of a further form of batch before it is compiled
 _MAX_FORMS = 8  # largest number of forms of batches that are recorded
@@ -262,11 +262,11 @@ class _Limit(TorchDispatchMode):  # type: ignore[misc]  # PyTorch gives it no ty
 
     def __init__(self, compiled: bool) -> None:
         super().__init__()
-        self._compiled, self._count, self._end = compiled, 0, time.perf_counter() + _MAX_SECONDS
+        self._compiled, self._count, self._end = compiled, 0, time.thread_time() + _MAX_SECONDS
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count += 1
-        if self._count > _MAX_CALLS if self._compiled else time.perf_counter() > self._end:
+        if self._count > _MAX_CALLS if self._compiled else time.thread_time() > self._end:
             raise NotRecordableError
         return function(*args, **(kwargs or {}))
 
