@@ -142,7 +142,6 @@ PRIVATE = [
     Name("_post_accumulate_grad_hooks", "torch.Tensor", "hooks of a tensor (backends/model_watch.py)"),
     Name("_has_any_global_hook", "torch.nn.modules.module", "hooks of all modules (backends/recorded_step/torch.py)"),
     Name("_clear_losses", "keras.Layer", "no tensors of a recorded step stay (backends/recorded_step/torch.py)"),
-    Name("torch.utils._python_dispatch:TorchDispatchMode", "", "counts operations (backends/recorded_step/torch.py)"),
     Name("_version", "torch.Tensor", "how often a tensor was set (backends/driver_model.py)"),
     Name("_Options", "torch.distributed.ProcessGroupGloo", "options of gloo (comm/offload/torch.py)"),
     Name("_timeout", "gloo's options", "seconds that a sum may last (comm/offload/torch.py)"),

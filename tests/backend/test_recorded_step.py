@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 
 import keras
 import numpy as np
@@ -436,3 +437,34 @@ def test_recording_leaves_generators_and_gradients(monkeypatch):
     assert torch.equal(state, torch.get_rng_state())
     for left, right in zip(weights, replica.snapshot(), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_a_signal_during_a_recording_is_handled_after_it(monkeypatch):
+    """Ctrl-C in the midst of an operation without data would abort the process."""
+    replica = train(monkeypatch, make(), batches(""), seconds=1e9)[2]
+    steps, events = replica._recorded_step, []
+
+    def step(data):
+        signal.raise_signal(signal.SIGINT)
+        events.append("signal")
+        return replica._traced_step(data)
+
+    with pytest.raises(KeyboardInterrupt):
+        recorded_step._record(step, steps._variables, replica.pack(batches("")[0]), (), False)
+    assert events == ["signal"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(recorded_step, "_SECONDS", -1.0)
+    replica.step(batches("")[0])
+    assert records(replica)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.05, 0.1, 0.2])
+def test_a_recording_that_takes_too_long_ends_without_a_record(monkeypatch, seconds):
+    monkeypatch.setattr(recorded_step, "_MAX_SECONDS", 0.0)
+    model = make(hidden=lambda: [layers.Reshape((7, 1)), layers.LSTM(16)])
+    replica = train(monkeypatch, model, batches("")[:1], seconds=1e9)[2]
+    monkeypatch.setattr(recorded_step, "_MAX_SECONDS", seconds)
+    monkeypatch.setattr(recorded_step, "_SECONDS", -1.0)
+    for batch in batches(""):
+        replica.step(batch)
+    assert np.isfinite(replica.metrics()["loss"])

@@ -12,15 +12,17 @@ value of a tensor, such as a loss scale. All other steps run as before.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from choros.backends.model_watch import ModelWatch
 
@@ -245,7 +247,7 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
     _form(data, leaves)
     gradients = [value.grad for value in values]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _signals_held():
             module = make_fx(run, tracing_mode="fake")(values, leaves)
     except (NotRecordableError, *_ERRORS):  # the step depends on values, or fake tensors lack an operation
         for value, gradient in zip(values, gradients, strict=True):  # the step has cleared them
@@ -257,14 +259,39 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
     return _Record(module.forward, results)
 
 
-class _Limit(TorchDispatchMode):  # type: ignore[misc]  # PyTorch gives it no type
-    """A context that ends the recording of a step with very many operations, such as one of a long recurrent loop."""
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Call the handlers of signals that arrive within the context at its end.
+
+    A handler may raise, as that of Ctrl-C does. An exception within an operation on tensors without data may pass
+    through C++ code that ends the process.
+    """
+    arrived: list[int] = []
+    current = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    handlers = {number: handler for number, handler in current.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for held in arrived:
+            signal.raise_signal(held)
+
+
+class _Limit(TorchFunctionMode):  # type: ignore[misc]  # PyTorch gives it no type
+    """A context that ends the recording of a step with very many operations, such as one of a long recurrent loop.
+
+    The error is raised where Python calls PyTorch. Raised within an operation (``TorchDispatchMode``), it could pass
+    through C++ code that ends the process. So the backward pass, about as long as the forward pass, has no limit.
+    """
 
     def __init__(self, compiled: bool) -> None:
         super().__init__()
         self._compiled, self._count, self._end = compiled, 0, time.thread_time() + _MAX_SECONDS
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count += 1
         if self._count > _MAX_CALLS if self._compiled else time.thread_time() > self._end:
             raise NotRecordableError
