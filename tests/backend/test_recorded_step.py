@@ -468,3 +468,21 @@ def test_a_recording_that_takes_too_long_ends_without_a_record(monkeypatch, seco
     for batch in batches(""):
         replica.step(batch)
     assert np.isfinite(replica.metrics()["loss"])
+
+
+def test_an_error_of_a_signal_handler_reaches_the_caller(monkeypatch):
+    def fail(number, frame):
+        raise RuntimeError("from the handler")
+
+    replica = train(monkeypatch, make(), batches(""), seconds=1e9)[2]
+    before = signal.signal(signal.SIGUSR1, fail)
+
+    def step(data):
+        signal.raise_signal(signal.SIGUSR1)
+        return replica._traced_step(data)
+
+    try:
+        with pytest.raises(RuntimeError, match="from the handler"):
+            recorded_step._record(step, replica._recorded_step._variables, replica.pack(batches("")[0]), (), False)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

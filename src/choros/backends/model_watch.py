@@ -170,7 +170,7 @@ def _search(model: keras.Model) -> tuple[str, list[Any]]:
             continue
         seen.add(id(item))
         if isinstance(item, (type, types.FunctionType)):
-            if _library(item) not in {*_LIBRARIES, "choros"}:
+            if _is_foreign(item):
                 foreign.append(path)
             continue
         if isinstance(item, np.ndarray):
@@ -197,7 +197,7 @@ def _is_leaf(item: object) -> bool:
     """Return whether a step does not use what an object references."""
     if isinstance(item, (keras.KerasTensor, types.ModuleType, types.BuiltinFunctionType)):
         return True
-    # What Choros attaches to a model or an optimizer replaces a method of ``fit``. It has no part in the step.
+    # Choros adds attributes to models and optimizers for ``fit``. The step does not use them.
     return _library(item) == "choros" and not isinstance(item, _WATCHED)
 
 
@@ -213,8 +213,13 @@ def _replaced_methods(kind: type) -> Iterator[str]:
     """Yield the methods of a class of Keras that somebody has replaced."""
     for base in kind.__mro__:
         for name, member in vars(base).items():
-            if isinstance(member, types.FunctionType) and _library(member) not in {*_LIBRARIES, "choros"}:
+            if isinstance(member, types.FunctionType) and _is_foreign(member):
                 yield f"{base.__name__}.{name}"
+
+
+def _is_foreign(item: object) -> bool:
+    """Return whether a function or class is neither of a library nor of Choros."""
+    return _library(item) not in {*_LIBRARIES, "choros"}
 
 
 def _library(item: object) -> str:

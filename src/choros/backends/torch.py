@@ -7,9 +7,8 @@ if it exists, Keras 3.16 wraps the model.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -136,10 +135,8 @@ class TorchReplica(BaseReplica):
         if self._recorded_step.run(data) is not None:
             return None
         train = self.model.train_step if self._recorded_step.made else self._train
-        begun = time.perf_counter()
-        logs = self._custom(train(data))
-        self._recorded_step.count(time.perf_counter() - begun)
-        return logs
+        with self._recorded_step.counted():
+            return self._custom(train(data))
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         assert self._capture is not None  # noqa: S101 - for the type checker
@@ -152,14 +149,11 @@ class TorchReplica(BaseReplica):
             self._logs = self._custom(dict(zip(results[count + 3], results[count + 4 :], strict=True)) or None)
             return [None if g is None else read(g) for g in results[:count]], _sample(total, weight), divisor
         differentiate = self.model.train_step if self._recorded_gradients.made else self._differentiate
-        begun = time.perf_counter()
-        with self._capture as capture, self._watching(), self.weigher, _Loss(self.loss_metric) as loss:
+        counted = nullcontext() if plain else self._recorded_gradients.counted()
+        with counted, self._capture as capture, self._watching(), self.weigher, _Loss(self.loss_metric) as loss:
             self._logs = self._custom(differentiate(data))
             grads = [None if g is None else read(g) for g in capture.gradients()]
-            sample, divisor = _sample(*map(float, loss.sums())), float(self.weigher.divisor(rows, data))
-        if not plain:
-            self._recorded_gradients.count(time.perf_counter() - begun)
-        return grads, sample, divisor
+            return grads, _sample(*map(float, loss.sums())), float(self.weigher.divisor(rows, data))
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -220,10 +214,8 @@ class TorchReplica(BaseReplica):
         grads = tuple(self._divided(gradient, divisor, absent))
         if self._recorded_update.run(grads) is None:
             update = self._traced_update if self._recorded_update.made else self._update
-            begun = time.perf_counter()
-            with torch.no_grad():
+            with torch.no_grad(), self._recorded_update.counted():
                 update(grads)
-            self._recorded_update.count(time.perf_counter() - begun)
 
     def _divided(self, gradient: Array, divisor: float, absent: frozenset[int]) -> list[Any]:
         """Divide the flat gradient and split it into tensors of the variables' shapes, dtypes and devices."""
@@ -249,11 +241,9 @@ class TorchReplica(BaseReplica):
             results = self._recorded_test.run(data, rows)
             if results is None:
                 test = self.model.test_step if self._recorded_test.made else self._test
-                begun = time.perf_counter()
-                with self.weigher, _Loss(self.loss_metric) as loss:
+                with self._recorded_test.counted(), self.weigher, _Loss(self.loss_metric) as loss:
                     self._logs = self._custom(test(data))
                     results = [self.weigher.divisor(rows, data, strict=False), *loss.sums()]
-                self._recorded_test.count(time.perf_counter() - begun)
             divisor, total, count = map(float, results)
             return _sample(total, count), divisor
 

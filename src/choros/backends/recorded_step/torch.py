@@ -77,7 +77,7 @@ class RecordedStep:
             *constants: further arguments of the step. A record holds for equal constants.
 
         Returns:
-            The list that the step returns. None: the caller has to run the step, and may pass its seconds to ``count``.
+            The list that the step returns. None: the caller has to run the step, in ``counted``.
         """
         self._key = None
         if not self._active or _special_mode():
@@ -103,8 +103,12 @@ class RecordedStep:
             return self._try(key, record, leaves)
         return record(self._variables, leaves)
 
-    def count(self, seconds: float) -> None:
-        """Count the step that the caller ran after ``run`` had returned None."""
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the step that the caller runs in this context after ``run`` has returned None."""
+        begun = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - begun
         if self._key is not None and (self._key in self._steps or len(self._steps) < 8 * _MAX_FORMS):
             number, total = self._steps.get(self._key, (0, 0.0))
             self._steps[self._key] = number + 1, total + seconds
@@ -246,13 +250,13 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
     leaves: list[Any] = []
     _form(data, leaves)
     gradients = [value.grad for value in values]
-    try:
-        with torch.no_grad(), _signals_held():
+    with _signals_held(), torch.no_grad():  # outside of ``try``: an error of a handler must reach the caller
+        try:
             module = make_fx(run, tracing_mode="fake")(values, leaves)
-    except (NotRecordableError, *_ERRORS):  # the step depends on values, or fake tensors lack an operation
-        for value, gradient in zip(values, gradients, strict=True):  # the step has cleared them
-            value.grad = gradient
-        return None
+        except (NotRecordableError, *_ERRORS):  # the step depends on values, or fake tensors lack an operation
+            for value, gradient in zip(values, gradients, strict=True):  # the step has cleared them
+                value.grad = gradient
+            return None
     _simplify(module)
     if compiled:
         return _Record(torch.compile(module, fullgraph=True), results)
