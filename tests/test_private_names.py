@@ -141,6 +141,7 @@ PRIVATE = [
     Name("_backward_pre_hooks", "torch.nn.Module()", "a model with hooks is not recorded (backends/model_watch.py)"),
     Name("_post_accumulate_grad_hooks", "torch.Tensor", "hooks of a tensor (backends/model_watch.py)"),
     Name("_has_any_global_hook", "torch.nn.modules.module", "hooks of all modules (backends/recorded_step/torch.py)"),
+    Name("torch._inductor:standalone_compile", "", "compiles a record (backends/recorded_step/torch.py)"),
     Name("_clear_losses", "keras.Layer", "no tensors of a recorded step stay (backends/recorded_step/torch.py)"),
     Name("_version", "torch.Tensor", "how often a tensor was set (backends/driver_model.py)"),
     Name("_Options", "torch.distributed.ProcessGroupGloo", "options of gloo (comm/offload/torch.py)"),

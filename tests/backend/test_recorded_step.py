@@ -16,6 +16,7 @@ if keras.backend.backend() != "torch":
     pytest.skip("needs KERAS_BACKEND=torch", allow_module_level=True)
 
 import torch
+import torch._inductor
 
 from choros.backends.recorded_step import torch as recorded_step
 from choros.backends.recorded_step.torch import RecordedStep
@@ -387,24 +388,45 @@ def test_a_step_is_recorded_only_when_it_has_taken_a_while(monkeypatch):
     assert 0 < sum(seconds for _, seconds in replica._recorded_step._steps.values()) < 60
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-def test_a_compiled_record_trains_as_the_step_does(monkeypatch):
-    data = [*batches(""), Batch(X[0][:5], Y[0][:5], None, 5, 5)]
-    plain = train(monkeypatch, make("sgd"), data, seconds=1e9)
-    monkeypatch.setattr(torch, "compile", functools.partial(compile_records, torch.compile))
-    compiled = train(monkeypatch, make("sgd", jit_compile=True), data)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", ["schedule", "shared", "float16"])
+def test_a_compiled_record_trains_as_the_step_does(monkeypatch, name):
+    data = batches(name)
+    if name != "shared":
+        data.append(Batch(X[0][:5], Y[0][:5], None, 5, 5))
+    make_model = MODELS[name]
+    plain = train(monkeypatch, make_model(), data, seconds=1e9)
+    model = make_model()
+    model.jit_compile = True
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    compiled = train(monkeypatch, model, data)
     assert len(compiled[2]._recorded_step._records) == 1  # the short batch comes too seldom
     for left, right in zip(plain[0], compiled[0], strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-3 if name == "float16" else 1e-6)
 
 
-def compile_records(plain, function, **options):
-    """Stand in for ``torch.compile``: the steps of Keras must not be compiled beside their records."""
+def compile_nothing(function, **options):
+    """Stand in for ``torch.compile``: neither steps of Keras nor their records need it."""
+    assert not options
 
     def fail(*arguments):
         raise AssertionError("a step of Keras was compiled")
 
-    return plain(function, **options) if options else fail
+    return fail
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_a_record_is_compiled_by_the_public_interface_if_the_private_one_fails(monkeypatch):
+    plain = train(monkeypatch, make("sgd"), batches(""), seconds=1e9)
+    compiler, compiled = torch.compile, []
+    monkeypatch.setattr(torch._inductor, "standalone_compile", None)
+    monkeypatch.setattr(torch, "compile", lambda part, **options: compiled.append(part) or compiler(part, **options))
+    model = make("sgd", jit_compile=True)
+    recorded = train(monkeypatch, model, batches(""))
+    assert len(records(recorded[2])) == 2  # the step, and the evaluation
+    assert sum(isinstance(part, torch.fx.GraphModule) for part in compiled) == 2
+    for left, right in zip(plain[0], recorded[0], strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
 def test_a_record_draws_other_random_numbers_at_each_step(monkeypatch):

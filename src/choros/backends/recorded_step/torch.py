@@ -258,9 +258,28 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
                 value.grad = gradient
             return None
     _simplify(module)
-    if compiled:
-        return _Record(torch.compile(module, fullgraph=True), results)
-    return _Record(module.forward, results)
+    return _Record(_compile(module, values, leaves) if compiled else module.forward, results)
+
+
+def _compile(module: torch.fx.GraphModule, variables: list[Any], leaves: list[Any]) -> Callable[..., Any]:
+    """Compile the operations of a step as one program.
+
+    ``torch.compile`` would add a check of all arguments to each call, 0.1 ms or more, and takes 2 to 4 s to analyze the
+    module even if the program is in PyTorch's cache. A record needs neither: its arguments have one form.
+    """
+    from torch._inductor import standalone_compile  # takes 2 s
+
+    module.graph.set_codegen(torch.fx.graph.CodeGen())  # the arguments as one list
+    module = torch.fx.GraphModule(module, module.graph)
+    for node in module.graph.nodes:
+        node.meta.pop("unbacked_bindings", None)  # symbols of the recording; the compilation makes others
+    inputs = [tensor.detach() for tensor in (*variables, *leaves)]
+    try:
+        with torch.no_grad():
+            program = standalone_compile(module, inputs, dynamic_shapes="from_example_inputs")
+    except Exception:  # no public interface: a version may lack it, or it may refuse an operation
+        program = torch.compile(module, fullgraph=True)
+    return lambda values, batch: program(*values, *batch)
 
 
 @contextmanager
