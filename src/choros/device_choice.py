@@ -9,8 +9,8 @@ called. A rank therefore chooses the device of its local rank as soon as a frame
 ``sys.meta_path`` sees the import. ``hvd.init()`` and ``Trainer`` choose it for frameworks that were imported earlier.
 Nothing here imports a framework.
 
-The same finder sets the number of threads of a rank (see ``choros.cluster.rank_threads``) before a framework or numpy
-is imported.
+Before a framework or numpy is imported, the same finder sets the number of threads of a rank
+(``choros.cluster.rank_threads``), and lets it keep freed memory (``choros.cluster.hardware.freed_memory``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def allocate_as_needed() -> None:
 def choose_when_imported() -> None:
     """Choose this rank's device in each imported framework, and in any other one when it is imported."""
     if any(name in sys.modules for name in _MODULES_WITH_THREADS):
-        _limit_threads_quietly()
+        _prepare_quietly()
     if any(name in sys.modules for name in _CHOOSE):
         _choose_quietly()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -147,12 +147,17 @@ def _choose_quietly(executed: str = "") -> None:
         _choose(None, executed)
 
 
-def _limit_threads_quietly() -> None:
+def _prepare_quietly() -> None:
+    """Set threads and allocator of this rank. A process that is no rank of a job keeps its settings."""
+    from choros.cluster import Place
+    from choros.cluster.hardware.freed_memory import keep_freed_memory
     from choros.cluster.rank_threads import limit_threads
     from choros.errors import ChorosError
 
     with contextlib.suppress(ChorosError):  # hvd.init() and Trainer raise it again
         limit_threads()
+        if Place.here().size > 1:
+            keep_freed_memory(one_arena=named_backend()[0] == "jax")
 
 
 def _slot(place: Place | None) -> int | None:
@@ -245,7 +250,7 @@ class _Finder:
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname in _MODULES_WITH_THREADS:
-            _limit_threads_quietly()
+            _prepare_quietly()
         if fullname not in _CHOOSE:
             return None
         for finder in sys.meta_path:

@@ -1,5 +1,11 @@
+import json
+import os
+import pathlib
 import subprocess
 import sys
+import textwrap
+
+import pytest
 
 from choros.cluster.hardware import peak_memory
 
@@ -21,3 +27,81 @@ def test_a_small_child_of_a_large_parent_has_a_small_peak():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert peak_memory() > len(large)
     assert 1_000_000 < int(out) < SIZE // 2
+
+
+COUNT = """
+import json, resource, threading
+import choros, numpy
+from choros.cluster.hardware.freed_memory import keep_freed_memory, return_freed_memory
+
+size = 40_000_000
+def work():
+    b"x" * size
+
+def pages(thread=False):
+    target = threading.Thread(target=work)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    target.start() if thread else work()
+    target.join() if thread else None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def twice(thread=False):
+    pages(thread)
+    return pages(thread)
+"""
+RANK = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
+RANK |= {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
+glibc = pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="needs glibc")
+LARGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+small_pages = pytest.mark.skipif(
+    LARGE_PAGES.exists() and "[always]" in LARGE_PAGES.read_text(), reason="this kernel gives pages of 2 MB"
+)
+MANY, FEW = 9000, 1000  # pages of 4 KB; an array of 40 MB has 9766
+
+
+def counted(script, **environ):
+    """Run a script in a process without settings of the allocator; return what it printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    command = [sys.executable, "-c", COUNT + textwrap.dedent(script)]
+    done = subprocess.run(command, env=clean | environ, capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)
+
+
+@glibc
+@small_pages
+def test_memory_that_a_rank_frees_is_used_again_without_new_pages():
+    before, is_set, after, returned = counted(
+        """
+        before = twice()
+        is_set = keep_freed_memory(one_arena=False)
+        after = twice()
+        return_freed_memory()
+        print(json.dumps([before, is_set, after, pages()]))
+        """
+    )
+    assert before > MANY
+    assert is_set
+    assert after < FEW
+    assert returned > MANY
+
+
+@glibc
+@small_pages
+@pytest.mark.parametrize(("backend", "thread"), [("jax", True), ("torch", False)])
+def test_a_rank_of_a_job_keeps_memory_when_choros_is_imported(backend, thread):
+    """JAX runs steps in other threads, whose heaps have no room for blocks above 64 MB."""
+    script = f"""
+        size = 100_000_000
+        size = 100_000_000
+        print(json.dumps(twice({thread})))
+        """
+    assert counted(script, KERAS_BACKEND=backend, **RANK) < FEW
+    assert counted(script, KERAS_BACKEND=backend) > MANY
+
+
+@glibc
+@pytest.mark.parametrize(
+    "setting", [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, {"MALLOC_TOP_PAD_": "1"}]
+)
+def test_settings_of_the_allocator_by_the_user_stay(setting):
+    assert not counted("print(json.dumps(keep_freed_memory(one_arena=True)))", **setting)

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import resource
 
 import keras
 import numpy as np
@@ -51,3 +52,30 @@ def test_nobody_copies_frozen_weights_but_into_the_memory_that_all_share():
         fit(pool, model)
         for process, least in zip(processes, before, strict=True):
             assert resident(process, "VmHWM") < least + 0.5 * MB
+
+
+class CountsPages(keras.utils.PyDataset):
+    """Batches, each made beside a large object. Writes how many pages the kernel gave for the last of these objects."""
+
+    def __init__(self, path, **settings):
+        super().__init__(**settings)
+        self.path, self.size = path, 300_000_000
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        len(b"x" * self.size)
+        pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        pathlib.Path(self.path).write_text(f"{pages}")
+        return np.ones((8, 4), "float32"), np.zeros((8, 1), "float32")
+
+
+def test_a_worker_uses_freed_memory_again_in_the_next_step(tmp_path):
+    """Pages from the kernel took a third of the time of a CNN's step on JAX."""
+    path = tmp_path / "pages"
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    choros.Trainer(model, workers=1, echo=False).fit(CountsPages(str(path)), verbose=0)
+    assert int(path.read_text()) < 10_000

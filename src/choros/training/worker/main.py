@@ -15,6 +15,7 @@ from choros.backends import Replica, backend_name, forget
 from choros.backends.devices import list_devices
 from choros.backends.devices.weight_layout import laid_out
 from choros.backends.hide_tensorflow import lean
+from choros.cluster.hardware.freed_memory import keep_freed_memory, return_freed_memory
 from choros.cluster.hardware.gpus import GIVEN
 from choros.comm.group import Group
 from choros.comm.messages import decode, header_of
@@ -233,7 +234,9 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
 
 
 def serve(link: object, header: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
-    """Train one rank of a job by ``run``, then free its model if it is large (called by ``pool_worker``).
+    """Train one rank of a job by ``run``, then free its model if it is large, and all memory that it does not use.
+
+    Called by ``pool_worker``.
 
     ``header`` is that of a ``WorkerTask``; ``blobs`` and ``fds`` are those of ``run``.
 
@@ -246,6 +249,7 @@ def serve(link: object, header: dict[str, Any], blobs: list[Any], fds: list[int]
     finally:
         if task.weights["nbytes"] >= _LARGE_MODEL_BYTES:
             gc.collect()
+        return_freed_memory()
 
 
 def check_gpus() -> None:
@@ -290,13 +294,15 @@ def redraw_member(model: keras.Model, seed: int, rank: int) -> None:
 def configure_keras(settings: dict[str, Any]) -> None:
     """Check the versions on which a pickle depends, then apply the caller's Keras settings to this process.
 
+    The process also keeps memory that it frees, as it does nothing else than to train.
+
     Raises:
         InvalidInputError: this process has other versions than the caller.
     """
     import keras
 
     check_versions(settings["versions"])
-
+    keep_freed_memory(one_arena=backend_name() == "jax")
     keras.config.set_floatx(settings["floatx"])
     keras.config.set_epsilon(settings["epsilon"])
     keras.config.set_image_data_format(settings["image_data_format"])
