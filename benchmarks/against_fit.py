@@ -212,7 +212,7 @@ def _superlinear(values: dict[str, Any]) -> str:
     if best["ratio"] <= cores:
         return ""
     return (
-        f"A ratio above {cores} means that plain `fit` makes bad use of its {cores} cores: on "
+        f"A ratio above {cores} means that plain `fit` loses time to its threads, and to new memory in each step: on "
         f"{TITLES[best['backend']]} it trains {best['plain_rows_per_s']:,.0f} rows of the {best['model']} a second, "
         f"and one worker on one core {best['rows_per_s'] / cores:,.0f}. "
     )

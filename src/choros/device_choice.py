@@ -79,6 +79,24 @@ def choose_device(place: Place | None = None) -> None:
     _choose(place)
 
 
+def prepare_rank(place: Place | None = None) -> None:
+    """Set the threads of this rank, and let it keep freed memory. A process without other ranks stays as it is.
+
+    Args:
+        place: the place of this process. Defaults to the place in its launcher's variables.
+
+    Raises:
+        InvalidInputError: the launcher's variables contradict each other.
+    """
+    from choros.cluster import Place
+    from choros.cluster.hardware.freed_memory import keep_freed_memory
+    from choros.cluster.rank_threads import limit_threads
+
+    limit_threads(place)
+    if (Place.here() if place is None else place).size > 1:
+        keep_freed_memory(one_arena=named_backend()[0] == "jax")
+
+
 def own_gpu(place: Place | None = None) -> str:
     """Return the UUID of the GPU that this rank computes on, or "" if it has none or the UUID is unknown.
 
@@ -148,16 +166,10 @@ def _choose_quietly(executed: str = "") -> None:
 
 
 def _prepare_quietly() -> None:
-    """Set threads and allocator of this rank. A process that is no rank of a job keeps its settings."""
-    from choros.cluster import Place
-    from choros.cluster.hardware.freed_memory import keep_freed_memory
-    from choros.cluster.rank_threads import limit_threads
     from choros.errors import ChorosError
 
     with contextlib.suppress(ChorosError):  # hvd.init() and Trainer raise it again
-        limit_threads()
-        if Place.here().size > 1:
-            keep_freed_memory(one_arena=named_backend()[0] == "jax")
+        prepare_rank()
 
 
 def _slot(place: Place | None) -> int | None:

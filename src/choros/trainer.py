@@ -22,12 +22,11 @@ from choros.backends.metric_additivity import not_additive
 from choros.cluster import Place
 from choros.cluster.hardware.cpu_affinity import usable_cores
 from choros.cluster.hardware.network_address import own_address
-from choros.cluster.rank_threads import limit_threads
 from choros.console import write_line
 from choros.data import StreamSource
 from choros.data import validation as checks
 from choros.data.sample_rows import spread
-from choros.device_choice import SHARE, choose_device
+from choros.device_choice import SHARE, choose_device, prepare_rank
 from choros.errors import InvalidInputError, counted
 from choros.launch.process.interrupts import ignored_interrupts_repeated
 from choros.launch.process.rank_limit import open_files_explained
@@ -204,7 +203,7 @@ class Trainer:
         if self._place.size > 1:
             workers = self._place.size
             choose_device(self._place)
-            limit_threads(self._place)
+            prepare_rank(self._place)
             os.environ |= {SHARE: "1"} if devices == "shared" else {}
             os.environ |= {"CHOROS_NETWORK": network} if network else {}
         if self._launcher is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+import sys
 
 import keras
 import numpy as np
@@ -405,6 +406,21 @@ def test_a_compiled_record_trains_as_the_step_does(monkeypatch, name):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-3 if name == "float16" else 1e-6)
 
 
+def store_transposed(step, model):
+    """Change the strides of the weights within their tensors, as ``model.to(memory_format=...)`` does."""
+    for variable in model.trainable_variables if step == 5 else []:
+        variable.value.data = variable.value.data.t().contiguous().t()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_record_is_compiled_again_when_weights_are_stored_in_another_way(monkeypatch):
+    plain = train(monkeypatch, make("sgd"), batches(""), seconds=1e9)
+    compiled = train(monkeypatch, make("sgd", jit_compile=True), batches(""), between=store_transposed)
+    assert records(compiled[2])
+    for left, right in zip(plain[0], compiled[0], strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
 def compile_nothing(function, **options):
     """Stand in for ``torch.compile``: neither steps of Keras nor their records need it."""
     assert not options
@@ -419,7 +435,8 @@ def compile_nothing(function, **options):
 def test_a_record_is_compiled_by_the_public_interface_if_the_private_one_fails(monkeypatch):
     plain = train(monkeypatch, make("sgd"), batches(""), seconds=1e9)
     compiler, compiled = torch.compile, []
-    monkeypatch.setattr(torch._inductor, "standalone_compile", None)
+    monkeypatch.delattr(torch._inductor, "standalone_compile")
+    monkeypatch.setitem(sys.modules, "torch._inductor.standalone_compile", None)  # an import of it fails
     monkeypatch.setattr(torch, "compile", lambda part, **options: compiled.append(part) or compiler(part, **options))
     model = make("sgd", jit_compile=True)
     recorded = train(monkeypatch, model, batches(""))

@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 import textwrap
@@ -51,17 +52,19 @@ def twice(thread=False):
 """
 RANK = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
 RANK |= {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
-glibc = pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="needs glibc")
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 LARGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 small_pages = pytest.mark.skipif(
     LARGE_PAGES.exists() and "[always]" in LARGE_PAGES.read_text(), reason="this kernel gives pages of 2 MB"
 )
-MANY, FEW = 9000, 1000  # pages of 4 KB; an array of 40 MB has 9766
+MANY = 36_000_000 // os.sysconf("SC_PAGE_SIZE")  # pages of most of 40 MB
+FEW = MANY // 9
 
 
 def counted(script, **environ):
     """Run a script in a process without settings of the allocator; return what it printed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    names = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")  # none of the allocator, none of a launcher
+    clean = {name: os.environ[name] for name in names if name in os.environ}
     command = [sys.executable, "-c", COUNT + textwrap.dedent(script)]
     done = subprocess.run(command, env=clean | environ, capture_output=True, text=True, check=True, timeout=120)
     return json.loads(done.stdout)
@@ -101,7 +104,32 @@ def test_a_rank_of_a_job_keeps_memory_when_choros_is_imported(backend, thread):
 
 @glibc
 @pytest.mark.parametrize(
-    "setting", [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, {"MALLOC_TOP_PAD_": "1"}]
+    ("name", "value", "is_set"),
+    [
+        ("MALLOC_ARENA_MAX", "4", True),  # as Hadoop sets it
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=65536", False),
+        ("MALLOC_TOP_PAD_", "1", False),
+    ],
 )
-def test_settings_of_the_allocator_by_the_user_stay(setting):
-    assert not counted("print(json.dumps(keep_freed_memory(one_arena=True)))", **setting)
+def test_settings_of_the_allocator_by_the_user_stay(name, value, is_set):
+    assert counted("print(json.dumps(keep_freed_memory(one_arena=True)))", **{name: value}) == is_set
+
+
+@glibc
+@small_pages
+def test_an_old_glibc_which_refuses_a_high_limit_takes_no_block_from_the_kernel():
+    before, is_set, after = counted(
+        """
+        import ctypes
+        from choros.cluster.hardware import freed_memory
+        mallopt = ctypes.CDLL(None).mallopt
+        old = lambda option, value: int(option != -3 or value <= 32 << 20) and mallopt(option, value)
+        freed_memory._function = lambda name: old
+        before = twice()
+        is_set = keep_freed_memory(one_arena=False)
+        print(json.dumps([before, is_set, twice()]))
+        """
+    )
+    assert before > MANY
+    assert is_set
+    assert after < FEW

@@ -1,11 +1,15 @@
 """Memory of large models: frozen weights are in memory once, and a worker frees a model before the next one."""
 
+import os
 import pathlib
+import platform
 import re
 import resource
+import time
 
 import keras
 import numpy as np
+import pytest
 
 import choros
 
@@ -35,10 +39,14 @@ def test_a_worker_frees_a_large_model_before_the_next_one():
         model = model_with_table(MB, trainable=True)
         fit(pool, model)
         (pid,) = pool.start().pids
+        time.sleep(1)
         first = resident(pid, "RssAnon")
         for _ in range(3):
             fit(pool, model)
-        assert resident(pid, "RssAnon") < first + 1.5 * MB
+        end = time.monotonic() + 30
+        while resident(pid, "RssAnon") >= first + 1.5 * MB:  # the worker frees the model after it has sent its result
+            assert time.monotonic() < end
+            time.sleep(0.05)
 
 
 def test_nobody_copies_frozen_weights_but_into_the_memory_that_all_share():
@@ -72,10 +80,13 @@ class CountsPages(keras.utils.PyDataset):
         return np.ones((8, 4), "float32"), np.zeros((8, 1), "float32")
 
 
-def test_a_worker_uses_freed_memory_again_in_the_next_step(tmp_path):
-    """Pages from the kernel took a third of the time of a CNN's step on JAX."""
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_a_worker_uses_freed_memory_again_in_the_next_step(tmp_path, monkeypatch):
+    """New pages from the kernel took 15 to 40 % of a CNN's step on JAX."""
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]:
+        monkeypatch.delenv(name)
     path = tmp_path / "pages"
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     choros.Trainer(model, workers=1, echo=False).fit(CountsPages(str(path)), verbose=0)
-    assert int(path.read_text()) < 10_000
+    assert int(path.read_text()) < 30_000_000 // os.sysconf("SC_PAGE_SIZE")

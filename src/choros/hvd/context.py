@@ -12,14 +12,13 @@ from typing import Any
 
 from choros.argument_checks import check_whole
 from choros.cluster import Place
-from choros.cluster.rank_threads import limit_threads
 from choros.comm.bootstrap.discover_rank import find_place
 from choros.comm.bootstrap.init import join, part
 from choros.comm.collectives import Collectives
 from choros.comm.group import Group, abort_waits, kind_of
 from choros.comm.host_identity import machine
 from choros.comm.single_rank_group import SingleRankGroup
-from choros.device_choice import choose_device
+from choros.device_choice import choose_device, prepare_rank
 from choros.errors import CommTimeoutError, InvalidInputError
 from choros.hvd import env_settings
 from choros.hvd.elastic_client import membership
@@ -132,7 +131,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _enter_arguments["sync"] = True
     place = find_place(env_settings.soonest())
     choose_device(place)
-    limit_threads(place)
+    prepare_rank(place)
     if comm is not None and _ranks_of(comm, place) != list(range(place.size)):
         raise InvalidInputError(
             f"init(comm={comm!r}) with {place.size} ranks: leave comm out, and give a part of the ranks as a "

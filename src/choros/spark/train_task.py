@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from choros.cluster.hardware.freed_memory import keep_freed_memory
 from choros.comm.bootstrap.init import join_by_sockets, leave
 from choros.comm.group import Group
 from choros.comm.messages import decode, header_of
@@ -94,6 +95,7 @@ class TrainTask:
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         keras_there(self.keras)
+        keep_freed_memory(one_arena=self.keras["backend"] == "jax")
         job = FitConfig(**self.job)
         member = job.ensemble
         if member:

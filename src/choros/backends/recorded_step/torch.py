@@ -12,6 +12,7 @@ value of a tensor, such as a loss scale. All other steps run as before.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -34,6 +35,8 @@ _MAX_FORMS = 8  # largest number of forms of batches that are recorded
 _MAX_CHANGES = 8  # after so many changes that came soon after a record, steps are not recorded any more
 _SOON = 100  # number of steps; a record that ran more often was worth its time
 _TRIALS = 5  # first runs of a record whose time is compared with that of the steps before it
+logger = logging.getLogger(__name__)
+
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 Step = Callable[..., list[Any]]
@@ -86,7 +89,7 @@ class RecordedStep:
         form = _form(data, leaves)
         if form is None or len(set(map(id, leaves))) < len(leaves):  # a record has an argument for each tensor
             return None
-        key = (form, constants)
+        key = (form, constants, _compiler_settings()) if self._compiled else (form, constants)
         if self._records:
             self._see_changes()
         if key not in self._records:
@@ -97,6 +100,9 @@ class RecordedStep:
                 return None
         record = self._records[key]
         if record is None:
+            return None
+        if self._compiled and record.forms != _forms(self._variables):  # as after ``model.half()``
+            self._drop()
             return None
         self._runs += 1
         if record.trials:
@@ -152,10 +158,24 @@ class RecordedStep:
         if self._watch.changes == self._changes:
             return
         self._changes = self._watch.changes
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop the records. After several drops that came soon after a record, steps are not recorded any more."""
         if self._records:
             self._wasted += self._runs < _SOON
             self._active = self._wasted < _MAX_CHANGES and not self._watch.foreign
         self._records, self._steps, self._runs = {}, {}, 0
+
+
+def _compiler_settings() -> tuple[Any, ...]:
+    """Return the settings of PyTorch that a program is compiled for."""
+    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+
+def _forms(variables: list[Any]) -> list[_Form]:
+    """Return dtypes and strides of variables. ``model.half()`` changes them within the same tensors."""
+    return [(variable._value.dtype, variable._value.stride()) for variable in variables]
 
 
 def _special_mode() -> bool:
@@ -204,12 +224,13 @@ class _Record:
         results: list. What the step returned: constants, and ``_TENSOR`` for each tensor.
 
     Attributes:
+        forms: list. ``_forms`` of the variables at the recording. A compiled program does not check them.
         trials: int. Number of runs that are still to be measured.
         shortest: float. Seconds of the fastest of these.
     """
 
-    def __init__(self, operations: Callable[..., Any], results: list[Any]) -> None:
-        self._operations, self._results = operations, results
+    def __init__(self, operations: Callable[..., Any], results: list[Any], forms: list[_Form]) -> None:
+        self._operations, self._results, self.forms = operations, results, forms
         self.trials, self.shortest = 0, float("inf")
 
     def __call__(self, variables: list[Any], leaves: list[Any]) -> list[Any]:
@@ -258,7 +279,8 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
                 value.grad = gradient
             return None
     _simplify(module)
-    return _Record(_compile(module, values, leaves) if compiled else module.forward, results)
+    operations = _compile(module, values, leaves) if compiled else module.forward
+    return _Record(operations, results, _forms(variables))
 
 
 def _compile(module: torch.fx.GraphModule, variables: list[Any], leaves: list[Any]) -> Callable[..., Any]:
@@ -267,17 +289,18 @@ def _compile(module: torch.fx.GraphModule, variables: list[Any], leaves: list[An
     ``torch.compile`` would add a check of all arguments to each call, 0.1 ms or more, and takes 2 to 4 s to analyze the
     module even if the program is in PyTorch's cache. A record needs neither: its arguments have one form.
     """
-    from torch._inductor import standalone_compile  # takes 2 s
-
     module.graph.set_codegen(torch.fx.graph.CodeGen())  # the arguments as one list
     module = torch.fx.GraphModule(module, module.graph)
     for node in module.graph.nodes:
         node.meta.pop("unbacked_bindings", None)  # symbols of the recording; the compilation makes others
     inputs = [tensor.detach() for tensor in (*variables, *leaves)]
     try:
+        from torch._inductor import standalone_compile  # takes 2 s
+
         with torch.no_grad():
             program = standalone_compile(module, inputs, dynamic_shapes="from_example_inputs")
-    except Exception:  # no public interface: a version may lack it, or it may refuse an operation
+    except (ImportError, *_ERRORS) as error:  # no public interface: a version lacks it, or it refuses an operation
+        logger.info("PyTorch's compiler refused a recorded step, so torch.compile compiles it: %s", error)
         program = torch.compile(module, fullgraph=True)
     return lambda values, batch: program(*values, *batch)
 

@@ -22,6 +22,7 @@ from choros.backends import Replica
 from choros.backends.driver_model import assign_optimizer, assign_vectors
 from choros.backends.host_values import to_host
 from choros.backends.optimizers import model_variables
+from choros.cluster.hardware.freed_memory import return_freed_memory
 from choros.comm.bootstrap.init import give_up, join
 from choros.comm.gather_bytes import collect
 from choros.comm.group import Group
@@ -440,7 +441,12 @@ def run(plan: FitRequest, rank: int, replica: Replica | None = None) -> RankResu
 
     devices, request = rank_devices(job, rank), replace(plan, job=job)
     resumes = job.asynchronous and checkpoints.checkpoint is not None and checkpoints.latest is not None
-    return run_rank(request, rank, connect, train_rank, devices=devices, replica=replica, state=state, resumes=resumes)
+    try:
+        return run_rank(
+            request, rank, connect, train_rank, devices=devices, replica=replica, state=state, resumes=resumes
+        )
+    finally:
+        return_freed_memory()
 
 
 def _join(plan: FitRequest, rank: int) -> tuple[Group, FitConfig]:

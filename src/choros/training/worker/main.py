@@ -163,6 +163,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
     if task.state:
         first = len(blobs) - len(task.state["kinds"])
         state, blobs = from_blobs(task.state, blobs[first:]), blobs[:first]
+    keep_freed_memory(one_arena=backend_name() == "jax")  # before the backend starts its threads
     configure_keras(job.keras)
     check_gpus()
     batch_channel = WorkerBatchChannel(link, [fds.pop(-2), fds.pop(-1)]) if task.batch_channel else None
@@ -294,15 +295,13 @@ def redraw_member(model: keras.Model, seed: int, rank: int) -> None:
 def configure_keras(settings: dict[str, Any]) -> None:
     """Check the versions on which a pickle depends, then apply the caller's Keras settings to this process.
 
-    The process also keeps memory that it frees, as it does nothing else than to train.
-
     Raises:
         InvalidInputError: this process has other versions than the caller.
     """
     import keras
 
     check_versions(settings["versions"])
-    keep_freed_memory(one_arena=backend_name() == "jax")
+
     keras.config.set_floatx(settings["floatx"])
     keras.config.set_epsilon(settings["epsilon"])
     keras.config.set_image_data_format(settings["image_data_format"])
