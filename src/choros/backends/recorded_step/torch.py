@@ -23,6 +23,7 @@ from typing import Any
 import keras
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import CodeGen
 from torch.overrides import TorchFunctionMode
 
 from choros.backends.model_watch import ModelWatch
@@ -289,7 +290,7 @@ def _compile(module: torch.fx.GraphModule, variables: list[Any], leaves: list[An
     ``torch.compile`` would add a check of all arguments to each call, 0.1 ms or more, and takes 2 to 4 s to analyze the
     module even if the program is in PyTorch's cache. A record needs neither: its arguments have one form.
     """
-    module.graph.set_codegen(torch.fx.graph.CodeGen())  # the arguments as one list
+    module.graph.set_codegen(CodeGen())  # the arguments as one list
     module = torch.fx.GraphModule(module, module.graph)
     for node in module.graph.nodes:
         node.meta.pop("unbacked_bindings", None)  # symbols of the recording; the compilation makes others
