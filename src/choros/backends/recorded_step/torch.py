@@ -28,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from choros.backends.model_watch import ModelWatch
 
+logger = logging.getLogger(__name__)
+
 _SECONDS = 1.0  # the steps of a form of batch take so long in all before the form is recorded
 _MAX_SECONDS = 2.0  # processor seconds of a recording; after these it ends without a record, unless it is compiled
 _MAX_CALLS = 6000  # and after so many calls of PyTorch, if it is compiled
@@ -36,8 +38,6 @@ _MAX_FORMS = 8  # largest number of forms of batches that are recorded
 _MAX_CHANGES = 8  # after so many changes that came soon after a record, steps are not recorded any more
 _SOON = 100  # number of steps; a record that ran more often was worth its time
 _TRIALS = 5  # first runs of a record whose time is compared with that of the steps before it
-logger = logging.getLogger(__name__)
-
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 Step = Callable[..., list[Any]]
@@ -287,7 +287,7 @@ def _record(step: Step, variables: list[Any], data: Any, constants: _Form, compi
 def _compile(module: torch.fx.GraphModule, variables: list[Any], leaves: list[Any]) -> Callable[..., Any]:
     """Compile the operations of a step as one program.
 
-    ``torch.compile`` would add a check of all arguments to each call, 0.1 ms or more, and takes 2 to 4 s to analyze the
+    ``torch.compile`` would add a check of all arguments to each call, 0.1 to 0.3 ms, and takes 2 to 4 s to analyze the
     module even if the program is in PyTorch's cache. A record needs neither: its arguments have one form.
     """
     module.graph.set_codegen(CodeGen())  # the arguments as one list
