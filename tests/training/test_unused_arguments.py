@@ -49,7 +49,7 @@ def test_settings_of_workers_in_a_job_are_warned_of_by_one_rank(rank, model, mon
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("choros.trainer.choose_device", lambda place: None)
-    monkeypatch.setattr("choros.trainer.limit_threads", lambda place: None)
+    monkeypatch.setattr("choros.trainer.prepare_rank", lambda place: None)
     if rank:
         choros.Trainer(model, threads=1)
         return
