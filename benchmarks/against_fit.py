@@ -32,7 +32,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import BACKENDS, Control, TooShortError, arguments, compared, cores, hide_other_backends, send, taking_turns
+from common import (
+    BACKENDS,
+    Control,
+    TooShortError,
+    arguments,
+    compared,
+    cores,
+    hide_other_backends,
+    long_enough,
+    send,
+    taking_turns,
+)
 from table import REPORTS, run
 from workloads import Workload
 
@@ -157,12 +168,11 @@ def long_enough_round(
     load: Workload, algorithms: list[str], workers: int, seconds: float
 ) -> dict[str, dict[str, float]] | None:
     """Return the figures of a round, which is repeated with longer turns if a side ended too few epochs; or None."""
-    for times in (1, 3, 9):
-        try:
-            return one_round(load, algorithms, workers, times * seconds)
-        except TooShortError as error:
-            print(error, file=sys.stderr, flush=True)
-    return None
+    try:
+        return long_enough(lambda span: one_round(load, algorithms, workers, span), seconds)
+    except TooShortError as error:
+        print(error, file=sys.stderr, flush=True)
+        return None
 
 
 def measure(options: Any) -> list[dict[str, Any]]:

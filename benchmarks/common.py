@@ -21,10 +21,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from choros.cluster.hardware import variables
 
@@ -205,7 +205,8 @@ def compare(
         os.sched_setaffinity(0, others or worker_cores)  # the caller stays out of the way where it can
         for _ in range(rounds):
             for name, algorithm in algorithms.items():
-                results[name].append(beside(workload, algorithm, worker_cores, pool, seconds, turn, plain))
+                settings = (workload, algorithm, worker_cores, pool)
+                results[name].append(long_enough(lambda span, how=settings: beside(*how, span, turn, plain), seconds))
     os.sched_setaffinity(0, complete)
     result = {name: {key: median(runs, key) for key in runs[0]} for name, runs in results.items()}
     for name, runs in results.items():
@@ -257,6 +258,23 @@ def ratio(
 
 class TooShortError(SystemExit):
     """A side has ended too few epochs to be measured."""
+
+
+ResultT = TypeVar("ResultT")
+
+
+def long_enough(measure: Callable[[float], ResultT], seconds: float) -> ResultT:
+    """Return what ``measure(seconds)`` returns; if a side ended too few epochs, of 3 and then 9 times the seconds.
+
+    Raises:
+        TooShortError: that was too short too.
+    """
+    for longer in (1, 3):
+        try:
+            return measure(longer * seconds)
+        except TooShortError as error:
+            print(error, file=sys.stderr, flush=True)
+    return measure(9 * seconds)
 
 
 def compared(ends: Sequence[float], control: Sequence[Sequence[float]], steps: int, sides: int = 2) -> dict[str, float]:
