@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -205,8 +206,8 @@ def compare(
         os.sched_setaffinity(0, others or worker_cores)  # the caller stays out of the way where it can
         for _ in range(rounds):
             for name, algorithm in algorithms.items():
-                settings = (workload, algorithm, worker_cores, pool)
-                results[name].append(long_enough(lambda span, how=settings: beside(*how, span, turn, plain), seconds))
+                side = partial(beside, workload, algorithm, worker_cores, pool, turn=turn, plain=plain)
+                results[name].append(long_enough(side, seconds))
     os.sched_setaffinity(0, complete)
     result = {name: {key: median(runs, key) for key in runs[0]} for name, runs in results.items()}
     for name, runs in results.items():

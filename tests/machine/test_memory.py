@@ -95,7 +95,6 @@ def test_a_rank_of_a_job_keeps_memory_when_choros_is_imported(backend, thread):
     """JAX runs steps in other threads, whose heaps have no room for blocks above 64 MB."""
     script = f"""
         size = 100_000_000
-        size = 100_000_000
         print(json.dumps(twice({thread})))
         """
     assert counted(script, KERAS_BACKEND=backend, **RANK) < FEW

@@ -1,4 +1,4 @@
-"""Memory of large models: frozen weights are in memory once, and a worker frees a model before the next one."""
+"""Memory of workers: frozen weights exist once, models are freed, and freed memory is used again."""
 
 import os
 import pathlib

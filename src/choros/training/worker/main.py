@@ -237,9 +237,7 @@ def run(link: Any, task: WorkerTask, blobs: list[Any], fds: list[int]) -> None:
 def serve(link: object, header: dict[str, Any], blobs: list[Any], fds: list[int]) -> None:
     """Train one rank of a job by ``run``, then free its model if it is large, and all memory that it does not use.
 
-    Called by ``pool_worker``.
-
-    ``header`` is that of a ``WorkerTask``; ``blobs`` and ``fds`` are those of ``run``.
+    ``pool_worker`` calls it. ``header`` is that of a ``WorkerTask``; ``blobs`` and ``fds`` are those of ``run``.
 
     A model is part of reference cycles. Without a garbage collection, which takes 30 ms, the models of several jobs
     would be in memory at once.
