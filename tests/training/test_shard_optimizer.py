@@ -51,12 +51,6 @@ def optimizer(kind):
     return getattr(keras.optimizers, how.pop("name", kind))(**how)
 
 
-@pytest.fixture(autouse=True)
-def possible(request):
-    if BACKEND == "tensorflow" and "refused" not in request.node.name:
-        pytest.skip("on TensorFlow each worker makes the whole update")
-
-
 @pytest.fixture
 def net():
     """A model whose weights, 100 and more of them, do not divide evenly; with moving statistics."""
@@ -316,11 +310,6 @@ def test_a_layer_that_sets_its_weights_later_ends_training(net, data, pools):
 
 
 def test_what_cannot_be_divided_is_refused_before_a_worker_starts(net, data):
-    if BACKEND == "tensorflow":
-        with pytest.raises(InvalidInputError, match=r"shard_optimizer=True.*on TensorFlow it would save neither"):
-            choros.Trainer(net("adam"), workers=2, shard_optimizer=True).fit(*data(60), **HOW)
-        return
-
     class Custom(keras.optimizers.Adam):
         pass
 

@@ -360,6 +360,8 @@ class TensorFlowReplica(BaseReplica):
 
     def _assign(self, variables: list[Any], arrays: list[Any]) -> None:
         for variable, array in zip(variables, arrays, strict=True):
+            if self.shard is not None and self.shard.write(variable, array):
+                continue
             target = variable.value
             target.assign(tf.constant(np.asarray(array), target.dtype))
 
@@ -368,6 +370,8 @@ class TensorFlowReplica(BaseReplica):
         super().close()
         if self._capture is None:
             return
+        if self.idle_shard is not None:
+            self.idle_shard.close()
         steps = [self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell]
         steps += [] if self._again is None else [self._again]
         traces = [trace for step in steps for trace in step.take_traces()]

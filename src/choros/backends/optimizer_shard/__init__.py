@@ -28,7 +28,7 @@ def make_shard(replica: Any, rank: int, size: int) -> OptimizerShard | None:
         size: int. Number of these ranks.
     """
     kind = type(replica).__name__
-    if kind not in ("JaxReplica", "TorchReplica") or replica.repeats or obstacle(replica.model):
+    if kind not in ("JaxReplica", "TensorFlowReplica", "TorchReplica") or replica.repeats or obstacle(replica.model):
         return None
     shard_class = _shard_class(kind)
     if not shard_class.on_host(replica):
@@ -43,6 +43,10 @@ def _shard_class(kind: str) -> type[OptimizerShard]:
         from choros.backends.optimizer_shard.jax import JaxOptimizerShard
 
         return JaxOptimizerShard
+    if kind == "TensorFlowReplica":
+        from choros.backends.optimizer_shard.tensorflow import TensorFlowOptimizerShard
+
+        return TensorFlowOptimizerShard
     from choros.backends.optimizer_shard.torch import TorchOptimizerShard
 
     return TorchOptimizerShard

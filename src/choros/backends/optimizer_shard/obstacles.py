@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from choros.backends import backend_name
 from choros.backends.optimizer_shard.layout import BY_VARIABLE, ELEMENTWISE, slot_lists
 from choros.backends.rowwise_parts import of_keras
 from choros.backends.variable_groups import vector_dtype
@@ -22,8 +21,6 @@ def obstacle(model: keras.Model) -> str:
     """
     optimizer, trainable = model.optimizer, list(model.trainable_variables)
     name = type(optimizer).__name__
-    if backend_name() == "tensorflow":  # an assignment gives a variable new memory, so each update copies what is new
-        return "on TensorFlow it would save neither time nor memory"
     if not of_keras(type(model).train_step) or model.run_eagerly:
         return "the model has its own train_step or runs eagerly"
     if not of_keras(type(optimizer)) or name not in ELEMENTWISE | BY_VARIABLE:

@@ -106,6 +106,9 @@ class OptimizerShard(ABC):
     def _detach(self) -> None:
         """Let the variables of the model use memory of this process, with the same values."""
 
+    def close(self) -> None:
+        """Release resources, after ``detach``."""
+
     def must_end(self, slots: list[Array]) -> bool:
         """Return whether this step needs the whole update. The result is equal on all ranks.
 
