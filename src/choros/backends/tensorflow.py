@@ -28,7 +28,7 @@ from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.optimizers import model_variables
 from choros.backends.step_windows import window_length
 from choros.data.encoded_rows import form, is_ragged, ragged_parts
-from choros.types import Array, Batch, aligned_copy
+from choros.types import Array, Batch, aligned, aligned_copy
 
 ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on memory with another alignment
 FEW, LARGE = (
@@ -76,9 +76,7 @@ class TensorFlowReplica(BaseReplica):
         self._update: tf.types.experimental.ConcreteFunction | None = None  # traced at the first call
         # With XLA this takes nearly twice the time.
         self._leap = self._trace_leap if model.run_eagerly else self._compiled(self._trace_leap, False)
-        room = np.empty(self.size * self.dtype.itemsize + ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        self._aligned: Array = room[start : start + self.size * self.dtype.itemsize].view(self.dtype)
+        self._aligned: Array | None = None
 
     def _compiled(self, step: Callable[..., Any], xla: bool) -> tf.types.experimental.PolymorphicFunction:
         return tf.function(step, autograph=False, reduce_retracing=True, jit_compile=xla)
@@ -296,6 +294,8 @@ class TensorFlowReplica(BaseReplica):
             return tf.convert_to_tensor(vector)
         address = vector.ctypes.data
         if address % ALIGNMENT or not vector.flags.c_contiguous:
+            if self._aligned is None:
+                self._aligned = aligned(self.size, self.dtype)
             np.copyto(self._aligned, vector)
             vector = self._aligned
         elif not vector.flags.writeable:  # numpy exports no read-only array by DLPack; this memory is only read

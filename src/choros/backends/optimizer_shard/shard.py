@@ -130,10 +130,13 @@ class OptimizerShard(ABC):
     def watch(self) -> None:
         """Begin to observe whether steps set weights without the optimizer. Earlier writes no longer count."""
 
-    def sets_weights(self) -> bool:
+    def sets_weights(self, *, thorough: bool = False) -> bool:
         """Return whether the step since ``watch``, or any step since ``attach``, has set weights without the optimizer.
 
-        Such a step would set the weights of all ranks, at any time.
+        Such a step would set the weights of all ranks, at any time, or let this rank's weights differ.
+
+        Args:
+            thorough: bool. Whether to examine all weights, although no step is known to set any.
         """
         return False
 

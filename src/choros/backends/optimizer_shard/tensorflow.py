@@ -62,11 +62,11 @@ class TensorFlowOptimizerShard(OptimizerShard):
                 np.copyto(variable.view, read(variable.variable))
                 variable.place()
 
-    def sets_weights(self) -> bool:
+    def sets_weights(self, *, thorough: bool = False) -> bool:
         """Return whether a step has set weights without the optimizer."""
         trainable = self.replica.trainable
         if self._shared:
-            return self._may_assign() and any(self._shared[id(variable)].has_moved() for variable in trainable)
+            return (thorough or self._may_assign()) and any(self._shared[id(variable)].has_moved() for variable in trainable)
         before, self._before = self._before, []
         pairs = zip(trainable, before, strict=False)  # without a step in between there is nothing to compare
         return any(_address(read(variable.value)) != _address(old) for variable, old in pairs)

@@ -23,6 +23,7 @@ from choros.backends.metric_additivity import rate_stays_in_optimizer
 from choros.backends.optimizer_shard import make_shard, pays
 from choros.backends.optimizer_shard.shard import OptimizerShard
 from choros.backends.rowwise_parts import of_keras
+from choros.cluster.hardware.freed_memory import return_freed_memory
 from choros.comm.dtypes import add_in_order
 from choros.comm.shared_values import gather_values
 from choros.comm.shm.group import SharedGroup, share
@@ -172,18 +173,28 @@ class AllReduceSteps:
         segment = share(self.run.group, segment)
         shard.attach(segment.array)
         segment.close()  # the memory exists as long as weights use it
+        return_freed_memory()  # that of the weights and slots, and of the first step's whole update
         self._planned = None
 
     def _check_weights(self, batch: Batch) -> None:
-        """Check whether the step has set weights without the optimizer: shared weights are those of all ranks."""
+        """Check whether the step has set weights without the optimizer."""
         if self.shard is not None and self.shard.sets_weights():
-            raise InvalidInputError(
-                f"A layer of model {self.replica.model.name!r} has set a trainable weight within a step (rank "
-                f"{self.run.rank} on {self.run.stats.host}), and all ranks share the weights: give "
-                "Trainer(shard_optimizer=False)."
-            )
+            raise self._weights_set()
         if self._planned is not None and batch.rows:
             self._sets_weights = self._sets_weights or self._planned.sets_weights()
+
+    def check_shared_weights(self) -> None:
+        """Check at an epoch's end whether steps have set weights without the optimizer."""
+        if self.shard is not None and self.shard.sets_weights(thorough=True):
+            raise self._weights_set()
+
+    def _weights_set(self) -> InvalidInputError:
+        """Return the error for a step that has set weights without the optimizer: they are those of all ranks."""
+        return InvalidInputError(
+            f"A layer of model {self.replica.model.name!r} has set a trainable weight within a step (rank "
+            f"{self.run.rank} on {self.run.stats.host}), and all ranks share the weights: give "
+            "Trainer(shard_optimizer=False)."
+        )
 
     def _end_trial(self, shard: OptimizerShard) -> None:
         """Divide the update, unless the first step has set weights without the optimizer. Collective."""

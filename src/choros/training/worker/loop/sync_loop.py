@@ -252,7 +252,10 @@ class SyncLoop:
             PeerLostError: those of another rank differ.
         """
         run, shared = self.run, self.local if self.exchange is None else self.exchange.center
-        if self.exchange is None:
+        if self.replica.shard is not None and self.reducing is not None:
+            self.reducing.check_shared_weights()
+            shared = shared[:0]  # the ranks have one copy of the weights
+        elif self.exchange is None:
             self.replica.get(shared)
         local_report = RankReport(
             run.last_rows,
