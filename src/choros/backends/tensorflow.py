@@ -125,7 +125,7 @@ class TensorFlowReplica(BaseReplica):
             return
         data = [keras.tree.map_structure(to_tensor, self._packed(batch)) for batch in batches]
         rest = data[-1:] * (window - len(data))
-        self._window(tf.constant(len(data)), _scalar(momentum, self.dtype.name), [*data, *rest])
+        self._window(tf.constant(len(data)), scalar(momentum, self.dtype.name), [*data, *rest])
         self._logs = None
         self._rows += sum(batch.rows for batch in batches)
 
@@ -157,11 +157,11 @@ class TensorFlowReplica(BaseReplica):
 
     def _gradients(self, data: tuple[Any, ...], rows: int) -> tuple[list[Array | None], LossSample, float]:
         if self.revocable or self.repeats:
-            before, after, (grads, loss, n, logs) = self._differentiate_kept(data, _scalar(self._share))
+            before, after, (grads, loss, n, logs) = self._differentiate_kept(data, scalar(self._share))
             self._mark += before
             self._mark, self._after = [], None if after is None else after.numpy()
         else:
-            grads, loss, n, logs = self._differentiate(data, _scalar(self._share))
+            grads, loss, n, logs = self._differentiate(data, scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
         arrays = [None if g is None else np.asarray(g) for g in grads]
@@ -170,7 +170,7 @@ class TensorFlowReplica(BaseReplica):
     def attempt(self, data: tuple[Any, ...], rows: int, afresh: bool) -> tuple[list[Array | None], float]:
         """Run a trial step eagerly; see ``BaseReplica``."""
         tensors = keras.tree.map_structure(to_tensor, data)
-        grads, _, n, logs = self._trace_gradients(tensors, _scalar(1.0))
+        grads, _, n, logs = self._trace_gradients(tensors, scalar(1.0))
         self._logs = self._custom(logs)
         divisor = float(n)
         arrays = [None if g is None else np.asarray(g) for g in grads]
@@ -240,7 +240,7 @@ class TensorFlowReplica(BaseReplica):
 
     def _apply(self, gradient: Array, divisor: float, absent: frozenset[int]) -> None:
         self._leave_out(absent)
-        inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
+        inputs = self._borrow(gradient), scalar(divisor, self.dtype.name)
         if self._update is not None:
             self._update(*inputs)
             return
@@ -268,8 +268,8 @@ class TensorFlowReplica(BaseReplica):
         self._leave_out(absent)
         if self._again is None:
             self._again = self._batched(self._trace_repeat)
-        inputs = self._borrow(gradient), _scalar(divisor, self.dtype.name)
-        self._logs = self._custom(self._again(data, _scalar(self._share), *inputs))
+        inputs = self._borrow(gradient), scalar(divisor, self.dtype.name)
+        self._logs = self._custom(self._again(data, scalar(self._share), *inputs))
 
     def _trace_repeat(self, data: tuple[Any, ...], share: tf.Tensor, flat: tf.Tensor, divisor: tf.Tensor) -> Any:
         assert self._capture is not None  # noqa: S101 - for the type checker
@@ -305,7 +305,7 @@ class TensorFlowReplica(BaseReplica):
 
     def _evaluate(self, data: tuple[Any, ...], rows: int) -> tuple[LossSample, float]:
         with self._at_x():
-            loss, n, logs = self._test(data, _scalar(self._share))
+            loss, n, logs = self._test(data, scalar(self._share))
         self._logs = self._custom(logs)
         divisor = float(n)
         return LossSample(*loss.numpy().tolist()), float(rows) if divisor == ROWS else divisor
@@ -519,7 +519,8 @@ def operation_names(graph: tf.Graph) -> set[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _scalar(value: float, dtype: str = "float32") -> tf.Tensor:
+def scalar(value: float, dtype: str = "float32") -> tf.Tensor:
+    """Return a tensor of one value; equal calls return the same tensor."""
     return tf.constant(value, dtype)
 
 

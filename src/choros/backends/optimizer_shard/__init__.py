@@ -16,7 +16,8 @@ _LEAST = 1 << 20  # bytes of weights from which on a divided update takes less t
 
 def pays(replica: Any) -> bool:
     """Return whether a divided update takes less time, as far as measured (``benchmarks/reports/speed.md``)."""
-    return bool(replica.size * replica.dtype.itemsize >= _LEAST)
+    saves_time = type(replica).__name__ != "TensorFlowReplica"  # there it saves memory only
+    return bool(saves_time and replica.size * replica.dtype.itemsize >= _LEAST)
 
 
 def make_shard(replica: Any, rank: int, size: int) -> OptimizerShard | None:
