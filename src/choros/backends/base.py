@@ -46,7 +46,7 @@ class BaseReplica(SingleSteps, Metrics):
 
     _capture: Capture | None = None  # set on PyTorch and TensorFlow
     shard: OptimizerShard | None = None  # set while the ranks of a host divide the optimizer's update
-    idle_shard: OptimizerShard | None = None  # that of the last fit (JAX)
+    idle_shard: OptimizerShard | None = None  # that of the last fit (JAX, TensorFlow)
 
     def __init__(self, model: keras.Model, workers: int = 1) -> None:
         self.model = model

@@ -370,8 +370,9 @@ class TensorFlowReplica(BaseReplica):
         super().close()
         if self._capture is None:
             return
-        if self.idle_shard is not None:
-            self.idle_shard.close()
+        for shard in (self.shard, self.idle_shard):
+            if shard is not None:
+                shard.close()
         steps = [self._train, self._differentiate, self._differentiate_kept, self._test, self._foretell]
         steps += [] if self._again is None else [self._again]
         traces = [trace for step in steps for trace in step.take_traces()]
@@ -563,7 +564,7 @@ def shared(array: Array) -> tf.Tensor:
         return tf.constant(array)
 
 
-def read(variable: keras.Variable) -> Array:
+def read(variable: tf.Variable) -> Array:
     """Return a view of the variable's memory. While the view exists, TensorFlow copies the memory before it writes."""
     return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 

@@ -35,8 +35,11 @@ def make_shard(replica: Any, rank: int, size: int) -> OptimizerShard | None:
     if not shard_class.on_host(replica):
         return None
     idle: OptimizerShard | None = replica.idle_shard
-    reusable = idle is not None and idle.fits(rank, size) and not replica.altered
-    return idle if reusable else shard_class(replica, rank, size)
+    if idle is not None and idle.fits(rank, size) and not replica.altered:
+        return idle
+    if idle is not None:
+        idle.close()
+    return shard_class(replica, rank, size)
 
 
 def _shard_class(kind: str) -> type[OptimizerShard]:

@@ -106,8 +106,8 @@ class OptimizerShard(ABC):
     def _detach(self) -> None:
         """Let the variables of the model use memory of this process, with the same values."""
 
-    def close(self) -> None:
-        """Release resources, after ``detach``."""
+    def close(self) -> None:  # noqa: B027 - most backends hold nothing
+        """Release what the compiled update holds."""
 
     def must_end(self, slots: list[Array]) -> bool:
         """Return whether this step needs the whole update. The result is equal on all ranks.
@@ -130,14 +130,15 @@ class OptimizerShard(ABC):
     def watch(self) -> None:
         """Begin to observe whether steps set weights without the optimizer. Earlier writes no longer count."""
 
-    def sets_weights(self, *, thorough: bool = False) -> bool:
+    def sets_weights(self) -> bool:
         """Return whether the step since ``watch``, or any step since ``attach``, has set weights without the optimizer.
 
-        Such a step would set the weights of all ranks, at any time, or let this rank's weights differ.
-
-        Args:
-            thorough: bool. Whether to examine all weights, although no step is known to set any.
+        Such a step would set the weights of all ranks, at any time, or this rank's weights would differ from theirs.
         """
+        return False
+
+    def has_moved(self) -> bool:
+        """Return whether a weight or slot of this rank is no longer in the shared memory (TensorFlow)."""
         return False
 
     def apply(self, totals: Array, slots: list[Array], add: Callable[[list[Array], Array], None]) -> None:

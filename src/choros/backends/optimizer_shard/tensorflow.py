@@ -2,8 +2,8 @@
 
 A variable can use shared memory, and steps read it in place. But each assignment gives the variable other memory, of
 this process: TensorFlow never writes to memory that it has not allocated. So the update runs on variables as long as
-this rank's pieces, and the new values are copied to the shared memory. This saves memory and no time: XLA updates the
-variables of a whole update in place.
+this rank's pieces, and the new values are copied to the shared memory. This saves memory and no time: a whole update
+that XLA has compiled writes to the variables in place.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ import tensorflow as tf
 from choros.backends.optimizer_shard.layout import Field, Memory, Piece
 from choros.backends.optimizer_shard.shard import OptimizerShard
 from choros.backends.tensorflow import FEW, KINDS, LARGE, TensorFlowReplica, read, scalar, shared
+from choros.errors import InvalidInputError
 from choros.types import Array
+
+_ASSIGNING = ("Assign", "Resource")  # how the names of operations that assign a variable begin; a gather may move one
+_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
 class TensorFlowOptimizerShard(OptimizerShard):
     """One rank's share of the optimizer's update on TensorFlow; see ``OptimizerShard``.
 
-    A layer may set a weight in a step without the optimizer, as ``SpectralNormalization`` does. The variable then has
-    other memory. Only steps whose program can assign a weight are examined.
+    A layer may set a weight in a step without the optimizer, as ``SpectralNormalization`` does. The variable would then
+    use other memory. The program of the step shows whether it can.
     """
 
     block = 1 << 20  # values: with fewer, the calls take longer; with more, the new values take more memory
@@ -37,14 +41,13 @@ class TensorFlowOptimizerShard(OptimizerShard):
         original, copy = vars(replica.model.optimizer), vars(self.optimizer)
         numbers = {name: value for name, value in original.items() if isinstance(value, keras.Variable)}
         copy.update(numbers)
-        self._numbers = [variable.value for variable in numbers.values()]
+        self._counters_and_rates = [variable.value for variable in numbers.values()]
         self._shared: dict[int, _SharedVariable] = {}  # by the id of the variable, while attached
-        self._before: list[Array] = []
-        self._examined, self._may_set = 0, False  # number of examined programs, and whether one may assign a weight
+        self._examined_programs, self._can_assign = 0, False  # their number, and whether one can assign a weight
         shapes = [piece.shape for group in self.groups[:1] for piece in group]
         self._gradients = [shared(total.reshape(shape)) for total, shape in zip(self.sums, shapes, strict=True)]
-        self._blocks: list[list[tuple[tf.Variable, Array, tf.Tensor]]] = []  # of each group: what it updates, and where
-        self._compiled: tf.types.experimental.ConcreteFunction | None = None
+        self._places: list[list[tuple[tf.Variable, Array, tf.Tensor]]] = []  # of each group: what it updates, and where
+        self._compiled: Any = None  # ConcreteFunction, traced at the first call
 
     @staticmethod
     def on_host(replica: Any) -> bool:
@@ -53,67 +56,60 @@ class TensorFlowOptimizerShard(OptimizerShard):
 
     def watch(self) -> None:
         """Begin to observe whether a step sets weights. Variables that a callback has set return to shared memory."""
-        if not self._shared:
-            # An assignment to a variable whose memory is in use gives it other memory.
-            self._before = self.replica._values(self.replica.trainable)
-            return
-        for variable in self._shared.values():
-            if variable.has_moved():
-                np.copyto(variable.view, read(variable.variable))
-                variable.place()
+        for held in self._shared.values():
+            if held.has_moved():
+                np.copyto(held.view, read(held.variable))
+                held.place()
 
-    def sets_weights(self, *, thorough: bool = False) -> bool:
-        """Return whether a step has set weights without the optimizer."""
-        trainable = self.replica.trainable
-        if self._shared:
-            return (thorough or self._may_assign()) and any(self._shared[id(variable)].has_moved() for variable in trainable)
-        before, self._before = self._before, []
-        pairs = zip(trainable, before, strict=False)  # without a step in between there is nothing to compare
-        return any(_address(read(variable.value)) != _address(old) for variable, old in pairs)
-
-    def _may_assign(self) -> bool:
-        """Return whether the program of a step may assign a weight."""
+    def sets_weights(self) -> bool:
+        """Return whether a step can set weights without the optimizer, by its program; see ``can_assign``."""
         steps = (self.replica._differentiate, self.replica._differentiate_kept)
         traces = [trace for step in steps for trace in step.traces()]
-        if len(traces) != self._examined:
+        if len(traces) != self._examined_programs:
             weights = {id(variable.value.handle) for variable in self.replica.trainable}
-            self._may_set = any(may_assign(trace.graph, weights) for trace in traces)
-            self._examined = len(traces)
-        return self._may_set or any(len(step.traces()) == KINDS for step in steps)  # later programs are not listed
+            self._can_assign = any(can_assign(trace.graph, weights) for trace in traces)
+            self._examined_programs = len(traces)
+        # After KINDS programs ``tf.function`` makes more, which ``traces`` does not list.
+        return self._can_assign or (any(len(step.traces()) == KINDS for step in steps) and self.has_moved())
+
+    def has_moved(self) -> bool:
+        """Return whether a weight or slot of this rank is no longer in the shared memory."""
+        return any(held.has_moved() for held in self._shared.values())
 
     def _attach(self, memory: Memory) -> None:
         for field in self.layout.fields():
             views = field.views(memory)
             for variable in field.variables:
                 if variable is not None:
-                    self._shared[id(variable)] = _SharedVariable(variable.value, view := views[id(variable)], shared(view))
-                    self._shared[id(variable)].place()
-        self._blocks = [self._block(group, memory) for group in self.groups]
+                    view = views[id(variable)]
+                    held = self._shared[id(variable)] = _SharedVariable(variable.value, view, shared(view))
+                    held.place()
+        self._places = [self._places_of(group, memory) for group in self.groups]
 
-    def _block(self, group: list[Piece], memory: Memory) -> list[tuple[tf.Variable, Array, tf.Tensor]]:
+    def _places_of(self, group: list[Piece], memory: Memory) -> list[tuple[tf.Variable, Array, tf.Tensor]]:
         """Return the variables of the pieces, and the memory that they update for a group."""
         fields: list[tuple[list[Any], Field]] = [(self.variables, self.layout.weights)]
         fields += [(vars(self.optimizer)[name], field) for name, field in self.layout.slots.items()]
-        block: list[tuple[tf.Variable, Array, tf.Tensor]] = []
+        places: list[tuple[tf.Variable, Array, tf.Tensor]] = []
         for variables, field in fields:
             for variable, piece in zip(variables, group, strict=True):
                 view = piece.view(field, memory)
                 if variable is not None and view is not None:
-                    block.append((variable.value, view, shared(view)))
-        return block
+                    places.append((variable.value, view, shared(view)))
+        return places
 
     def _update(self, divisor: float, sum_group: Callable[[list[Piece]], None]) -> None:
         scale = scalar(divisor, self.replica.dtype.name)
-        numbers = [_value(variable) for variable in self._numbers] if len(self.groups) > 1 else []
-        for index, (pieces, block) in enumerate(zip(self.groups, self._blocks, strict=True)):
+        saved = [_value(variable) for variable in self._counters_and_rates] if len(self.groups) > 1 else []
+        for index, (pieces, places) in enumerate(zip(self.groups, self._places, strict=True)):
             sum_group(pieces)
-            if index:  # every call changes the same numbers, such as the step counter
-                for number, value in zip(self._numbers, numbers, strict=True):
-                    _place(number, value)
-            for variable, _, tensor in block:
+            if index:  # each call changes the same variables, such as the step counter
+                for variable, value in zip(self._counters_and_rates, saved, strict=True):
+                    _place(variable, value)
+            for variable, _, tensor in places:
                 _place(variable, tensor)
             self._run(scale)
-            for variable, view, _ in block:
+            for variable, view, _ in places:
                 np.copyto(view, read(variable))
 
     def _run(self, scale: tf.Tensor) -> None:
@@ -123,15 +119,14 @@ class TensorFlowOptimizerShard(OptimizerShard):
             return
         pays = len(self.variables) <= FEW and self.replica.size >= LARGE
         try:
-            compiled = self._traced(bool(self.replica.model.jit_compile or pays), scale)
-            compiled(self._gradients, scale)
+            self._trace_and_run(bool(self.replica.model.jit_compile or pays), scale)
         except tf.errors.OpError:  # XLA cannot compile this optimizer; no variable was updated
-            compiled = self._traced(False, scale)
-            compiled(self._gradients, scale)
-        self._compiled = compiled
+            self.close()
+            self._trace_and_run(False, scale)
 
-    def _traced(self, xla: bool, scale: tf.Tensor) -> Any:
-        return self.replica._compiled(self._trace, xla).get_concrete_function(self._gradients, scale)
+    def _trace_and_run(self, xla: bool, scale: tf.Tensor) -> None:
+        self._compiled = self.replica._compiled(self._trace, xla).get_concrete_function(self._gradients, scale)
+        self._compiled(self._gradients, scale)
 
     def _trace(self, gradients: list[tf.Tensor], divisor: tf.Tensor) -> None:
         pairs = zip(gradients, self.variables, strict=True)
@@ -150,14 +145,14 @@ class TensorFlowOptimizerShard(OptimizerShard):
 
     def _detach(self) -> None:
         for held in self._shared.values():
-            held.variable.assign(tf.constant(read(held.variable)))
-        for variable, view, _ in self._blocks[0] if self._blocks else []:
+            held.variable.assign(tf.constant(held.view))
+        for variable, view, _ in self._places[0] if self._places else []:
             variable.assign(tf.zeros(view.shape, variable.dtype))  # it may use the shared memory
-        self._shared, self._blocks = {}, []
+        self._shared, self._places = {}, []
         self.replica.idle_shard = self  # with its compiled update, for the next fit of an equal model
 
     def close(self) -> None:
-        """Release the variables that the traced update has captured."""
+        """Release the variables that the traced update has captured; see ``TensorFlowReplica.close``."""
         if self._compiled is not None:
             self._compiled.graph._function_captures = None
             self._compiled = None
@@ -182,14 +177,25 @@ class _SharedVariable:
         return _address(read(self.variable)) != _address(self.view)
 
     def place(self) -> None:
-        """Let the variable use the shared memory."""
+        """Let the variable use the shared memory.
+
+        Raises:
+            InvalidInputError: TensorFlow does not let it.
+        """
         _place(self.variable, self.tensor)
+        if self.has_moved():
+            # A gather from a variable whose memory is in use makes TensorFlow copy at every assignment from then on.
+            raise InvalidInputError(
+                f"Workers cannot share the weight {self.variable.name!r}: TensorFlow copies what is assigned to it, as "
+                "after tf.gather on the tf.Variable. Give Trainer(shard_optimizer=False), or gather from the weight's "
+                "value (keras.ops.take)."
+            )
 
 
-def may_assign(graph: tf.Graph, handles: set[int]) -> bool:
-    """Return whether a traced step may assign a variable.
+def can_assign(graph: tf.Graph, handles: set[int]) -> bool:
+    """Return whether a traced step can assign a variable, or give it other memory.
 
-    An assignment within a loop or a condition counts as one to any variable.
+    An assignment within a loop or a condition, or a function of Python, counts as an assignment to any variable.
 
     Args:
         graph: the graph of the trace.
@@ -197,13 +203,11 @@ def may_assign(graph: tf.Graph, handles: set[int]) -> bool:
     """
     names = {inside.op.name for outside, inside in graph.captures if id(outside) in handles}
     definition = graph.as_graph_def()
-    nested = [node for function in definition.library.function for node in function.node_def]
-    assigned = [node.input[0].split(":")[0] for node in definition.node if _assigns(node.op)]
-    return bool(names.intersection(assigned)) or any(_assigns(node.op) for node in nested)
-
-
-def _assigns(operation: str) -> bool:
-    return operation.startswith(("Assign", "Resource")) and operation != "ResourceGather"
+    nested = [node.op for function in definition.library.function for node in function.node_def]
+    operations = [node for node in definition.node if node.op.startswith(_ASSIGNING)]
+    known = any(node.input and node.input[0].split(":")[0] in names for node in operations)
+    python = any(node.op in _PYTHON for node in definition.node)
+    return known or python or any(name.startswith(_ASSIGNING) or name in _PYTHON for name in nested)
 
 
 def _place(variable: tf.Variable, tensor: tf.Tensor) -> None:

@@ -41,7 +41,7 @@ class TorchOptimizerShard(OptimizerShard):
         """Begin to observe whether a step sets weights without the optimizer."""
         self._writes = self._count_writes()
 
-    def sets_weights(self, *, thorough: bool = False) -> bool:
+    def sets_weights(self) -> bool:
         """Return whether a step has set weights without the optimizer."""
         return self._count_writes() != self._writes
 

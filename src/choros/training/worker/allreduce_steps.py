@@ -68,7 +68,7 @@ class AllReduceSteps:
         self.totals = np.empty(2 + (0 if self.tail is None else self.tail.size), self.replica.dtype)
         self.slots: list[Array] = []  # the gradients of all ranks, while they divide the update
         self._has_begun = False  # whether a step has begun
-        self._planned: OptimizerShard | None = None  # on PyTorch, until the first step has shown that it may be used
+        self._planned: OptimizerShard | None = None  # not on JAX; until the first step has shown that it may be used
         self._sets_weights = False
 
     @property
@@ -173,7 +173,7 @@ class AllReduceSteps:
         segment = share(self.run.group, segment)
         shard.attach(segment.array)
         segment.close()  # the memory exists as long as weights use it
-        return_freed_memory()  # that of the weights and slots, and of the first step's whole update
+        return_freed_memory()  # that of weights and slots, and of the first step's whole update; TensorFlow keeps most
         self._planned = None
 
     def _check_weights(self, batch: Batch) -> None:
@@ -184,8 +184,8 @@ class AllReduceSteps:
             self._sets_weights = self._sets_weights or self._planned.sets_weights()
 
     def check_shared_weights(self) -> None:
-        """Check at an epoch's end whether steps have set weights without the optimizer."""
-        if self.shard is not None and self.shard.sets_weights(thorough=True):
+        """Check that this rank's weights are still those that all ranks share."""
+        if self.shard is not None and self.shard.has_moved():
             raise self._weights_set()
 
     def _weights_set(self) -> InvalidInputError:
@@ -200,6 +200,11 @@ class AllReduceSteps:
         """Divide the update, unless the first step has set weights without the optimizer. Collective."""
         if any(gather_values(self.run.group, self._sets_weights)):
             self._planned = None
+            if self.run.job.shard_optimizer and self.run.rank == 0:
+                logger.warning(
+                    f"shard_optimizer=True: each worker makes the whole update, because a layer of model "
+                    f"{self.replica.model.name!r} can set a trainable weight within a step."
+                )
         else:
             self._divide(shard)
 

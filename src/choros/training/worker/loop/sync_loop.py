@@ -282,6 +282,8 @@ class SyncLoop:
 
     def apply_control(self, control: TrainerControl) -> None:
         """Apply a control message. New weights replace the center."""
+        if self.reducing is not None and (self.run.weights is not None or self.run.rank):
+            self.reducing.check_shared_weights()  # no callback of this process has set the model's variables
         self.run.apply_control(control)
         if self.replica.shard is not None:
             self.replica.shard.watch()  # callbacks of this process may have set the model's variables, which are shared
