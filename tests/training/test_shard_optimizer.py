@@ -24,6 +24,7 @@ from choros.types import Batch
 
 BACKEND = os.environ["KERAS_BACKEND"]
 HOW = {"batch_size": 13, "epochs": 3, "shuffle": False, "seed": 1, "verbose": 0}
+SETS = r"has set, or can set, a trainable weight within a step .*shard_optimizer=False"
 QUICK = ("Nesterov", "Adam", "AdamW", "Lamb", "clipnorm", "average", "schedule")
 OPTIMIZERS = {
     "SGD": {"learning_rate": 0.05},
@@ -311,7 +312,7 @@ class Later(keras.layers.Layer):
 @pytest.mark.skipif(BACKEND != "torch", reason="only PyTorch cannot see in the first step what a later step sets")
 def test_a_layer_that_sets_its_weights_later_ends_training(net, data, pools):
     trainer = choros.Trainer(net("adam", [Later()]), workers=2, pool=pools(2), shard_optimizer=True)
-    with pytest.raises(WorkerFailedError, match=r"has set a trainable weight within a step .*shard_optimizer=False"):
+    with pytest.raises(WorkerFailedError, match=SETS):
         trainer.fit(*data(60), **HOW)
 
 
@@ -384,6 +385,17 @@ def test_several_calls_make_the_update_of_one(kind, compiled, net, data, monkeyp
     check(divided.model, whole.model)
 
 
+@pytest.mark.parametrize(("kind", "divides"), [("Nadam", False), ("Adam", True)])
+def test_ranks_without_a_piece(kind, divides, net, data):
+    """Nadam has a product of all steps beside the step counter, which a rank without weights would not update."""
+    model, (x, y) = net(optimizer(kind)), data(13)
+    replica = make_replica(model, 1)
+    replica.build(Batch(x, y, None, rows=13, total=13))
+    assert make_shard(replica, 0, 3) is not None
+    assert (make_shard(replica, 0, 50) is not None) is divides
+    replica.close()
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="it examines the graphs of TensorFlow")
 @pytest.mark.parametrize("way", ["other variable", "weight", "condition", "Python", "gather"])
 def test_programs_that_can_set_a_weight(way):
@@ -424,7 +436,7 @@ class Behind(keras.layers.Layer):
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="only on TensorFlow a weight that was set leaves the shared memory")
 def test_a_layer_that_sets_its_weights_in_validation_ends_training(net, data, pools):
     trainer = choros.Trainer(net("adam", [Behind()]), workers=2, pool=pools(2), shard_optimizer=True)
-    with pytest.raises(WorkerFailedError, match=r"has set a trainable weight within a step .*shard_optimizer=False"):
+    with pytest.raises(WorkerFailedError, match=SETS):
         trainer.fit(*data(60), **HOW, validation_data=data(20, seed=1))
 
 

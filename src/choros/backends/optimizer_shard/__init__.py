@@ -39,7 +39,8 @@ def make_shard(replica: Any, rank: int, size: int) -> OptimizerShard | None:
         return idle
     if idle is not None:
         idle.close()
-    return shard_class(replica, rank, size)
+    shard = shard_class(replica, rank, size)
+    return shard if shard.keeps_scalars_equal else None
 
 
 def _shard_class(kind: str) -> type[OptimizerShard]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from choros.backends.optimizer_shard.layout import Memory, Piece
 from choros.backends.optimizer_shard.shard import OptimizerShard
+from choros.errors import InvalidInputError
 from choros.types import Array
 
 
@@ -42,14 +43,11 @@ class JaxOptimizerShard(OptimizerShard):
         self._gradients = [jax.device_put(total.reshape(shape)) for total, shape in zip(self.sums, shapes, strict=True)]
         self._groups: list[_Group] = []
         places = {id(variable): index for index, variable in enumerate(replica.model.optimizer.variables)}
-        original, scalars = vars(replica.model.optimizer), vars(self.optimizer)
-        at = {
-            id(scalars[name]): places[id(original[name])]
-            for name in scalars
-            if isinstance(scalars[name], keras.Variable)
-        }
-        # For each variable of the optimizer of pieces: the index of a number in the replica's state, or None of a slot.
-        self._numbers = [at.get(id(variable)) for variable in self.optimizer.variables]
+        original, copy = vars(replica.model.optimizer), vars(self.optimizer)
+        at = {id(copy[name]): places[id(original[name])] for name in copy if isinstance(copy[name], keras.Variable)}
+        # For each variable of the copied optimizer: its index among those of the original if it is a scalar, such as
+        # the step counter; None for a slot.
+        self._scalar_indices = [at.get(id(variable)) for variable in self.optimizer.variables]
 
     def _trace(
         self, slots: list[Any], weights: list[Any], gradients: list[Any], divisor: Any, scratch: Any
@@ -76,7 +74,7 @@ class JaxOptimizerShard(OptimizerShard):
             for index, variable in enumerate(part):
                 if id(variable) in self.views:
                     # The variable of the model gets the same array: its old one would stay in memory.
-                    replica._state[number][index] = variable._value = jax.device_put(self.views[id(variable)])
+                    replica._state[number][index] = variable._value = _in_place(self.views[id(variable)])
         self._groups = [_Group.of(self, group, memory) for group in self.groups]
 
     def _update(self, divisor: float, sum_group: Callable[[list[Piece]], None]) -> None:
@@ -86,7 +84,7 @@ class JaxOptimizerShard(OptimizerShard):
         new: list[Any] = []
         for group, pieces in zip(self._groups, self.groups, strict=True):
             sum_group(pieces)
-            arrays = zip(group.slot_arrays, self._numbers, strict=True)
+            arrays = zip(group.slot_arrays, self._scalar_indices, strict=True)
             slots = [array if number is None else state[number] for array, number in arrays]
             if self._scratch is None:
                 every = [*group.weight_arrays, *group.slot_arrays]
@@ -98,7 +96,7 @@ class JaxOptimizerShard(OptimizerShard):
                     np.copyto(view, np.asarray(value))
             pairs = zip(group.views, results, strict=True)
             self._scratch = [None if view is None else value for view, value in pairs]
-        for number, value in zip(self._numbers, new, strict=True):  # all groups have computed the same numbers
+        for number, value in zip(self._scalar_indices, new, strict=True):  # all groups have computed the same numbers
             if number is not None:
                 state[number] = value
 
@@ -109,7 +107,7 @@ class JaxOptimizerShard(OptimizerShard):
             np.copyto(view, np.asarray(array).reshape(view.shape), casting="unsafe")
         return view is not None
 
-    def must_end(self, slots: list[Array]) -> bool:
+    def must_detach(self, rank_gradients: list[Array]) -> bool:
         """Return False: on JAX a variable without a gradient gets zeros."""
         return False
 
@@ -150,5 +148,20 @@ class _Group:
             slots = zip(vars(shard.optimizer)[name], pieces, strict=True)
             by_slot |= {id(slot): piece.view(field, memory) for slot, piece in slots if slot is not None}
         views = [by_slot.get(id(variable)) for variable in shard.optimizer.variables]
-        slot_arrays = [None if view is None else jax.device_put(view) for view in views]
-        return cls([*weights, *views], [jax.device_put(view) for view in weights], slot_arrays)
+        slot_arrays = [None if view is None else _in_place(view) for view in views]
+        return cls([*weights, *views], [_in_place(view) for view in weights], slot_arrays)
+
+
+def _in_place(view: Array | None) -> jax.Array:
+    """Return a JAX array that uses the memory of an array.
+
+    Raises:
+        InvalidInputError: this version of JAX copies the array. It does not promise to use aligned memory in place.
+    """
+    array: jax.Array = jax.device_put(view)
+    if view is None or (view.size and array.unsafe_buffer_pointer() != view.ctypes.data):
+        raise InvalidInputError(
+            f"Workers cannot share weights, because JAX {jax.__version__} copies memory of the host: give "
+            "Trainer(shard_optimizer=False)."
+        )
+    return array

@@ -109,17 +109,18 @@ class OptimizerShard(ABC):
     def close(self) -> None:  # noqa: B027 - most backends hold nothing
         """Release what the compiled update holds."""
 
-    def must_end(self, slots: list[Array]) -> bool:
-        """Return whether this step needs the whole update. The result is equal on all ranks.
+    def must_detach(self, rank_gradients: list[Array]) -> bool:
+        """Return whether the ranks must return to whole updates. The result is equal on all ranks.
 
-        Keras' optimizers skip variables without a gradient, but not their averages and accumulators.
+        If a variable has no gradient on any rank, Keras leaves it, but still changes its moving average and its
+        accumulator. The optimizer of a range cannot do that.
 
         Args:
-            slots: the vectors ``[n * g ...]`` of all ranks.
+            rank_gradients: the vectors ``[n * g ...]`` of all ranks.
         """
-        absent = left_out(slots[0], self.replica.slices)
-        for slot in slots[1:]:
-            absent = absent and absent & left_out(slot, self.replica.slices)
+        absent = left_out(rank_gradients[0], self.replica.slices)
+        for gradients in rank_gradients[1:]:
+            absent = absent and absent & left_out(gradients, self.replica.slices)
         return bool(absent)
 
     def write(self, variable: Any, array: Array) -> bool:
@@ -141,12 +142,12 @@ class OptimizerShard(ABC):
         """Return whether a weight or slot of this rank is no longer in the shared memory (TensorFlow)."""
         return False
 
-    def apply(self, totals: Array, slots: list[Array], add: Callable[[list[Array], Array], None]) -> None:
+    def apply(self, totals: Array, rank_gradients: list[Array], add: Callable[[list[Array], Array], None]) -> None:
         """Run the optimizer on this rank's pieces.
 
         Args:
-            totals: ``[n * loss, n]``, summed over ranks.
-            slots: the vectors ``[n * g ...]`` of all ranks, of which only this rank's pieces are summed.
+            totals: ``[n * loss, n, ...]``, summed over ranks.
+            rank_gradients: the vectors ``[n * g ...]`` of all ranks, of which only this rank's pieces are summed.
             add: sums arrays into another one.
         """
         divisor = self.replica.count_batch(totals)
@@ -154,26 +155,40 @@ class OptimizerShard(ABC):
             return
         with self.writing():
             if self.groups:
-                self._update(divisor, lambda group: self._sum(group, slots, add))
+                self._update(divisor, lambda group: self._sum(group, rank_gradients, add))
             else:
                 self.replica.skip()
+
+    @property
+    def keeps_scalars_equal(self) -> bool:
+        """True if each rank's update changes the optimizer's scalar variables alike.
+
+        A rank without pieces only increments the step counter, and Nadam has another such variable.
+        """
+        everywhere = all(self.layout.pieces(self.replica.slices, rank, self.size) for rank in range(self.size))
+        return everywhere or type(self.replica.model.optimizer).__name__ != "Nadam"
+
+    def invalidate(self) -> None:
+        """Mark the shared weights as incomplete for ``whole_copy``."""
+        self._counters[self.rank, 0] += 1
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Mark the time in which this rank writes to the shared weights; every rank must do so equally often."""
-        # The order of these stores shows a survivor of a failure whether a rank has died within its update.
+        # The order of these stores shows a survivor of a failure whether a rank has died within its update. So an
+        # exception must leave the counters unequal.
         self._counters[self.rank, 0] += 1
         yield
         self._counters[self.rank, 1] += 1
 
-    def _sum(self, group: list[Piece], slots: list[Array], add: Callable[[list[Array], Array], None]) -> None:
+    def _sum(self, group: list[Piece], rank_gradients: list[Array], add: Callable[[list[Array], Array], None]) -> None:
         """Sum the gradients of a group's pieces into ``sums``."""
         for piece, total in zip(group, self.sums, strict=True):
             for where, place in piece.inputs:
                 out = total[place]
                 for begin in range(0, len(out), _CHUNK):  # the partial sum of several ranks stays in the cache
                     part = slice(where.start + begin, min(where.start + begin + _CHUNK, where.stop))
-                    add([slot[part] for slot in slots], out[begin : begin + _CHUNK])
+                    add([gradients[part] for gradients in rank_gradients], out[begin : begin + _CHUNK])
 
     def whole_copy(self) -> list[Array] | None:
         """Return a copy of ``BaseReplica.view``; None if some ranks have updated their pieces and others have not.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from choros.backends.metric_additivity import rate_stays_in_optimizer
-from choros.backends.optimizer_shard import make_shard, pays
+from choros.backends.optimizer_shard import make_shard, obstacle, pays
 from choros.backends.optimizer_shard.shard import OptimizerShard
 from choros.backends.rowwise_parts import of_keras
 from choros.cluster.hardware.freed_memory import return_freed_memory
@@ -66,7 +66,7 @@ class AllReduceSteps:
         self.state: Array | None = None  # on rank 0, the sum of the metric states after the last step
         self.values = 0  # length of this rank's metric state
         self.totals = np.empty(2 + (0 if self.tail is None else self.tail.size), self.replica.dtype)
-        self.slots: list[Array] = []  # the gradients of all ranks, while they divide the update
+        self.rank_gradients: list[Array] = []  # those of all ranks, while they divide the update
         self._has_begun = False  # whether a step has begun
         self._planned: OptimizerShard | None = None  # not on JAX; until the first step has shown that it may be used
         self._sets_weights = False
@@ -100,7 +100,7 @@ class AllReduceSteps:
             if self.shard is None:
                 self.replica.apply(summed[: self.count])
             else:
-                self.shard.apply(summed, self.slots, add_in_order)
+                self.shard.apply(summed, self.rank_gradients, add_in_order)
         tail = summed[self.first :]
         if self.shard is not None:
             self._close_slots()
@@ -143,9 +143,9 @@ class AllReduceSteps:
             if self.shard is None:
                 summed = run.group.sum_slots(size, replica.dtype)
             else:
-                self.slots, summed = run.group.open_slots(size, replica.dtype), self.totals
-                add_in_order([values[replica.size :] for values in self.slots], summed)
-                if self.shard.must_end(self.slots):
+                self.rank_gradients, summed = run.group.open_slots(size, replica.dtype), self.totals
+                add_in_order([values[replica.size :] for values in self.rank_gradients], summed)
+                if self.shard.must_detach(self.rank_gradients):
                     run.group.close_slots()
                     self.shard.detach()
                     summed = run.group.sum_slots(size, replica.dtype)
@@ -190,8 +190,10 @@ class AllReduceSteps:
 
     def _weights_set(self) -> InvalidInputError:
         """Return the error for a step that has set weights without the optimizer: they are those of all ranks."""
+        if self.shard is not None:
+            self.shard.invalidate()
         return InvalidInputError(
-            f"A layer of model {self.replica.model.name!r} has set a trainable weight within a step (rank "
+            f"A layer of model {self.replica.model.name!r} has set, or can set, a trainable weight within a step (rank "
             f"{self.run.rank} on {self.run.stats.host}), and all ranks share the weights: give "
             "Trainer(shard_optimizer=False)."
         )
@@ -275,6 +277,8 @@ def planned_shard(run: WorkerContext) -> OptimizerShard | None:
     if isinstance(run.group, SharedGroup):
         try:
             shard = make_shard(replica, run.rank, run.job.workers)
+        except MemoryError:  # of this rank alone
+            raise
         except Exception:  # an optimizer of which no copy can be made, on all ranks alike
             if requested:
                 raise
@@ -283,9 +287,12 @@ def planned_shard(run: WorkerContext) -> OptimizerShard | None:
     if shard is not None and shard.trial and run.weights is None and run.job.per_batch:
         shard = None
     if shard is None and requested:
+        reason = obstacle(replica.model) or (
+            "it needs ranks of one host that sum in shared memory, with a model on the CPU, and in a job no callbacks "
+            "with batch hooks (JAX allows them)"
+        )
         raise InvalidInputError(
-            f"Rank {run.rank} on {run.stats.host}: shard_optimizer=True needs ranks of one host that sum in shared "
-            "memory, with a model on the CPU, and in a job no callbacks with batch hooks (JAX allows them): leave it "
-            "out, and the update is divided where it can be."
+            f"Rank {run.rank} on {run.stats.host}: shard_optimizer=True is not possible: {reason}. Leave out "
+            "shard_optimizer: the update is divided where that is possible and saves time."
         )
     return shard

@@ -301,6 +301,8 @@ class WorkerContext:
                 self.replica.set(values)
                 if ahead is not None:  # ``set`` keeps the velocity only up to rounding
                     self.replica.set_ahead(ahead)
+        if shard is not None:
+            self.group.barrier()  # until all have restored the weights: a callback may set them next
 
     def write_weights(self) -> None:
         """Write all variables to the memory that callbacks read."""
