@@ -28,7 +28,9 @@ def obstacle(model: keras.Model) -> str:
     if {"apply", "stateless_apply"} & vars(optimizer).keys():
         return "the optimizer's apply was replaced"
     if optimizer.global_clipnorm is not None:
-        return "global_clipnorm needs the norm of all gradients"
+        others = optimizer.clipnorm, optimizer.clipvalue, optimizer.gradient_accumulation_steps
+        if any(other is not None for other in others):
+            return "global_clipnorm is set together with another kind of clipping or with accumulation"
     return _of_variables(optimizer, trainable) or _of_slots(optimizer)
 
 

@@ -44,6 +44,7 @@ class OptimizerShard(ABC):
         pieces: list of Piece.
         groups: list of lists of Piece. The pieces that one call of the optimizer updates; all groups have equal shapes.
         sums: for each piece of a group, the sum of its gradients, a flat array.
+        global_clipnorm: float, optional. That of the optimizer: the copy for the pieces cannot clip by it.
     """
 
     block: int | None = None  # most values of a piece that is a range; None: one piece
@@ -70,8 +71,8 @@ class OptimizerShard(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the shared memory: the weights and slots, then two counters of each rank."""
-        return self.layout.nbytes + 2 * _CACHE_LINE * self.size
+        """Bytes of the shared memory: the weights and slots, then two counters and a sum of squares of each rank."""
+        return self.layout.nbytes + 3 * _CACHE_LINE * self.size
 
     def fits(self, rank: int, size: int) -> bool:
         """Return whether this is the share of ``rank`` of ``size`` ranks."""
@@ -89,6 +90,8 @@ class OptimizerShard(ABC):
         """Let the replica's weights and slots use the shared memory."""
         words = memory(np.int64, 2 * self.size * _CACHE_LINE // 8, self.layout.nbytes)
         self._counters = words[:: _CACHE_LINE // 8].reshape(self.size, 2)  # updates that each rank has begun, and ended
+        end = self.layout.nbytes + words.nbytes
+        self._squares = memory(np.float64, self.size * _CACHE_LINE // 8, end)[:: _CACHE_LINE // 8]
         self._attach(memory)
         self.replica.shard = self
         self.watch()
@@ -142,22 +145,51 @@ class OptimizerShard(ABC):
         """Return whether a weight or slot of this rank is no longer in the shared memory (TensorFlow)."""
         return False
 
-    def apply(self, totals: Array, rank_gradients: list[Array], add: Callable[[list[Array], Array], None]) -> None:
+    def apply(
+        self,
+        totals: Array,
+        rank_gradients: list[Array],
+        add: Callable[[list[Array], Array], None],
+        wait: Callable[[], None],
+    ) -> None:
         """Run the optimizer on this rank's pieces.
 
         Args:
             totals: ``[n * loss, n, ...]``, summed over ranks.
             rank_gradients: the vectors ``[n * g ...]`` of all ranks, of which only this rank's pieces are summed.
             add: sums arrays into another one.
+            wait: a barrier of the ranks.
         """
         divisor = self.replica.count_batch(totals)
         if divisor == 0:
             return
+        sum_group: Callable[[list[Piece]], None] = lambda group: self._sum(group, rank_gradients, add)  # noqa: E731
+        if (self.global_clipnorm or 0.0) > 0:
+            divisor = self._clipped(divisor, sum_group, wait)
+            if len(self.groups) == 1:  # its sums are there
+                sum_group = lambda group: None  # noqa: E731
         with self.writing():
             if self.groups:
-                self._update(divisor, lambda group: self._sum(group, rank_gradients, add))
+                self._update(divisor, sum_group)
             else:
                 self.replica.skip()
+
+    def _clipped(self, divisor: float, sum_group: Callable[[list[Piece]], None], wait: Callable[[], None]) -> float:
+        """Return the divisor of gradients whose norm is clipped to ``global_clipnorm``. Collective.
+
+        Clipping multiplies all gradients by one number, so it is a part of the divisor.
+        """
+        squares = 0.0
+        for group in self.groups:
+            sum_group(group)
+            for piece, total in zip(group, self.sums, strict=True):  # between variables a range has gaps of any values
+                squares += sum(float(np.dot(total[place], total[place])) for _, place in piece.inputs)
+        self._squares[self.rank] = squares
+        wait()
+        norm = math.sqrt(self._squares.sum()) / divisor
+        limit = float(self.global_clipnorm or 0.0)
+        # As in Keras, all gradients are NaN if one is not finite.
+        return divisor * max(norm, limit) / limit if math.isfinite(norm) else math.nan
 
     @property
     def keeps_scalars_equal(self) -> bool:
@@ -215,6 +247,7 @@ class OptimizerShard(ABC):
             name: value for name, value in vars(self.replica.model.optimizer).items() if isinstance(value, _NUMBERS)
         }
         vars(self.optimizer).update(numbers)
+        self.global_clipnorm, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
 
     def take_settings(self) -> None:
         """Take numbers that callbacks have set; ``detach`` if the update cannot be divided this way with them."""

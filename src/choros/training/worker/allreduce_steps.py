@@ -100,7 +100,7 @@ class AllReduceSteps:
             if self.shard is None:
                 self.replica.apply(summed[: self.count])
             else:
-                self.shard.apply(summed, self.rank_gradients, add_in_order)
+                self.shard.apply(summed, self.rank_gradients, add_in_order, self.run.group.barrier)
         tail = summed[self.first :]
         if self.shard is not None:
             self._close_slots()
