@@ -150,7 +150,7 @@ class OptimizerShard(ABC):
         totals: Array,
         rank_gradients: list[Array],
         add: Callable[[list[Array], Array], None],
-        wait: Callable[[], None],
+        barrier: Callable[[], None],
     ) -> None:
         """Run the optimizer on this rank's pieces.
 
@@ -158,14 +158,14 @@ class OptimizerShard(ABC):
             totals: ``[n * loss, n, ...]``, summed over ranks.
             rank_gradients: the vectors ``[n * g ...]`` of all ranks, of which only this rank's pieces are summed.
             add: sums arrays into another one.
-            wait: a barrier of the ranks.
+            barrier: the barrier of the ranks.
         """
         divisor = self.replica.count_batch(totals)
         if divisor == 0:
             return
         sum_group: Callable[[list[Piece]], None] = lambda group: self._sum(group, rank_gradients, add)  # noqa: E731
         if (self.global_clipnorm or 0.0) > 0:
-            divisor = self._clipped(divisor, sum_group, wait)
+            divisor = self._clipped(divisor, sum_group, barrier)
             if len(self.groups) == 1:  # its sums are there
                 sum_group = lambda group: None  # noqa: E731
         with self.writing():
@@ -174,7 +174,7 @@ class OptimizerShard(ABC):
             else:
                 self.replica.skip()
 
-    def _clipped(self, divisor: float, sum_group: Callable[[list[Piece]], None], wait: Callable[[], None]) -> float:
+    def _clipped(self, divisor: float, sum_group: Callable[[list[Piece]], None], barrier: Callable[[], None]) -> float:
         """Return the divisor of gradients whose norm is clipped to ``global_clipnorm``. Collective.
 
         Clipping multiplies all gradients by one number, so it is a part of the divisor.
@@ -185,7 +185,7 @@ class OptimizerShard(ABC):
             for piece, total in zip(group, self.sums, strict=True):  # between variables a range has gaps of any values
                 squares += sum(float(np.dot(total[place], total[place])) for _, place in piece.inputs)
         self._squares[self.rank] = squares
-        wait()
+        barrier()
         norm = math.sqrt(self._squares.sum()) / divisor
         limit = float(self.global_clipnorm or 0.0)
         # As in Keras, all gradients are NaN if one is not finite.
