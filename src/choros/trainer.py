@@ -139,8 +139,8 @@ class Trainer:
         shard_optimizer: bool. Whether the workers of this machine divide the optimizer's update (AllReduce): each
             updates a part of the weights and its slots, in memory that all share. The host then holds weights and
             slots once, not once for each worker. On CPUs, for optimizers of Keras. True: refused where it is not
-            possible, and warned of in the first step if a layer sets weights itself. Defaults to None: where it is
-            possible and saves time, on JAX and PyTorch from 1 MiB of weights on.
+            possible, or a warning if only training shows this. Defaults to None: where it is possible and saves time,
+            on JAX and PyTorch from 1 MiB of weights on.
         strict: bool. Whether settings outside an algorithm's stability bound are refused. If False, they warn.
             Defaults to True.
         executor: Executor. Runs each fit, instead of workers of this machine or of ``launcher``; see

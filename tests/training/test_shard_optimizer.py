@@ -228,10 +228,12 @@ class Unused(keras.layers.Layer):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_weights_without_a_gradient_are_left_alone_as_in_keras(net, data, pools):
+def test_weights_without_a_gradient_are_left_alone_as_in_keras(net, data, pools, capfd):
     models = [net(keras.optimizers.AdamW(0.01, weight_decay=0.5), [Unused()]) for _ in range(3)]
     trained(models[0], data(60), 2, pools(2), False)
     trained(models[1], data(60), 2, pools(2), to_the_end=BACKEND == "jax")  # others then need the whole update
+    warned = "makes the whole update of model" in "".join(capfd.readouterr())
+    assert warned is (BACKEND != "jax")
     check(*models[:2])
     models[2].fit(*data(60), **{name: HOW[name] for name in ("epochs", "shuffle", "verbose")}, batch_size=13)
     extra = next(layer for layer in models[2].layers if isinstance(layer, Unused)).extra

@@ -148,6 +148,7 @@ class AllReduceSteps:
                 if self.shard.must_detach(self.rank_gradients):
                     run.group.close_slots()
                     self.shard.detach()
+                    self._warn_whole("a trainable weight gets no gradient")
                     summed = run.group.sum_slots(size, replica.dtype)
         run.stats.exchanging += time.perf_counter() - begun
         return summed, nonfinite
@@ -198,15 +199,19 @@ class AllReduceSteps:
             "Trainer(shard_optimizer=False)."
         )
 
+    def _warn_whole(self, reason: str) -> None:
+        """Warn that the update is not divided, if the user requires that it is."""
+        if self.run.job.shard_optimizer and self.run.rank == 0:
+            logger.warning(
+                f"shard_optimizer=True: each worker makes the whole update of model {self.replica.model.name!r}, "
+                f"because {reason}."
+            )
+
     def _end_trial(self, shard: OptimizerShard) -> None:
         """Divide the update, unless the first step has set weights without the optimizer. Collective."""
         if any(gather_values(self.run.group, self._sets_weights)):
             self._planned = None
-            if self.run.job.shard_optimizer and self.run.rank == 0:
-                logger.warning(
-                    f"shard_optimizer=True: each worker makes the whole update, because a layer of model "
-                    f"{self.replica.model.name!r} can set a trainable weight within a step."
-                )
+            self._warn_whole("a layer sets, or can set, a trainable weight within a step")
         else:
             self._divide(shard)
 
