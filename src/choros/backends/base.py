@@ -28,6 +28,7 @@ from choros.backends.metrics import LossSample, Metrics, gather, scatter, slices
 from choros.backends.optimizers import build_held, model_variables, optimizer_variables, unbuilt_refused
 from choros.backends.step_windows import SingleSteps
 from choros.backends.variable_groups import large_frozen, moving_statistics, vector_dtype
+from choros.cluster.hardware.array_threads import with_number
 from choros.types import Array, Batch
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ class BaseReplica(SingleSteps, Metrics):
             if array is None:
                 leave_out(out, where)
             else:
-                np.multiply(array.reshape(-1), n / share, out=out[where], dtype=self.dtype, casting="same_kind")
+                with_number(np.multiply, array.reshape(-1), n / share, out[where])
                 keep(out, where)
         out[-2] = n * loss
         out[-1] = n

@@ -22,6 +22,7 @@ from choros.backends.metrics import UNUSED, LossSample
 from choros.backends.model_watch import ModelWatch
 from choros.backends.optimizers import model_variables
 from choros.backends.recorded_step.torch import NotRecordableError, RecordedStep, forget_losses
+from choros.cluster.hardware.array_threads import with_number
 from choros.errors import InexactLossError
 from choros.types import Array, aligned_copy
 
@@ -219,7 +220,7 @@ class TorchReplica(BaseReplica):
 
     def _divided(self, gradient: Array, divisor: float, absent: frozenset[int]) -> list[Any]:
         """Divide the flat gradient and split it into tensors of the variables' shapes, dtypes and devices."""
-        np.divide(gradient, divisor, out=self._host)
+        with_number(np.divide, gradient, divisor, self._host)
         grads = self._parts
         if self._cast:
             grads = [part.to(v.value) for part, v in zip(grads, self.trainable, strict=True)]

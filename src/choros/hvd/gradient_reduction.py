@@ -11,6 +11,7 @@ import numpy as np
 
 from choros.backends.gradient_presence import keep, leave_out
 from choros.backends.loss_exactness import check_scales
+from choros.cluster.hardware.array_threads import with_number
 from choros.comm.call_signature import SUM_SLOTS
 from choros.comm.collectives import AVERAGE, Op
 from choros.comm.dtypes import dtype_code
@@ -189,7 +190,7 @@ class GradientBuffer:
             if array is not None:
                 array = self._rounded(array.reshape(-1))
             if kept_sum is None and array is not None:
-                np.multiply(array, n, out=target[where], dtype=self.dtype, casting="same_kind")
+                with_number(np.multiply, array, n, target[where])
                 keep(target, where)
             elif kept_sum is None or (self._fresh and array is None):
                 leave_out(target, where)

@@ -19,6 +19,7 @@ import numpy as np
 from choros.backends.gradient_presence import left_out
 from choros.backends.optimizer_shard.layout import Memory, Piece, SharedLayout, treats_alike
 from choros.backends.optimizer_shard.obstacles import obstacle
+from choros.cluster.hardware.array_threads import for_each
 from choros.types import Array, aligned
 
 if TYPE_CHECKING:
@@ -215,12 +216,14 @@ class OptimizerShard(ABC):
 
     def _sum(self, group: list[Piece], rank_gradients: list[Array], add: Callable[[list[Array], Array], None]) -> None:
         """Sum the gradients of a group's pieces into ``sums``."""
+        calls: list[tuple[list[Array], Array]] = []
         for piece, total in zip(group, self.sums, strict=True):
             for where, place in piece.inputs:
                 out = total[place]
                 for begin in range(0, len(out), _CHUNK):  # the partial sum of several ranks stays in the cache
                     part = slice(where.start + begin, min(where.start + begin + _CHUNK, where.stop))
-                    add([gradients[part] for gradients in rank_gradients], out[begin : begin + _CHUNK])
+                    calls.append(([gradients[part] for gradients in rank_gradients], out[begin : begin + _CHUNK]))
+        for_each(add, calls, sum(total.nbytes for total in self.sums))
 
     def whole_copy(self) -> list[Array] | None:
         """Return a copy of ``BaseReplica.view``; None if some ranks have updated their pieces and others have not.

@@ -12,6 +12,7 @@ import torch
 
 from choros.backends.optimizer_shard.layout import Memory, Piece
 from choros.backends.optimizer_shard.shard import OptimizerShard
+from choros.cluster.hardware.array_threads import with_number
 from choros.types import Array
 
 
@@ -65,7 +66,7 @@ class TorchOptimizerShard(OptimizerShard):
         sum_group(self.pieces)
         gradients: list[Any] = []
         for total, piece, variable in zip(self.sums, self.pieces, self.variables, strict=True):
-            np.divide(total, divisor, out=total)
+            with_number(np.divide, total, divisor, total)
             gradients.append(torch.from_numpy(total.reshape(piece.shape)).to(variable.value.dtype))
         with torch.no_grad():
             self.optimizer.apply(gradients, self.variables)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from choros.cluster.hardware.array_threads import for_each, part_length
 from choros.comm.call_signature import (
     BARRIER,
     BROADCAST,
@@ -73,6 +74,7 @@ class _Plan(NamedTuple):
     result: Array
     total: Array
     blocks: _Blocks
+    share_bytes: int
 
 
 class SharedGroup:
@@ -218,7 +220,8 @@ class SharedGroup:
             # All ranks map the same result area. A write by one rank would change what the others read.
             result.flags.writeable = False
             code, blocks = dtype_code(value_dtype), self._share_blocks(areas, total)
-            plan = _Plan(value_dtype, code, areas, areas[self.rank], result, total, blocks)
+            share_bytes = sum(out.nbytes for _, out in blocks)
+            plan = _Plan(value_dtype, code, areas, areas[self.rank], result, total, blocks, share_bytes)
             self._plans[count, dtype] = plan
         return plan
 
@@ -230,9 +233,9 @@ class SharedGroup:
         size, item_bytes = len(total), total.itemsize
         share = align(max(math.ceil(size / self.size), 1) * item_bytes) // item_bytes
         begin, end = min(self.rank * share, size), min((self.rank + 1) * share, size)
-        # With two ranks there is one addition, which reads each value once: blocks would only add calls. With more
-        # ranks the partial sum is read again for each rank.
-        block = share if self.size <= 2 else max(_BLOCK_BYTES // item_bytes, CACHE_LINE)
+        # With two ranks there is one addition, which reads each value once: blocks would only add calls, so there is
+        # one for each thread. With more ranks the partial sum is read again for each rank.
+        block = part_length(share, item_bytes) if self.size <= 2 else max(_BLOCK_BYTES // item_bytes, CACHE_LINE)
         slices = [slice(start, min(start + block, end)) for start in range(begin, end, block)]
         return [([slot[part] for slot in slots], total[part]) for part in slices]
 
@@ -288,10 +291,9 @@ class SharedGroup:
         self._begin_call((call, count, *plan.code))
         trace = self._header.trace
         begin = 0 if trace is None else time.monotonic_ns()
-        for inputs, out in plan.blocks:
-            # In rank order, not "own slot first": floating-point addition is not associative, and all ranks must get
-            # the same bits.
-            add_in_order(inputs, out)
+        # In rank order, not "own slot first": floating-point addition is not associative, and all ranks must get the
+        # same bits.
+        for_each(add_in_order, plan.blocks, plan.share_bytes)
         if trace is not None:
             trace(("reduce", "reduce", begin, time.monotonic_ns(), plan.total.nbytes))
         # Until here slow ranks still read the slots, and other shares of the result are incomplete.
