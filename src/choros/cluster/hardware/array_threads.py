@@ -10,12 +10,13 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from choros.cluster.hardware.cpu_affinity import usable_cores
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _MIN_BYTES = 1 << 21  # of a thread: with fewer, to wake it takes about as long as it saves
 _MAX_THREADS = 8  # some cores together use all of a socket's bandwidth
