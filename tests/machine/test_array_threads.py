@@ -15,18 +15,10 @@ LARGE = 5_000_003  # values: 20 MB, of which three threads get 6 MB or more
 @pytest.fixture
 def threads(monkeypatch):
     """Let operations use three threads, also on a machine with fewer cores."""
-    pools = []
-
-    def make(*arguments):
-        pools.append(array_threads.ThreadPoolExecutor(*arguments))
-        return pools[-1]
-
-    pool = make(2, "test-arrays")
-    monkeypatch.setattr(array_threads, "array_threads", lambda: 3)
-    monkeypatch.setattr(array_threads, "_pool", lambda: pool)
-    yield
-    for pool in pools:
-        pool.shutdown()
+    with array_threads.ThreadPoolExecutor(2, "test-arrays") as pool:
+        monkeypatch.setattr(array_threads, "array_threads", lambda: 3)
+        monkeypatch.setattr(array_threads, "_pool", lambda: pool)
+        yield
 
 
 @pytest.mark.parametrize(

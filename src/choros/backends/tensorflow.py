@@ -511,11 +511,11 @@ def stateless(graph: tf.Graph, known: Collection[int]) -> bool:
     return not any(operation is not None and operation.is_stateful for operation in definitions)
 
 
-def operation_names(graph: tf.Graph) -> set[str]:
-    """Return the names of all operations of a graph, also of those within loops and conditions."""
+def operation_names(graph: tf.Graph, *, nested: bool = False) -> set[str]:
+    """Return the names of all operations of a graph; of those within loops and conditions alone if ``nested``."""
     definition = graph.as_graph_def()
     functions = attrgetter("library.function")(definition)  # such as the bodies of loops and conditions
-    nodes = [*definition.node, *(node for function in functions for node in function.node_def)]
+    nodes = [*([] if nested else definition.node), *(node for function in functions for node in function.node_def)]
     return {node.op for node in nodes}
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from choros.backends.optimizer_shard.layout import Field, Memory, Piece
 from choros.backends.optimizer_shard.shard import OptimizerShard
-from choros.backends.tensorflow import FEW, KINDS, LARGE, TensorFlowReplica, read, scalar, shared
+from choros.backends.tensorflow import FEW, KINDS, LARGE, TensorFlowReplica, operation_names, read, scalar, shared
 from choros.errors import InvalidInputError
 from choros.types import Array
 
@@ -201,13 +201,11 @@ def can_assign(graph: tf.Graph, handles: set[int]) -> bool:
         graph: the graph of the trace.
         handles: ids of the handles of the variables.
     """
-    names = {inside.op.name for outside, inside in graph.captures if id(outside) in handles}
-    definition = graph.as_graph_def()
-    nested = [node.op for function in definition.library.function for node in function.node_def]
-    operations = [node for node in definition.node if node.op.startswith(_ASSIGNING)]
-    known = any(node.input and node.input[0].split(":")[0] in names for node in operations)
-    python = any(node.op in _PYTHON for node in definition.node)
-    return known or python or any(name.startswith(_ASSIGNING) or name in _PYTHON for name in nested)
+    names = {inside.name for outside, inside in graph.captures if id(outside) in handles}
+    assigned = [op.inputs[0].name for op in graph.get_operations() if op.type.startswith(_ASSIGNING) and op.inputs]
+    if names.intersection(assigned) or operation_names(graph).intersection(_PYTHON):
+        return True
+    return any(name.startswith(_ASSIGNING) for name in operation_names(graph, nested=True))
 
 
 def _place(variable: tf.Variable, tensor: tf.Tensor) -> None:
