@@ -25,7 +25,7 @@ from choros.types import Batch
 BACKEND = os.environ["KERAS_BACKEND"]
 HOW = {"batch_size": 13, "epochs": 3, "shuffle": False, "seed": 1, "verbose": 0}
 SETS = r"has set, or can set, a trainable weight within a step .*shard_optimizer=False"
-QUICK = ("Nesterov", "Adam", "AdamW", "Lamb", "clipnorm", "global", "average", "schedule")
+QUICK = ("Nesterov", "Adam", "AdamW", "Lamb", "clipnorm", "global", "average", "schedule", "loss scale")
 OPTIMIZERS = {
     "SGD": {"learning_rate": 0.05},
     "Nesterov": {"name": "SGD", "learning_rate": 0.05, "momentum": 0.9, "nesterov": True},
@@ -50,6 +50,31 @@ OPTIMIZERS = {
     "average": {"name": "Adam", "learning_rate": 0.01, "use_ema": True, "ema_momentum": 0.5},
     "overwritten": {"name": "Adam", "learning_rate": 0.01, "use_ema": True, "ema_overwrite_frequency": 3},
     "schedule": {"name": "Adam", "learning_rate": "decay"},
+    "global, scaled": {"name": "Adam", "learning_rate": 0.01, "global_clipnorm": 0.05, "loss_scale_factor": 64.0},
+    "global, accumulation": {
+        "name": "SGD",
+        "learning_rate": 0.5,
+        "momentum": 0.9,
+        "global_clipnorm": 0.05,
+        "gradient_accumulation_steps": 3,
+    },
+    # Gradients overflow in the first steps; later the scale grows again.
+    "loss scale": {"name": "Adam", "learning_rate": 0.01, "initial_scale": 2.0**127, "dynamic_growth_steps": 3},
+    "loss scale, global": {"name": "SGD", "learning_rate": 0.5, "global_clipnorm": 0.05, "initial_scale": 1000.0},
+    "loss scale, by variable": {"name": "Lamb", "learning_rate": 0.01, "initial_scale": 1000.0},
+    "loss scale, global, accumulation": {
+        "name": "Lamb",
+        "learning_rate": 0.01,
+        "global_clipnorm": 0.05,
+        "gradient_accumulation_steps": 2,
+        "initial_scale": 1000.0,
+    },
+    "loss scale, accumulation": {
+        "name": "Adam",
+        "learning_rate": 0.01,
+        "gradient_accumulation_steps": 2,
+        "initial_scale": 2.0**127,
+    },
 }
 
 
@@ -57,7 +82,9 @@ def optimizer(kind):
     how = dict(OPTIMIZERS[kind])
     if how["learning_rate"] == "decay":
         how["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.5)
-    return getattr(keras.optimizers, how.pop("name", kind))(**how)
+    scaling = {name: how.pop(name) for name in ("initial_scale", "dynamic_growth_steps") if name in how}
+    made = getattr(keras.optimizers, how.pop("name", kind))(**how)
+    return keras.optimizers.LossScaleOptimizer(made, **scaling) if scaling else made
 
 
 @pytest.fixture
@@ -320,7 +347,8 @@ def test_a_layer_that_sets_its_weights_later_ends_training(net, data, pools):
 
 def test_what_cannot_be_divided_is_refused_before_a_worker_starts(net, data):
     class Custom(keras.optimizers.Adam):
-        pass
+        def apply(self, *arguments):
+            return super().apply(*arguments)
 
     class Stepping(keras.Model):
         def train_step(self, *arguments):
@@ -329,9 +357,11 @@ def test_what_cannot_be_divided_is_refused_before_a_worker_starts(net, data):
     inputs = keras.Input((8,))
     stepping = Stepping(inputs, keras.layers.Dense(3, "softmax")(inputs))
     stepping.compile("adam", "sparse_categorical_crossentropy")
+    both = net(keras.optimizers.Adam(global_clipnorm=1.0))
+    both.optimizer.clipnorm = 1.0
     refused = {
-        "global_clipnorm": net(keras.optimizers.Adam(global_clipnorm=1.0, gradient_accumulation_steps=2)),
-        "whether Custom updates": net(Custom()),
+        "another kind of clipping": both,
+        "Custom has its own apply": net(Custom()),
         "its own train_step|own train_step": stepping,
     }
     for message, model in refused.items():
@@ -346,7 +376,9 @@ def test_what_cannot_be_divided_is_refused_before_a_worker_starts(net, data):
 
 @pytest.mark.skipif(BACKEND == "torch", reason="on PyTorch one call updates all of a rank's values")
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("kind", ["Adam", "Nadam", "accumulation", "overwritten", "clipnorm", "global"])
+@pytest.mark.parametrize(
+    "kind", ["Adam", "Nadam", "accumulation", "overwritten", "clipnorm", "global", "global, accumulation", "loss scale"]
+)
 def test_several_calls_make_the_update_of_one(kind, compiled, net, data, monkeypatch):
     """One rank of one, whose pieces are so short that each step has several calls of the optimizer."""
     x, y = data(13)

@@ -489,7 +489,7 @@ def check_shardable(requested: bool | None, model: keras.Model, workers: int) ->
         model: built and compiled.
         workers: int.
     """
-    reason = obstacle(model) if requested else ""
+    reason = obstacle(model, tries=True) if requested else ""
     if reason:
         raise InvalidInputError(
             f"shard_optimizer=True: the update of model {model.name!r} cannot be divided among {workers} workers, as "

@@ -20,26 +20,27 @@ def pays(replica: Any) -> bool:
     return bool(saves_time and replica.size * replica.dtype.itemsize >= _LEAST)
 
 
-def make_shard(replica: Any, rank: int, size: int) -> OptimizerShard | None:
+def make_shard(replica: Any, rank: int, size: int, tries: bool = False) -> OptimizerShard | None:
     """Return a rank's share of the update of its replica's optimizer; None if the update cannot be divided.
 
     Args:
         replica: the built replica of this rank.
         rank: int. This rank, among those of its host.
         size: int. Number of these ranks.
+        tries: whether a trial may show that an optimizer of the user can be divided.
     """
     kind = type(replica).__name__
-    if kind not in ("JaxReplica", "TensorFlowReplica", "TorchReplica") or replica.repeats or obstacle(replica.model):
+    if kind not in ("JaxReplica", "TensorFlowReplica", "TorchReplica") or replica.repeats:
         return None
     shard_class = _shard_class(kind)
-    if not shard_class.on_host(replica):
+    if not shard_class.on_host(replica) or obstacle(replica.model, tries):
         return None
     idle: OptimizerShard | None = replica.idle_shard
     if idle is not None and idle.fits(rank, size) and not replica.altered:
         return idle
     if idle is not None:
         idle.close()
-    shard = shard_class(replica, rank, size)
+    shard = shard_class(replica, rank, size, tries)
     return shard if shard.keeps_scalars_equal else None
 
 

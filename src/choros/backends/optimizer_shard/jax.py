@@ -30,8 +30,8 @@ class JaxOptimizerShard(OptimizerShard):
     block = 1 << 19  # values; a copy follows each call, while the new values are in the cache
     trial = False
 
-    def __init__(self, replica: Any, rank: int, size: int) -> None:
-        super().__init__(replica, rank, size)
+    def __init__(self, replica: Any, rank: int, size: int, tries: bool = False) -> None:
+        super().__init__(replica, rank, size, tries)
         # Only the shapes and dtypes of these variables are used: each call of the update gets all values.
         for variable in [*self.variables, *self.optimizer.variables]:
             variable._value = None
@@ -43,7 +43,7 @@ class JaxOptimizerShard(OptimizerShard):
         self._gradients = [jax.device_put(total.reshape(shape)) for total, shape in zip(self.sums, shapes, strict=True)]
         self._groups: list[_Group] = []
         places = {id(variable): index for index, variable in enumerate(replica.model.optimizer.variables)}
-        original, copy = vars(replica.model.optimizer), vars(self.optimizer)
+        original, copy = vars(self.original), vars(self.optimizer)
         at = {id(copy[name]): places[id(original[name])] for name in copy if isinstance(copy[name], keras.Variable)}
         # For each variable of the copied optimizer: its index among those of the original if it is a scalar, such as
         # the step counter; None for a slot.

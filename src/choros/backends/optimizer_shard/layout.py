@@ -14,12 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from choros.backends import inner_optimizer
+from choros.backends.optimizer_shard.independence import dtype_of, slot_lists, treats_alike
 from choros.types import Array
 
-ELEMENTWISE = frozenset(  # optimizers of Keras that update each value by its own gradient and slots alone
-    {"SGD", "Adam", "AdamW", "Nadam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Lion"}
-)
-BY_VARIABLE = frozenset({"Adafactor", "Ftrl", "Lamb", "Muon"})  # ... and that update each variable independently
 _ALIGNMENT = 256  # bytes: a multiple of XLA's 64 and of the size of every dtype
 _CUT = 64  # values: pieces of the vector begin at multiples of it, so that no two ranks write to one cache line
 
@@ -67,7 +65,7 @@ class Piece:
             return None
         if self.start is None:
             return _view(memory, variable, field.offsets[self.index])
-        dtype = _dtype(variable)
+        dtype = dtype_of(variable)
         return memory(dtype, self.shape[0], field.offsets[0] + self.start * dtype.itemsize)
 
 
@@ -90,7 +88,9 @@ class SharedLayout:
     count: int
 
     @classmethod
-    def of(cls, model: keras.Model, trainable: list[Any], size: int, block: int | None = None) -> SharedLayout:
+    def of(
+        cls, model: keras.Model, trainable: list[Any], size: int, block: int | None = None, tries: bool = False
+    ) -> SharedLayout:
         """Return the layout for a model whose optimizer can be divided (``obstacle``).
 
         Args:
@@ -98,9 +98,11 @@ class SharedLayout:
             trainable: its trainable variables.
             size: int. Number of ranks.
             block: most values of a piece of the vector. Defaults to one piece for each rank.
+            tries: whether a trial decides about an optimizer of the user (``independent_unit``).
         """
-        lists = {"": trainable, **slot_lists(model.optimizer)}
-        alike = treats_alike(model.optimizer, trainable)
+        optimizer = inner_optimizer(model.optimizer)
+        lists = {"": trainable, **slot_lists(optimizer)}
+        alike = treats_alike(optimizer, trainable, tries)
         fields: dict[str, Field] = {}
         piece, count, end = None, 0, 0
         for name, variables in lists.items():
@@ -111,7 +113,7 @@ class SharedLayout:
                 end += -(-_nbytes(variable) // _ALIGNMENT) * _ALIGNMENT if variable is not None else 0
             fields[name] = Field(tuple(variables), tuple(offsets))
             if alike:
-                itemsize = _dtype(trainable[0]).itemsize
+                itemsize = dtype_of(trainable[0]).itemsize
                 values = (end - begin) // itemsize
                 count = 1 if block is None else -(-values // (size * block))
                 piece = -(-values // (size * count * _CUT)) * _CUT
@@ -139,7 +141,7 @@ class SharedLayout:
 
     def _range(self, slices: list[slice], begin: int, length: int) -> Piece:
         """Return the piece of ``length`` values of the vector from ``begin``."""
-        itemsize = _dtype(self.weights.variables[0]).itemsize
+        itemsize = dtype_of(self.weights.variables[0]).itemsize
         inputs: list[tuple[slice, slice]] = []
         for where, offset in zip(slices, self.weights.offsets, strict=True):
             first = offset // itemsize
@@ -148,50 +150,6 @@ class SharedLayout:
                 shift = where.start - first
                 inputs.append((slice(low + shift, high + shift), slice(low - begin, high - begin)))
         return Piece(0, (length,), begin, tuple(inputs))
-
-
-def slot_lists(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
-    """Return the slots of a built optimizer by the attribute that holds them: one for each variable, or None.
-
-    Example:
-        >>> import keras
-        >>> optimizer, variable = keras.optimizers.SGD(momentum=0.9), keras.Variable([1.0, 2.0])
-        >>> optimizer.build([variable])
-        >>> list(slot_lists(optimizer))
-        ['momentums']
-    """
-    trainable = optimizer._trainable_variables
-    others = {id(value) for value in vars(optimizer).values() if isinstance(value, keras.Variable)}  # such as counters
-    others |= {id(variable) for variable in trainable}
-    lists: dict[str, list[Any]] = {}
-    for name, value in vars(optimizer).items():
-        if not isinstance(value, list) or len(value) != len(trainable):
-            continue
-        variables = [item for item in value if item is not None]
-        if variables and all(isinstance(item, keras.Variable) and id(item) not in others for item in variables):
-            lists[name] = list(value)
-    return lists
-
-
-def treats_alike(optimizer: keras.optimizers.Optimizer, trainable: list[Any]) -> bool:
-    """Return whether a built optimizer's update is the same function of each value's gradient and slots."""
-    decayed = {optimizer._use_weight_decay(variable) for variable in trainable}  # a decay may be set later
-    return (
-        type(optimizer).__name__ in ELEMENTWISE
-        and optimizer.clipnorm is None
-        and len(decayed) == 1
-        and len({_dtype(variable) for variable in trainable}) == 1
-        and all(variable.constraint is None for variable in trainable)
-        and all(
-            _fits(slot, variable)
-            for slots in slot_lists(optimizer).values()
-            for slot, variable in zip(slots, trainable, strict=True)
-        )
-    )
-
-
-def _fits(slot: Any, variable: Any) -> bool:
-    return slot is not None and tuple(slot.shape) == tuple(variable.shape) and slot.dtype == variable.dtype
 
 
 def _whole(variable: Any, index: int, where: slice) -> Piece:
@@ -209,14 +167,9 @@ def _dealt(slices: list[slice], size: int) -> list[list[int]]:
     return [sorted(indices) for indices in dealt]
 
 
-def _dtype(variable: Any) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    return dtype
-
-
 def _nbytes(variable: Any) -> int:
-    return int(math.prod(variable.shape) * _dtype(variable).itemsize)
+    return int(math.prod(variable.shape) * dtype_of(variable).itemsize)
 
 
 def _view(memory: Memory, variable: Any, offset: int) -> Array:
-    return memory(_dtype(variable), math.prod(variable.shape), offset).reshape(tuple(variable.shape))
+    return memory(dtype_of(variable), math.prod(variable.shape), offset).reshape(tuple(variable.shape))

@@ -6,32 +6,33 @@ from typing import Any
 
 import keras
 
-from choros.backends.optimizer_shard.layout import BY_VARIABLE, ELEMENTWISE, slot_lists
+from choros.backends import inner_optimizer
+from choros.backends.optimizer_shard.independence import independent_unit, slot_lists
 from choros.backends.rowwise_parts import of_keras
 from choros.backends.variable_groups import vector_dtype
 
 _DTYPES = ("float32", "float64")
 
 
-def obstacle(model: keras.Model) -> str:
+def obstacle(model: keras.Model, tries: bool = False) -> str:
     """Return the reason why the optimizer's update of a model cannot be divided among ranks; "" if it can be.
 
     Args:
         model: built and compiled.
+        tries: whether a trial decides about an optimizer of the user (``independent_unit``).
     """
-    optimizer, trainable = model.optimizer, list(model.trainable_variables)
-    name = type(optimizer).__name__
+    optimizer, trainable = inner_optimizer(model.optimizer), list(model.trainable_variables)
     if not of_keras(type(model).train_step) or model.run_eagerly:
         return "the model has its own train_step or runs eagerly"
-    if not of_keras(type(optimizer)) or name not in ELEMENTWISE | BY_VARIABLE:
-        return f"it is not known whether {name} updates each variable independently"
-    if {"apply", "stateless_apply"} & vars(optimizer).keys():
+    if optimizer is not model.optimizer and not of_keras(type(model.optimizer)):
+        return f"{type(model.optimizer).__name__} is not the LossScaleOptimizer of Keras"
+    if {"apply", "stateless_apply"} & {*vars(optimizer), *vars(model.optimizer)}:
         return "the optimizer's apply was replaced"
-    if optimizer.global_clipnorm is not None:
-        others = optimizer.clipnorm, optimizer.clipvalue, optimizer.gradient_accumulation_steps
-        if any(other is not None for other in others):
-            return "global_clipnorm is set together with another kind of clipping or with accumulation"
-    return _of_variables(optimizer, trainable) or _of_slots(optimizer)
+    if optimizer.global_clipnorm is not None and (optimizer.clipnorm is not None or optimizer.clipvalue is not None):
+        return "global_clipnorm is set together with another kind of clipping"
+    return (
+        _of_variables(optimizer, trainable) or _of_slots(optimizer) or independent_unit(optimizer, trainable, tries)[1]
+    )
 
 
 def _of_variables(optimizer: keras.optimizers.Optimizer, trainable: list[Any]) -> str:

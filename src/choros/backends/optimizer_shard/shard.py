@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from choros.backends import inner_optimizer
 from choros.backends.gradient_presence import left_out
-from choros.backends.optimizer_shard.layout import Memory, Piece, SharedLayout, treats_alike
+from choros.backends.optimizer_shard.independence import treats_alike
+from choros.backends.optimizer_shard.layout import Memory, Piece, SharedLayout
+from choros.backends.optimizer_shard.loss_scale import LossScale
 from choros.backends.optimizer_shard.obstacles import obstacle
-from choros.cluster.hardware.array_threads import for_each
+from choros.backends.optimizer_shard.optimizer_copy import copy_numbers, optimizer_copy, variable_like
+from choros.backends.rowwise_parts import of_keras
+from choros.cluster.hardware.array_threads import for_each, with_number
 from choros.types import Array, aligned
 
 if TYPE_CHECKING:
@@ -27,7 +32,6 @@ if TYPE_CHECKING:
 
 _CACHE_LINE = 64  # bytes
 _CHUNK = 1 << 16  # values that are summed over all ranks before the next ones
-_NUMBERS = (bool, int, float, type(None))
 
 
 class OptimizerShard(ABC):
@@ -39,21 +43,27 @@ class OptimizerShard(ABC):
         replica: the replica of this rank; its optimizer can be divided (``obstacle``).
         rank: int. This rank, among those that share the memory.
         size: int. Number of these ranks.
+        tries: whether a trial decides about an optimizer of the user (``independent_unit``).
 
     Attributes:
         layout: SharedLayout.
         pieces: list of Piece.
         groups: list of lists of Piece. The pieces that one call of the optimizer updates; all groups have equal shapes.
         sums: for each piece of a group, the sum of its gradients, a flat array.
+        original: the optimizer that updates the weights of the model; with loss scaling, the inner one.
+        optimizer: a copy of it for the pieces of a group.
+        loss_scale: LossScale, optional.
         global_clipnorm: float, optional. That of the optimizer: the copy for the pieces cannot clip by it.
     """
 
     block: int | None = None  # most values of a piece that is a range; None: one piece
     trial = True  # whether a first step must show that steps do not set weights (``sets_weights``)
 
-    def __init__(self, replica: BaseReplica, rank: int, size: int) -> None:
-        self.replica, self.rank, self.size = replica, rank, size
-        self.layout = SharedLayout.of(replica.model, replica.trainable, size, self.block)
+    def __init__(self, replica: BaseReplica, rank: int, size: int, tries: bool = False) -> None:
+        self.replica, self.rank, self.size, self.tries = replica, rank, size, tries
+        self.original = inner_optimizer(replica.model.optimizer)
+        self.loss_scale = None if self.original is replica.model.optimizer else LossScale(replica)
+        self.layout = SharedLayout.of(replica.model, replica.trainable, size, self.block, tries)
         self.pieces = self.layout.pieces(replica.slices, rank, size)
         ranges = self.layout.piece is not None
         self.groups = [[piece] for piece in self.pieces] if ranges else [self.pieces] if self.pieces else []
@@ -94,6 +104,9 @@ class OptimizerShard(ABC):
         end = self.layout.nbytes + words.nbytes
         self._squares = memory(np.float64, self.size * _CACHE_LINE // 8, end)[:: _CACHE_LINE // 8]
         self._attach(memory)
+        field = self.layout.slots.get("_accumulated_gradients")
+        views = [[piece.view(field, memory) for piece in group] for group in self.groups] if field is not None else []
+        self._accumulators = [[view.reshape(-1) for view in group if view is not None] for group in views]
         self.replica.shard = self
         self.watch()
 
@@ -161,45 +174,93 @@ class OptimizerShard(ABC):
             add: sums arrays into another one.
             barrier: the barrier of the ranks.
         """
-        divisor = self.replica.count_batch(totals)
+        divisor, shrink = self.replica.count_batch(totals), 1.0
         if divisor == 0:
             return
         sum_group: Callable[[list[Piece]], None] = lambda group: self._sum(group, rank_gradients, add)  # noqa: E731
-        if (self.global_clipnorm or 0.0) > 0:
-            divisor = self._clipped(divisor, sum_group, barrier)
+        clips = self._clips
+        if self.loss_scale is not None or clips:
+            factor = (self.optimizer.loss_scale_factor or 1.0) if self.loss_scale is None else self.loss_scale.factor
+            squares = self._sum_squares(divisor * factor, sum_group, barrier)
             if len(self.groups) == 1:  # its sums are there
                 sum_group = lambda group: None  # noqa: E731
+            if self.loss_scale is not None:
+                if math.isnan(squares):
+                    self.loss_scale.halve()
+                    return
+                sum_group = self._unscaled(sum_group, factor)
+            shrink = self._shrink(squares) if clips else 1.0
         with self.writing():
+            if shrink != 1.0:
+                for accumulators in self._accumulators:
+                    for values in accumulators:
+                        with_number(np.multiply, values, shrink, values)
             if self.groups:
-                self._update(divisor, sum_group)
+                self._update(divisor / shrink, sum_group)
             else:
                 self.replica.skip()
+        if self.loss_scale is not None:
+            self.loss_scale.count_finite()
 
-    def _clipped(self, divisor: float, sum_group: Callable[[list[Piece]], None], barrier: Callable[[], None]) -> float:
-        """Return the divisor of gradients whose norm is clipped to ``global_clipnorm``. Collective.
+    @property
+    def _clips(self) -> bool:
+        """True if this step clips the gradients by their norm: with accumulation, only a step that changes weights."""
+        steps = self.optimizer.gradient_accumulation_steps or 1
+        limited = (self.global_clipnorm or 0.0) > 0
+        return limited and (steps == 1 or (self.replica.iterations + 1) % steps == 0)
 
-        Clipping multiplies all gradients by one number, so it is a part of the divisor.
+    def _sum_squares(
+        self, divisor: float, sum_group: Callable[[list[Piece]], None], barrier: Callable[[], None]
+    ) -> float:
+        """Return the sum of the squares of the mean gradients, with the accumulated ones. Collective.
+
+        It is NaN if a gradient is not finite.
         """
         squares = 0.0
-        for group in self.groups:
+        for index, group in enumerate(self.groups):
             sum_group(group)
-            for piece, total in zip(group, self.sums, strict=True):  # between variables a range has gaps of any values
-                squares += sum(float(np.dot(total[place], total[place])) for _, place in piece.inputs)
+            for number, (piece, total) in enumerate(zip(group, self.sums, strict=True)):
+                accumulated = self._accumulators[index][number] if self._accumulators else None
+                for _, place in piece.inputs:  # between variables a range has gaps of any values
+                    squares += _square(total[place], divisor, None if accumulated is None else accumulated[place])
         self._squares[self.rank] = squares
         barrier()
-        norm = math.sqrt(self._squares.sum()) / divisor
-        limit = float(self.global_clipnorm or 0.0)
+        return float(self._squares.sum())
+
+    def _unscaled(self, sum_group: Callable[[list[Piece]], None], factor: float) -> Callable[[list[Piece]], None]:
+        """Return a function that calls ``sum_group`` and divides the sums by the loss scale.
+
+        The product of the divisor and the scale may overflow.
+        """
+
+        def call(group: list[Piece]) -> None:
+            sum_group(group)
+            for total in self.sums:
+                with_number(np.divide, total, factor, total)
+
+        return call
+
+    def _shrink(self, squares: float) -> float:
+        """Return the number by which clipping to ``global_clipnorm`` multiplies all gradients.
+
+        Args:
+            squares: sum of the squares of the mean gradients.
+        """
+        limit, steps = float(self.global_clipnorm or 0.0), self.optimizer.gradient_accumulation_steps or 1
+        norm = math.sqrt(squares) / steps
         # As in Keras, all gradients are NaN if one is not finite.
-        return divisor * max(norm, limit) / limit if math.isfinite(norm) else math.nan
+        return limit / max(norm, limit) if math.isfinite(norm) else math.nan
 
     @property
     def keeps_scalars_equal(self) -> bool:
         """True if each rank's update changes the optimizer's scalar variables alike.
 
-        A rank without pieces only increments the step counter, and Nadam has another such variable.
+        A rank without pieces only increments the step counter. Nadam has another such variable, and an optimizer of the
+        user may have one.
         """
         everywhere = all(self.layout.pieces(self.replica.slices, rank, self.size) for rank in range(self.size))
-        return everywhere or type(self.replica.model.optimizer).__name__ != "Nadam"
+        kind = type(self.original)
+        return everywhere or (of_keras(kind) and kind.__name__ != "Nadam")
 
     def invalidate(self) -> None:
         """Mark the shared weights as incomplete for ``whole_copy``."""
@@ -246,56 +307,43 @@ class OptimizerShard(ABC):
 
     def copy_settings(self) -> None:
         """Copy numbers that callbacks may set, such as ``momentum``, to the optimizer of the pieces."""
-        numbers = {
-            name: value for name, value in vars(self.replica.model.optimizer).items() if isinstance(value, _NUMBERS)
-        }
-        vars(self.optimizer).update(numbers)
+        copy_numbers(self.original, self.optimizer)
         self.global_clipnorm, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
 
     def take_settings(self) -> None:
         """Take numbers that callbacks have set; ``detach`` if the update cannot be divided this way with them."""
         self.copy_settings()
-        model = self.replica.model
-        alike = treats_alike(model.optimizer, self.replica.trainable)
-        if obstacle(model) or alike != (self.layout.piece is not None):
+        alike = treats_alike(self.original, self.replica.trainable, self.tries)
+        if obstacle(self.replica.model, self.tries) or alike != (self.layout.piece is not None):
             self.detach()
 
     def _build_optimizer(self) -> None:
         """Build a copy of the optimizer for the pieces, with the schedule and the exceptions of the original."""
-        original = self.replica.model.optimizer
-        optimizer: Any = type(original).from_config(_config_of(original))
         trainable = self.replica.trainable
         variables: list[Any] = []
         group = self.groups[0] if self.groups else []
         for number, piece in enumerate(group):
             variable = trainable[piece.index]
-            part = keras.Variable(np.zeros(piece.shape, variable.dtype), dtype=variable.dtype, name=f"piece_{number}")
-            if piece.start is None:  # rules of an optimizer may depend on a variable's name and place
-                part._name, part._path = variable.name, variable.path
-                part.constraint = variable.constraint
+            if piece.start is None:
+                part = variable_like(variable, np.zeros(piece.shape, variable.dtype))
+            else:
+                part = keras.Variable(
+                    np.zeros(piece.shape, variable.dtype), dtype=variable.dtype, name=f"range_{number}"
+                )
             variables.append(part)
-        if variables:
-            optimizer.build(variables)
-        # Keras identifies the exceptions from weight decay by objects, here by those of the model.
-        of_piece = {
-            optimizer._var_key(part): trainable[piece.index] for part, piece in zip(variables, group, strict=True)
-        }
-        decays = lambda part: original._use_weight_decay(of_piece[optimizer._var_key(part)])  # noqa: E731 - an attribute
-        vars(optimizer)["_use_weight_decay"] = decays
-        decay = optimizer._apply_weight_decay
-        # On PyTorch Keras cannot decay an empty list.
-        vars(optimizer)["_apply_weight_decay"] = lambda parts: decay(parts) if any(map(decays, parts)) else None
-        self.variables, self.optimizer = variables, optimizer
+        self.variables = variables
+        self.optimizer = optimizer_copy(self.original, variables, [trainable[piece.index] for piece in group])
         self.copy_settings()
 
 
-def _config_of(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's configuration, with its schedule itself: not all schedules can be serialized."""
-    rate, attributes = optimizer._learning_rate, vars(optimizer)
-    if isinstance(rate, keras.Variable):
-        return dict(optimizer.get_config())
-    attributes["_learning_rate"] = keras.Variable(0.0)
-    try:
-        return {**optimizer.get_config(), "learning_rate": rate}
-    finally:
-        attributes["_learning_rate"] = rate
+def _square(gradients: Array, divisor: float, accumulated: Array | None) -> float:
+    """Return the square of the norm of ``gradients / divisor + accumulated``; NaN if a gradient is not finite."""
+    with np.errstate(all="ignore"):
+        if accumulated is None:
+            square = float(np.float64(np.dot(gradients, gradients)) / np.float64(divisor) ** 2)
+        else:
+            mean = gradients / gradients.dtype.type(divisor) + accumulated
+            square = float(np.dot(mean, mean))
+    if math.isfinite(square):
+        return square
+    return math.inf if np.isfinite(gradients).all() else math.nan

@@ -36,9 +36,9 @@ class TensorFlowOptimizerShard(OptimizerShard):
     block = 1 << 20  # values: with fewer, the calls take longer; with more, the new values take more memory
     replica: TensorFlowReplica
 
-    def __init__(self, replica: Any, rank: int, size: int) -> None:
-        super().__init__(replica, rank, size)
-        original, copy = vars(replica.model.optimizer), vars(self.optimizer)
+    def __init__(self, replica: Any, rank: int, size: int, tries: bool = False) -> None:
+        super().__init__(replica, rank, size, tries)
+        original, copy = vars(self.original), vars(self.optimizer)
         numbers = {name: value for name, value in original.items() if isinstance(value, keras.Variable)}
         copy.update(numbers)
         self._counters_and_rates = [variable.value for variable in numbers.values()]

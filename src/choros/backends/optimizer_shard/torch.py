@@ -23,9 +23,9 @@ class TorchOptimizerShard(OptimizerShard):
     writes for each tensor. The pieces are other tensors on the same memory, so the optimizer's writes do not count.
     """
 
-    def __init__(self, replica: Any, rank: int, size: int) -> None:
-        super().__init__(replica, rank, size)
-        original, copy = vars(replica.model.optimizer), vars(self.optimizer)
+    def __init__(self, replica: Any, rank: int, size: int, tries: bool = False) -> None:
+        super().__init__(replica, rank, size, tries)
+        original, copy = vars(self.original), vars(self.optimizer)
         copy.update({name: value for name, value in original.items() if isinstance(value, keras.Variable)})
         self._writes = 0
         lengths = [total.size for total in self.sums]

@@ -281,7 +281,7 @@ def planned_shard(run: WorkerContext) -> OptimizerShard | None:
     shard = None
     if isinstance(run.group, SharedGroup):
         try:
-            shard = make_shard(replica, run.rank, run.job.workers)
+            shard = make_shard(replica, run.rank, run.job.workers, bool(requested))
         except MemoryError:  # of this rank alone
             raise
         except Exception:  # an optimizer of which no copy can be made, on all ranks alike
@@ -292,9 +292,9 @@ def planned_shard(run: WorkerContext) -> OptimizerShard | None:
     if shard is not None and shard.trial and run.weights is None and run.job.per_batch:
         shard = None
     if shard is None and requested:
-        reason = obstacle(replica.model) or (
-            "it needs ranks of one host that sum in shared memory, with a model on the CPU, and in a job no callbacks "
-            "with batch hooks (JAX allows them)"
+        reason = obstacle(replica.model, tries=True) or (
+            "it needs ranks of one host that sum in shared memory, with a model on the CPU; in a job no callbacks with "
+            "batch hooks (JAX allows them); for Nadam and for an optimizer of yours, a weight for each rank"
         )
         raise InvalidInputError(
             f"Rank {run.rank} on {run.stats.host}: shard_optimizer=True is not possible: {reason}. Leave out "
