@@ -70,7 +70,9 @@ PRIVATE = [
     # Keras: compile, optimizers, metrics, callbacks, distribution
     Name("_use_weight_decay", "keras.optimizers.SGD", "exceptions from weight decay (backends/optimizer_shard)"),
     Name("_apply_weight_decay", "keras.optimizers.SGD", "not called without variables (backends/optimizer_shard)"),
-    Name("_name", "keras.Variable", "a part of a variable gets its name (backends/optimizer_shard)"),
+    Name("_accumulated_gradients", "keras.optimizers.SGD()", "slots (optimizer_shard)"),
+    Name("_backend_apply_gradients", "keras.optimizers.SGD", "a class with its own is not divided (optimizer_shard)"),
+    Name("_clip_gradients", "keras.optimizers.SGD", "a class with its own is not divided (backends/optimizer_shard)"),
     Name("_path", "keras.Variable", "a part of a variable gets its path (backends/optimizer_shard)"),
     Name("_iterations", "keras.optimizers.SGD()", "the step counter; optimizer.iterations may be another's"),
     Name("_learning_rate", "keras.optimizers.SGD()", "a variable, or a schedule (hvd/lr_callbacks.py)"),
@@ -424,7 +426,7 @@ def functional():
 
 def optimizer(kind):
     """An optimizer that is built."""
-    made = kind(0.1, use_ema=True)
+    made = kind(0.1, use_ema=True, gradient_accumulation_steps=2)
     made.build([keras.Variable(np.ones(2, "float32"))])
     return made
 

@@ -374,6 +374,7 @@ def test_what_cannot_be_divided_is_refused_before_a_worker_starts(net, data):
         choros.Trainer(net("adam"), workers=2, shard_optimizer="yes")
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in multiply")  # by the scale of the loss
 @pytest.mark.skipif(BACKEND == "torch", reason="on PyTorch one call updates all of a rank's values")
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(

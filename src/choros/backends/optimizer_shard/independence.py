@@ -216,10 +216,10 @@ class _Trial:
 
     def agrees(self, state: list[Array], expected: list[Array], whole: _Trial) -> bool:
         """Return whether a state is the expected one up to rounding, and the optimizer's other variables are equal."""
-        pairs = [*zip(state, expected, strict=True), *zip(self._numbers(), whole._numbers(), strict=True)]
+        pairs = [*zip(state, expected, strict=True), *zip(self.scalars(), whole.scalars(), strict=True)]
         return all(np.allclose(left, right, rtol=1e-4, atol=1e-6, equal_nan=True) for left, right in pairs)
 
-    def _numbers(self) -> list[Array]:
+    def scalars(self) -> list[Array]:
         """Return the variables that belong to no weight, such as the step counter."""
         attributes = vars(self.optimizer).values()
         return [keras.ops.convert_to_numpy(value) for value in attributes if isinstance(value, keras.Variable)]
