@@ -51,10 +51,9 @@ def variable_like(variable: Any, value: Any, trainable: bool = True) -> Any:
     return like
 
 
-def copy_numbers(original: keras.optimizers.Optimizer, optimizer: keras.optimizers.Optimizer) -> None:
+def copy_numbers(original: keras.optimizers.Optimizer, optimizer: Any) -> None:
     """Copy attributes that are numbers, such as ``momentum``: callbacks may have set them."""
-    attributes: dict[str, Any] = vars(optimizer)
-    attributes.update({name: value for name, value in vars(original).items() if isinstance(value, _NUMBERS)})
+    vars(optimizer).update({name: value for name, value in vars(original).items() if isinstance(value, _NUMBERS)})
 
 
 def _config_of(optimizer: Any, rate: float | None) -> dict[str, Any]:
