@@ -85,12 +85,74 @@ class Noisy(Signs):
         super().update_step(gradient + noise, variable, learning_rate)
 
 
-class Forgetful(Signs):
-    """A setting that its configuration does not contain."""
+@keras.saving.register_keras_serializable("choros-tests")
+class Factors(Signs):
+    """Settings that its configuration does not contain; callbacks may change them."""
 
-    def __init__(self, learning_rate=0.01, order="first", **how):
-        super().__init__(learning_rate, **how)
-        self.order = order
+    def __init__(self, *arguments, **how):
+        super().__init__(*arguments, **how)
+        self.factors, self.kind, self.flags = {"kernel": 0.1}, "linear", [1.0, np.ones(2)]
+
+    def update_step(self, gradient, variable, learning_rate):
+        factor = self.factors.get("kernel" if "kernel" in variable.name else "other", 1.0)
+        square = 0.1 if self.kind == "square" else 1.0
+        super().update_step(gradient * factor * square * self.flags[0], variable, learning_rate)
+
+
+class Counting(Signs):
+    """A count of steps in Python."""
+
+    def __init__(self, *arguments, **how):
+        super().__init__(*arguments, **how)
+        self.counts = {}
+
+    def update_step(self, gradient, variable, learning_rate):
+        path = getattr(variable, "path", variable.name)
+        self.counts[path] = self.counts.get(path, 0) + 1
+        super().update_step(gradient / self.counts[path], variable, learning_rate)
+
+
+class Wrapping(Signs):
+    """Another optimizer in an attribute."""
+
+    def __init__(self, *arguments, **how):
+        super().__init__(*arguments, **how)
+        self.inner = keras.optimizers.Adam()
+
+
+class Prodigious(Signs):
+    """A step size that grows with the progress of all weights (Prodigy, Mishchenko and Defazio 2023)."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self._first = self.add_optimizer_variables(variables, "first")
+            self._size = self.add_variable((), name="size")
+            self._progress = self.add_variable((), name="progress")
+            self._size.assign(1e-6)
+            for first, variable in zip(self._first, variables, strict=True):
+                first.assign(variable)
+
+    def update_step(self, gradient, variable, learning_rate):
+        first = self._first[self._get_variable_index(variable)]
+        self.assign_add(self._progress, ops.sum(gradient * (first - variable)) * self._size)
+        self.assign(self._size, ops.maximum(self._size, self._progress / (ops.sum(ops.abs(gradient)) + 1e-9)))
+        self.assign_sub(variable, self._size * gradient)
+
+
+class Late(Signs):
+    """All gradients at once."""
+
+    def _backend_update_step(self, gradients, variables, learning_rate):
+        super()._backend_update_step(gradients, variables, learning_rate)
+
+
+class Frozen(Signs):
+    """An update of matrices alone."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        if len(variable.shape) > 1:
+            super().update_step(gradient, variable, learning_rate)
 
 
 class Failing(Signs):
@@ -153,6 +215,9 @@ def warm_up(rate):
         (Named, 8, "variable"),
         (Adam, 8, "variable"),
         (lambda: Signs(clipnorm=0.1), 8, "variable"),
+        (lambda: Signs(global_clipnorm=0.1), 8, "value"),
+        (lambda: Signs(gradient_accumulation_steps=8), 8, "value"),
+        (Factors, 8, "variable"),
     ],
 )
 def test_the_smallest_independent_part(optimizer, rows, expected):
@@ -165,7 +230,12 @@ def test_the_smallest_independent_part(optimizer, rows, expected):
     [
         (Coupled, "in a trial Coupled updated .* by the gradients of other variables"),
         (Noisy, "in a trial Noisy updated"),
-        (lambda: Forgetful(order="second"), "Forgetful.get_config does not give 'order'"),
+        (lambda: Coupled(gradient_accumulation_steps=8), "in a trial Coupled updated"),
+        (Counting, "Counting changes attributes in a step that are no keras.Variable"),
+        (Wrapping, "Wrapping has an attribute 'inner' that is no number, text or slot"),
+        (Prodigious, "in a trial Prodigious updated"),
+        (Late, "Late has its own _backend_update_step"),
+        (Frozen, "in a trial Frozen did not change .*bias"),
         (Failing, r"a trial of Failing failed \(NotImplementedError: no update\)"),
         (Exploding, "in a trial Exploding gave weights that are not finite"),
         (Clipped, "Clipped has its own _clip_gradients"),
@@ -197,6 +267,7 @@ def numbers(model):
     [
         lambda: Signs(0.05, limit=0.5, weight_decay=0.01),
         lambda: Named(0.05),
+        lambda: Factors(0.05, global_clipnorm=0.05, gradient_accumulation_steps=2),
         lambda: keras.optimizers.LossScaleOptimizer(Ratio(warm_up(0.1)), initial_scale=64.0),
     ],
 )
@@ -207,6 +278,24 @@ def test_a_divided_update_is_the_whole_one(optimizer, data, pools):
         trainer = choros.Trainer(models[-1], workers=3, pool=pools(3), shard_optimizer=divided)
         history = trainer.fit(*data(60), **HOW)
         assert history.run.group.endswith("optimizer divided") is bool(divided)
+    for left, right in zip(numbers(models[1]), numbers(models[0]), strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-5, rtol=1e-4)
+
+
+class Change(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            self.model.optimizer.factors = {"kernel": 0.5, "other": 0.2}
+            self.model.optimizer.kind = "square"
+            self.model.optimizer.flags = [2.0, np.zeros(2)]
+
+
+def test_settings_that_callbacks_change(data, pools):
+    models = []
+    for divided in (False, True):
+        models.append(net(Factors(0.05)))
+        trainer = choros.Trainer(models[-1], workers=2, pool=pools(2), shard_optimizer=divided)
+        trainer.fit(*data(60), **HOW, callbacks=[Change()])
     for left, right in zip(numbers(models[1]), numbers(models[0]), strict=True):
         np.testing.assert_allclose(left, right, atol=2e-5, rtol=1e-4)
 

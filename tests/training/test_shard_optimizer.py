@@ -130,6 +130,37 @@ def test_weights_and_slots_are_those_of_a_whole_update(kind, workers, net, data,
     assert sum(worker.steps for worker in history.run.workers) == workers * 15
 
 
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_the_norm_of_gradients_that_are_scaled_to_the_end_of_floats(accumulation, net, data, pools):
+    """Their squares overflow."""
+    models = []
+    for divided in (False, True):
+        inner = keras.optimizers.SGD(0.5, global_clipnorm=0.05, gradient_accumulation_steps=accumulation)
+        models.append(net(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**110)))
+        trained(models[-1], data(60), 2, pools(2), divided)
+    assert np.isfinite(models[1].get_weights()[0]).all()
+    check(*models)
+
+
+class Numpy(keras.callbacks.Callback):
+    """Sets a number of numpy, and later ends accumulation within a cycle."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.momentum = np.float32(0.1)
+        if epoch:
+            self.model.optimizer.gradient_accumulation_steps = None
+
+
+def test_settings_of_numpy_and_an_accumulation_that_ends(net, data, pools):
+    models = []
+    for divided in (False, True):
+        models.append(net(keras.optimizers.SGD(0.5, 0.9, global_clipnorm=0.05, gradient_accumulation_steps=4)))
+        for epochs in (2, 4):
+            how = {"epochs": epochs, "initial_epoch": epochs - 2, "callbacks": [Numpy()]}
+            trained(models[-1], data(60), 2, pools(2), divided, **how)
+    check(*models)
+
+
 def test_constraints_and_exceptions_from_weight_decay(net, data, pools):
     models = []
     for divided in (False, True):

@@ -12,7 +12,14 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 
-from choros.backends.optimizer_shard.optimizer_copy import optimizer_copy, variable_like
+from choros.backends.optimizer_shard.optimizer_copy import (
+    are_equal,
+    optimizer_copy,
+    plain_attributes,
+    slot_lists,
+    unknown_attribute,
+    variable_like,
+)
 from choros.backends.rowwise_parts import of_keras
 from choros.types import Array
 
@@ -21,12 +28,23 @@ ELEMENTWISE = frozenset(  # optimizers of Keras that update each value by its ow
     {"SGD", "Adam", "AdamW", "Nadam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Lion"}
 )
 BY_VARIABLE = frozenset({"Adafactor", "Ftrl", "Lamb", "Muon"})  # ... and that update each variable independently
-# What a divided update takes over from the optimizer, or never calls.
-_OWN = ("apply", "stateless_apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
+# A divided update replaces these methods, or they get all gradients at once.
+_REPLACED = (
+    *("apply", "stateless_apply", "apply_gradients", "_backend_apply_gradients"),
+    *("_backend_update_step", "_parallel_update_step", "_clip_gradients"),
+)
 _LONGEST = 160  # values along a dimension of a trial's variables; rules for large matrices begin at 128 or less
-_SCALES = (1.0, 1e-3, 1e3, 1.0, 1e-6, 30.0)  # of the gradients in the steps of a trial
-_RATE = 0.1  # learning rate of a trial: with a schedule's first rates, which may be 0, weights would not change
-_SIMPLE = (str, bytes, bool, int, float, tuple, type(None))
+# Sizes of the gradients in the steps of a trial; None: gradients that point away from a minimum, as in training.
+_SIZES = (1e-6, 1e-3, 1.0, None, None, None, None, None, None, 30.0, 1e3, 1.0)
+_FACTORS = (0.1, 1.0, 10.0)  # of a variable's gradients
+# The learning rate is constant, since with a schedule's first rates, which may be 0, weights would not change. A
+# divided update does the rest without the optimizer's code.
+_CONFIG = {
+    "learning_rate": 0.1,
+    "gradient_accumulation_steps": None,
+    "global_clipnorm": None,
+    "loss_scale_factor": None,
+}
 
 _results: WeakKeyDictionary[Any, tuple[dict[str, Any], Unit | None, str]] = WeakKeyDictionary()
 
@@ -58,12 +76,15 @@ def independent_unit(
         return "variable", ""
     if of_keras(kind) or not tries:
         return None, f"it is not known whether {kind.__name__} updates each variable independently"
-    replaced = [name for name in _OWN if not of_keras(getattr(kind, name))]
+    replaced = [name for name in _REPLACED if not of_keras(getattr(kind, name, None))]
     if replaced:
         return None, f"{kind.__name__} has its own {replaced[0]}"
-    settings = {name: value for name, value in vars(optimizer).items() if isinstance(value, _SIMPLE)}
+    unknown = unknown_attribute(optimizer)
+    if unknown:
+        return None, f"{kind.__name__} has an attribute {unknown!r} that is no number, text or slot of a weight"
+    settings = plain_attributes(optimizer)
     known = _results.get(optimizer)
-    if known is None or known[0] != settings:
+    if known is None or not are_equal(known[0], settings):
         try:
             known = settings, *_try(optimizer, trainable)
         except Exception as error:  # any error of the user's code
@@ -96,29 +117,6 @@ def _fits(slot: Any, variable: Any) -> bool:
     return slot is not None and tuple(slot.shape) == tuple(variable.shape) and slot.dtype == variable.dtype
 
 
-def slot_lists(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
-    """Return the slots of a built optimizer by the attribute that holds them: one for each variable, or None.
-
-    Example:
-        >>> import keras
-        >>> optimizer, variable = keras.optimizers.SGD(momentum=0.9), keras.Variable([1.0, 2.0])
-        >>> optimizer.build([variable])
-        >>> list(slot_lists(optimizer))
-        ['momentums']
-    """
-    trainable = optimizer._trainable_variables
-    others = {id(value) for value in vars(optimizer).values() if isinstance(value, keras.Variable)}  # such as counters
-    others |= {id(variable) for variable in trainable}
-    lists: dict[str, list[Any]] = {}
-    for name, value in vars(optimizer).items():
-        if not isinstance(value, list) or len(value) != len(trainable):
-            continue
-        variables = [item for item in value if item is not None]
-        if variables and all(isinstance(item, keras.Variable) and id(item) not in others for item in variables):
-            lists[name] = list(value)
-    return lists
-
-
 def dtype_of(variable: Any) -> np.dtype[Any]:
     """Return the numpy dtype of a variable."""
     dtype: np.dtype[Any] = np.dtype(keras.backend.standardize_dtype(variable.dtype))
@@ -129,11 +127,8 @@ def _try(optimizer: Any, trainable: list[Any]) -> tuple[Unit | None, str]:
     """Return the result of ``independent_unit`` for an optimizer of the user, from a trial on small variables."""
     rng, name = np.random.default_rng(0), type(optimizer).__name__
     shapes = [tuple(min(length, _LONGEST) for length in variable.shape) for variable in trainable]
-    values = [rng.normal(0, 0.05, shape) for shape in shapes]
+    values, minima = ([rng.normal(0, 0.05, shape) for shape in shapes] for _ in range(2))
     whole = _Trial(optimizer, values, trainable)
-    lost = whole.lost_setting(optimizer)
-    if lost:
-        return None, f"{name}.get_config does not give {lost!r}"
     separate = [_Trial(optimizer, [value], [v]) for value, v in zip(values, trainable, strict=True)]
     ranges: list[_Trial] = []
     if _may_be_vector(optimizer, trainable):
@@ -141,24 +136,30 @@ def _try(optimizer: Any, trainable: list[Any]) -> tuple[Unit | None, str]:
         parts = np.split(vector, [len(vector) // 3, len(vector) // 2])
         ranges = [_Trial(optimizer, [part], trainable[:1], names=False) for part in parts]
     ends = np.cumsum([part.variables[0].shape[0] for part in ranges])[:-1]
-    for scale in _SCALES:
-        gradients = [rng.normal(0, scale * rng.choice([0.1, 1.0, 10.0]), shape) for shape in shapes]
+    for size in _SIZES:
+        if size is None:
+            gradients = [state[0] - minimum for state, minimum in zip(whole.states, minima, strict=True)]
+        else:
+            gradients = [rng.normal(0, size * rng.choice(_FACTORS), shape) for shape in shapes]
         whole.step(gradients)
+        if not all(np.isfinite(state[0]).all() for state in whole.states):
+            return None, f"in a trial {name} gave weights that are not finite"
         for index, part in enumerate(separate):
             part.step([gradients[index]])
-            if not part.agrees(part.state_of(0), whole.state_of(index), whole):
+            if not part.agrees(index, whole):
                 return (
                     None,
                     f"in a trial {name} updated {trainable[index].path} by the gradients of other variables too",
                 )
         if ranges:
-            cut = np.split(_joined(gradients), ends)
-            for part, gradient in zip(ranges, cut, strict=True):
+            for part, gradient in zip(ranges, np.split(_joined(gradients), ends), strict=True):
                 part.step([gradient])
-            if not _same_as_vector(ranges, whole):
-                ranges = []
-    if not all(np.isfinite(part.state_of(0)[0]).all() for part in separate):
-        return None, f"in a trial {name} gave weights that are not finite"
+            ranges = ranges if _agree_as_vector(ranges, whole) else []
+    for variable, first, state in zip(trainable, values, whole.states, strict=True):
+        if first.size and np.allclose(first, state[0], rtol=1e-3, atol=1e-6):
+            return None, f"in a trial {name} did not change {variable.path}"
+    if not are_equal(whole.settings, plain_attributes(whole.optimizer)):
+        return None, f"{name} changes attributes in a step that are no keras.Variable"
     return "value" if ranges else "variable", ""
 
 
@@ -166,12 +167,30 @@ def _joined(arrays: list[Array]) -> Array:
     return np.concatenate([array.reshape(-1) for array in arrays])
 
 
-def _same_as_vector(ranges: list[_Trial], whole: _Trial) -> bool:
-    """Return whether the copies for ranges of the vector of all values have the state of the copy for all variables."""
-    states = [whole.state_of(index) for index in range(len(whole.variables))]
-    vectors = [_joined(list(values)) for values in zip(*states, strict=True)]
-    joined = [_joined(list(values)) for values in zip(*(part.state_of(0) for part in ranges), strict=True)]
-    return all(part.agrees(joined, vectors, whole) for part in ranges)
+def _agree_as_vector(ranges: list[_Trial], whole: _Trial) -> bool:
+    """Return whether the last step changed ranges of the vector of all values as it changed all variables."""
+
+    def joined(states: list[list[Array]]) -> list[Array]:
+        return [_joined(list(arrays)) for arrays in zip(*states, strict=True)]
+
+    parts = [(joined([part.before[0] for part in ranges]), joined([part.states[0] for part in ranges]))]
+    parts += [(part.numbers_before, part.numbers) for part in ranges]
+    expected = [(joined(whole.before), joined(whole.states))] + [(whole.numbers_before, whole.numbers)] * len(ranges)
+    return all(_same_change(*left, *right) for left, right in zip(parts, expected, strict=True))
+
+
+def _same_change(before: list[Array], after: list[Array], other_before: list[Array], other_after: list[Array]) -> bool:
+    """Return whether two copies have changed equal values equally, up to rounding."""
+    for first, left, second, right in zip(before, after, other_before, other_after, strict=True):
+        if not left.size:
+            continue
+        if not np.isfinite(right).all():
+            return np.array_equal(left, right, equal_nan=True)
+        change = np.abs(right - second).max()
+        rounding = 4 * np.finfo(np.float32).eps * max(np.abs(left).max(), np.abs(first).max())
+        if not np.allclose(left - first, right - second, rtol=0, atol=1e-3 * change + rounding, equal_nan=True):
+            return False
+    return True
 
 
 class _Trial:
@@ -181,7 +200,12 @@ class _Trial:
         original: the optimizer.
         values: list of array. The first values of the variables.
         counterparts: for each, a variable of the original, with its dtype and exceptions.
-        names: whether the variables also have the counterparts' names and constraints, on which a rule may depend.
+        names: whether the variables also have the names and constraints of these, on which a rule may depend.
+
+    Attributes:
+        states, before: for each variable, its values and those of its slots; after the last step, and before it.
+        numbers, numbers_before: the optimizer's variables that belong to no weight, such as the step counter.
+        settings: its plain attributes at first.
     """
 
     def __init__(self, original: Any, values: list[Array], counterparts: list[Any], names: bool = True) -> None:
@@ -191,35 +215,31 @@ class _Trial:
                 self.variables.append(variable_like(variable, value, trainable=False))
             else:
                 self.variables.append(keras.Variable(value, dtype=variable.dtype, trainable=False, name="range"))
-        self.optimizer = optimizer_copy(original, self.variables, counterparts, _RATE)
-
-    def lost_setting(self, original: object) -> str:
-        """Return the name of an attribute that the copy does not have as the original; "" if there is none."""
-        copy: dict[str, Any] = vars(self.optimizer)
-        name: str
-        for name, value in vars(original).items():
-            if isinstance(value, _SIMPLE) and copy.get(name, _SIMPLE) != value:
-                return name
-        return ""
+        self.optimizer = optimizer_copy(original, self.variables, counterparts, _CONFIG)
+        self.settings = plain_attributes(self.optimizer)
+        self.states, self.numbers = self._read()
+        self.before, self.numbers_before = self.states, self.numbers
 
     def step(self, gradients: list[Array]) -> None:
         """Update the variables."""
+        self.before, self.numbers_before = self.states, self.numbers
         pairs = zip(gradients, self.variables, strict=True)
         tensors = [keras.ops.convert_to_tensor(gradient, dtype=variable.dtype) for gradient, variable in pairs]
         self.optimizer.apply(tensors, self.variables)
+        self.states, self.numbers = self._read()
 
-    def state_of(self, index: int) -> list[Array]:
-        """Return the values of a variable, and of its slots by their names."""
+    def agrees(self, index: int, whole: _Trial) -> bool:
+        """Return whether the last step changed the only variable as it changed the variable ``index`` of ``whole``."""
+        same = _same_change(self.before[0], self.states[0], whole.before[index], whole.states[index])
+        return same and _same_change(self.numbers_before, self.numbers, whole.numbers_before, whole.numbers)
+
+    def _read(self) -> tuple[list[list[Array]], list[Array]]:
         slots = slot_lists(self.optimizer)
-        variables = [self.variables[index], *(slots[name][index] for name in sorted(slots))]
-        return [keras.ops.convert_to_numpy(variable) for variable in variables if variable is not None]
+        states = [[variable, *(slots[name][i] for name in sorted(slots))] for i, variable in enumerate(self.variables)]
+        numbers = [value for value in vars(self.optimizer).values() if isinstance(value, keras.Variable)]
+        values = [[_values(variable) for variable in state if variable is not None] for state in states]
+        return values, [_values(variable) for variable in numbers]
 
-    def agrees(self, state: list[Array], expected: list[Array], whole: _Trial) -> bool:
-        """Return whether a state is the expected one up to rounding, and the optimizer's other variables are equal."""
-        pairs = [*zip(state, expected, strict=True), *zip(self.scalars(), whole.scalars(), strict=True)]
-        return all(np.allclose(left, right, rtol=1e-4, atol=1e-6, equal_nan=True) for left, right in pairs)
 
-    def scalars(self) -> list[Array]:
-        """Return the variables that belong to no weight, such as the step counter."""
-        attributes = vars(self.optimizer).values()
-        return [keras.ops.convert_to_numpy(value) for value in attributes if isinstance(value, keras.Variable)]
+def _values(variable: keras.Variable) -> Array:
+    return np.array(keras.ops.convert_to_numpy(variable), dtype=np.float64)

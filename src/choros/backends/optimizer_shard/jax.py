@@ -28,7 +28,7 @@ class JaxOptimizerShard(OptimizerShard):
     """
 
     block = 1 << 19  # values; a copy follows each call, while the new values are in the cache
-    trial = False
+    needs_first_step = False
 
     def __init__(self, replica: Any, rank: int, size: int, tries: bool = False) -> None:
         super().__init__(replica, rank, size, tries)

@@ -15,7 +15,8 @@ import keras
 import numpy as np
 
 from choros.backends import inner_optimizer
-from choros.backends.optimizer_shard.independence import dtype_of, slot_lists, treats_alike
+from choros.backends.optimizer_shard.independence import dtype_of, treats_alike
+from choros.backends.optimizer_shard.optimizer_copy import slot_lists
 from choros.types import Array
 
 _ALIGNMENT = 256  # bytes: a multiple of XLA's 64 and of the size of every dtype

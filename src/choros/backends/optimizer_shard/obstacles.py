@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from choros.backends import inner_optimizer
-from choros.backends.optimizer_shard.independence import independent_unit, slot_lists
+from choros.backends.optimizer_shard.independence import independent_unit
+from choros.backends.optimizer_shard.optimizer_copy import slot_lists
 from choros.backends.rowwise_parts import of_keras
 from choros.backends.variable_groups import vector_dtype
 

@@ -22,7 +22,7 @@ from choros.backends.optimizer_shard.independence import treats_alike
 from choros.backends.optimizer_shard.layout import Memory, Piece, SharedLayout
 from choros.backends.optimizer_shard.loss_scale import LossScale
 from choros.backends.optimizer_shard.obstacles import obstacle
-from choros.backends.optimizer_shard.optimizer_copy import copy_numbers, optimizer_copy, variable_like
+from choros.backends.optimizer_shard.optimizer_copy import optimizer_copy, plain_attributes, variable_like
 from choros.backends.rowwise_parts import of_keras
 from choros.cluster.hardware.array_threads import for_each, with_number
 from choros.types import Array, aligned
@@ -57,7 +57,9 @@ class OptimizerShard(ABC):
     """
 
     block: int | None = None  # most values of a piece that is a range; None: one piece
-    trial = True  # whether a first step must show that steps do not set weights (``sets_weights``)
+    needs_first_step = (
+        True  # whether a first step, as a whole update, must show that steps do not set weights (``sets_weights``)
+    )
 
     def __init__(self, replica: BaseReplica, rank: int, size: int, tries: bool = False) -> None:
         self.replica, self.rank, self.size, self.tries = replica, rank, size, tries
@@ -174,25 +176,32 @@ class OptimizerShard(ABC):
             add: sums arrays into another one.
             barrier: the barrier of the ranks.
         """
-        divisor, shrink = self.replica.count_batch(totals), 1.0
+        divisor = self.replica.count_batch(totals)
         if divisor == 0:
             return
-        sum_group: Callable[[list[Piece]], None] = lambda group: self._sum(group, rank_gradients, add)  # noqa: E731
+        has_sums, factor, shrink = False, 1.0, 1.0
+
+        def sum_group(group: list[Piece]) -> None:
+            if not has_sums:
+                self._sum(group, rank_gradients, add)
+            if factor != 1.0:  # not a part of the divisor: their product may overflow
+                for total in self.sums:
+                    with_number(np.divide, total, factor, total)
+
         clips = self._clips
         if self.loss_scale is not None or clips:
-            factor = (self.optimizer.loss_scale_factor or 1.0) if self.loss_scale is None else self.loss_scale.factor
-            squares = self._sum_squares(divisor * factor, sum_group, barrier)
-            if len(self.groups) == 1:  # its sums are there
-                sum_group = lambda group: None  # noqa: E731
+            scale = (self.optimizer.loss_scale_factor or 1.0) if self.loss_scale is None else self.loss_scale.factor
+            squares = self._sum_squares(divisor, scale, sum_group, barrier)
+            has_sums = len(self.groups) == 1
             if self.loss_scale is not None:
                 if math.isnan(squares):
                     self.loss_scale.halve()
                     return
-                sum_group = self._unscaled(sum_group, factor)
+                factor = scale
             shrink = self._shrink(squares) if clips else 1.0
         with self.writing():
             if shrink != 1.0:
-                for accumulators in self._accumulators:
+                for accumulators in self._accumulators if self._accumulates else []:
                     for values in accumulators:
                         with_number(np.multiply, values, shrink, values)
             if self.groups:
@@ -203,6 +212,10 @@ class OptimizerShard(ABC):
             self.loss_scale.count_finite()
 
     @property
+    def _accumulates(self) -> bool:
+        return bool(self.optimizer.gradient_accumulation_steps)
+
+    @property
     def _clips(self) -> bool:
         """True if this step clips the gradients by their norm: with accumulation, only a step that changes weights."""
         steps = self.optimizer.gradient_accumulation_steps or 1
@@ -210,38 +223,31 @@ class OptimizerShard(ABC):
         return limited and (steps == 1 or (self.replica.iterations + 1) % steps == 0)
 
     def _sum_squares(
-        self, divisor: float, sum_group: Callable[[list[Piece]], None], barrier: Callable[[], None]
+        self, divisor: float, scale: float, sum_group: Callable[[list[Piece]], None], barrier: Callable[[], None]
     ) -> float:
         """Return the sum of the squares of the mean gradients, with the accumulated ones. Collective.
 
         It is NaN if a gradient is not finite.
+
+        Args:
+            divisor: of the sums.
+            scale: of the loss; also a divisor.
+            sum_group: writes the gradients of a group to ``sums``.
+            barrier: the barrier of the ranks.
         """
         squares = 0.0
         for index, group in enumerate(self.groups):
             sum_group(group)
             for number, (piece, total) in enumerate(zip(group, self.sums, strict=True)):
-                accumulated = self._accumulators[index][number] if self._accumulators else None
                 for _, place in piece.inputs:  # between variables a range has gaps of any values
-                    squares += _square(total[place], divisor, None if accumulated is None else accumulated[place])
+                    accumulated = self._accumulators[index][number][place] if self._accumulates else None
+                    squares += _square(total[place], divisor, scale, accumulated)
         self._squares[self.rank] = squares
         barrier()
         return float(self._squares.sum())
 
-    def _unscaled(self, sum_group: Callable[[list[Piece]], None], factor: float) -> Callable[[list[Piece]], None]:
-        """Return a function that calls ``sum_group`` and divides the sums by the loss scale.
-
-        The product of the divisor and the scale may overflow.
-        """
-
-        def call(group: list[Piece]) -> None:
-            sum_group(group)
-            for total in self.sums:
-                with_number(np.divide, total, factor, total)
-
-        return call
-
     def _shrink(self, squares: float) -> float:
-        """Return the number by which clipping to ``global_clipnorm`` multiplies all gradients.
+        """Return the number by which clipping to ``global_clipnorm`` multiplies new and accumulated gradients.
 
         Args:
             squares: sum of the squares of the mean gradients.
@@ -307,7 +313,7 @@ class OptimizerShard(ABC):
 
     def copy_settings(self) -> None:
         """Copy numbers that callbacks may set, such as ``momentum``, to the optimizer of the pieces."""
-        copy_numbers(self.original, self.optimizer)
+        vars(self.optimizer).update(plain_attributes(self.original))
         self.global_clipnorm, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
 
     def take_settings(self) -> None:
@@ -336,14 +342,20 @@ class OptimizerShard(ABC):
         self.copy_settings()
 
 
-def _square(gradients: Array, divisor: float, accumulated: Array | None) -> float:
-    """Return the square of the norm of ``gradients / divisor + accumulated``; NaN if a gradient is not finite."""
+def _square(sums: Array, divisor: float, scale: float, accumulated: Array | None) -> float:
+    """Return the square of the norm of ``sums / divisor / scale + accumulated``; NaN if a sum is not finite."""
+    square = 0.0
     with np.errstate(all="ignore"):
-        if accumulated is None:
-            square = float(np.float64(np.dot(gradients, gradients)) / np.float64(divisor) ** 2)
-        else:
-            mean = gradients / gradients.dtype.type(divisor) + accumulated
-            square = float(np.dot(mean, mean))
+        if accumulated is None and scale == 1.0:
+            square = float(np.dot(sums, sums)) / divisor**2
+        else:  # a square of scaled values may overflow
+            kind = sums.dtype.type
+            for begin in range(0, len(sums), _CHUNK):
+                part = slice(begin, begin + _CHUNK)
+                mean = sums[part] / kind(scale) / kind(divisor)
+                if accumulated is not None:
+                    mean += accumulated[part]
+                square += float(np.dot(mean, mean))
     if math.isfinite(square):
         return square
-    return math.inf if np.isfinite(gradients).all() else math.nan
+    return math.inf if np.isfinite(sums).all() else math.nan

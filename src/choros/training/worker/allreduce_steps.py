@@ -106,7 +106,7 @@ class AllReduceSteps:
             self._close_slots()
         elif self._planned is not None:
             tail = tail.copy()  # the calls below use the group's memory
-            self._end_trial(self._planned)
+            self._end_first_step(self._planned)
         if self.run.job.repeats and batch.total < max(self.run.job.workers, sum(self.run.job.devices)):
             self._copy_outcome(batch)
         self.summed_tail = tail
@@ -162,7 +162,7 @@ class AllReduceSteps:
     def _plan(self) -> None:
         """Decide whether the ranks divide the update, in the first step: callbacks may set weights before it."""
         self._has_begun, self._planned = True, planned_shard(self.run)
-        if self._planned is not None and not self._planned.trial:
+        if self._planned is not None and not self._planned.needs_first_step:
             self._divide(self._planned)
 
     def _divide(self, shard: OptimizerShard) -> None:
@@ -207,7 +207,7 @@ class AllReduceSteps:
                 f"because {reason}."
             )
 
-    def _end_trial(self, shard: OptimizerShard) -> None:
+    def _end_first_step(self, shard: OptimizerShard) -> None:
         """Divide the update, unless the first step has set weights without the optimizer. Collective."""
         if any(gather_values(self.run.group, self._sets_weights)):
             self._planned = None
@@ -284,12 +284,15 @@ def planned_shard(run: WorkerContext) -> OptimizerShard | None:
             shard = make_shard(replica, run.rank, run.job.workers, bool(requested))
         except MemoryError:  # of this rank alone
             raise
-        except Exception:  # an optimizer of which no copy can be made, on all ranks alike
+        except Exception as error:  # an optimizer of which no copy can be made, on all ranks alike
             if requested:
-                raise
+                raise InvalidInputError(
+                    f"Rank {run.rank} on {run.stats.host}: shard_optimizer=True is not possible, as no copy of the "
+                    f"optimizer can be made: {type(error).__name__}: {error}"
+                ) from error
             logger.debug("the update is not divided", exc_info=True)
     # Callbacks in this process set the variables of the very model that trains, while other ranks read its weights.
-    if shard is not None and shard.trial and run.weights is None and run.job.per_batch:
+    if shard is not None and shard.needs_first_step and run.weights is None and run.job.per_batch:
         shard = None
     if shard is None and requested:
         reason = obstacle(replica.model, tries=True) or (
