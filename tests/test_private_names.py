@@ -72,6 +72,7 @@ PRIVATE = [
     Name("_apply_weight_decay", "keras.optimizers.SGD", "not called without variables (backends/optimizer_shard)"),
     Name("_accumulated_gradients", "keras.optimizers.SGD()", "slots (optimizer_shard)"),
     Name("_backend_apply_gradients", "keras.optimizers.SGD", "a class with its own is not divided (optimizer_shard)"),
+    Name("_backend_update_step", "keras.optimizers.SGD", "a class with its own is not divided (optimizer_shard)"),
     Name("_clip_gradients", "keras.optimizers.SGD", "a class with its own is not divided (backends/optimizer_shard)"),
     Name("_path", "keras.Variable", "a part of a variable gets its path (backends/optimizer_shard)"),
     Name("_iterations", "keras.optimizers.SGD()", "the step counter; optimizer.iterations may be another's"),

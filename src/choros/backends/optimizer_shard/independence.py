@@ -30,8 +30,8 @@ ELEMENTWISE = frozenset(  # optimizers of Keras that update each value by its ow
 BY_VARIABLE = frozenset({"Adafactor", "Ftrl", "Lamb", "Muon"})  # ... and that update each variable independently
 # A divided update replaces these methods, or they get all gradients at once.
 _REPLACED = (
-    *("apply", "stateless_apply", "apply_gradients", "_backend_apply_gradients"),
-    *("_backend_update_step", "_parallel_update_step", "_clip_gradients"),
+    *("apply", "stateless_apply", "apply_gradients"),
+    *("_backend_apply_gradients", "_backend_update_step", "_clip_gradients"),
 )
 _LONGEST = 160  # values along a dimension of a trial's variables; rules for large matrices begin at 128 or less
 # Sizes of the gradients in the steps of a trial; None: gradients that point away from a minimum, as in training.
@@ -76,7 +76,7 @@ def independent_unit(
         return "variable", ""
     if of_keras(kind) or not tries:
         return None, f"it is not known whether {kind.__name__} updates each variable independently"
-    replaced = [name for name in _REPLACED if not of_keras(getattr(kind, name, None))]
+    replaced = [name for name in _REPLACED if not of_keras(getattr(kind, name))]
     if replaced:
         return None, f"{kind.__name__} has its own {replaced[0]}"
     unknown = unknown_attribute(optimizer)

@@ -13,7 +13,7 @@ from choros.backends.rowwise_parts import of_keras
 
 _NUMBERS = (bool, int, float, type(None))
 _NOT_PLAIN = object()
-_LOCAL = frozenset({"name", "built", "_lock"})
+_LOCAL = frozenset({"name", "built"})
 
 
 def optimizer_copy(
@@ -144,7 +144,8 @@ def _base_attributes() -> frozenset[str]:
 def _add_slots(optimizer: Any, original: Any, counterparts: list[Any]) -> None:
     """Add slots that the original has and the copy has not: a setting has changed since the original was built."""
     slots = slot_lists(optimizer)
-    indices = [original._get_variable_index(variable) for variable in counterparts]
+    places = {id(variable): index for index, variable in enumerate(original._trainable_variables)}
+    indices = [places[id(variable)] for variable in counterparts]
     for name, variables in slot_lists(original).items():
         if name not in slots:
             pairs = zip(optimizer._trainable_variables, [variables[index] for index in indices], strict=True)
