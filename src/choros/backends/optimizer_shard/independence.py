@@ -81,7 +81,7 @@ def independent_unit(
         return None, f"{kind.__name__} has its own {replaced[0]}"
     unknown = unknown_attribute(optimizer)
     if unknown:
-        return None, f"{kind.__name__} has an attribute {unknown!r} that is no number, text or slot of a weight"
+        return None, f"{kind.__name__} has an attribute {unknown!r} that a copy of it cannot get"
     settings = plain_attributes(optimizer)
     known = _results.get(optimizer)
     if known is None or not are_equal(known[0], settings):
@@ -159,7 +159,7 @@ def _try(optimizer: Any, trainable: list[Any]) -> tuple[Unit | None, str]:
         if first.size and np.allclose(first, state[0], rtol=1e-3, atol=1e-6):
             return None, f"in a trial {name} did not change {variable.path}"
     if not are_equal(whole.settings, plain_attributes(whole.optimizer)):
-        return None, f"{name} changes attributes in a step that are no keras.Variable"
+        return None, f"{name} changes attributes in a step other than a keras.Variable"
     return "value" if ranges else "variable", ""
 
 

@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
         items = {key: _plain(item) for key, item in value.items()}
         return items if all(item is not _NOT_PLAIN for item in (*items, *items.values())) else _NOT_PLAIN
     for kind in (list, tuple, set, frozenset):
-        if isinstance(value, kind):
+        if isinstance(value, kind) and (kind is not tuple or type(value) is tuple):  # not a named tuple
             parts = [_plain(item) for item in value]
             return _NOT_PLAIN if any(part is _NOT_PLAIN for part in parts) else kind(parts)
     return _NOT_PLAIN
