@@ -329,8 +329,9 @@ class Kill(keras.callbacks.Callback):
         self.epoch = epoch + 1
 
 
-def test_a_worker_that_dies_costs_nothing(net, data):
-    uninterrupted, cut = net(keras.optimizers.Adam(0.01)), net(keras.optimizers.Adam(0.01))
+@pytest.mark.parametrize("kind", ["Adam", pytest.param("loss scale, grows", marks=pytest.mark.long)])
+def test_a_worker_that_dies_costs_nothing(kind, net, data):
+    uninterrupted, cut = net(optimizer(kind)), net(optimizer(kind))
     choros.Trainer(uninterrupted, workers=2, shard_optimizer=True).fit(*data(60), **HOW)
     trainer = choros.Trainer(cut, workers=2, shard_optimizer=True, restarts=1)
     kill = Kill(trainer)
@@ -340,7 +341,7 @@ def test_a_worker_that_dies_costs_nothing(net, data):
     for left, right in zip(numbers(cut), numbers(uninterrupted), strict=True):
         np.testing.assert_array_equal(left, right)
 
-    failing = choros.Trainer(net(keras.optimizers.Adam(0.01)), workers=2, shard_optimizer=True)
+    failing = choros.Trainer(net(optimizer(kind)), workers=2, shard_optimizer=True)
     with pytest.raises(WorkerFailedError) as caught:
         failing.fit(*data(60), **HOW, callbacks=[kill := Kill(failing)])
     assert bits(caught.value.weights) in kill.seen

@@ -179,14 +179,14 @@ class OptimizerShard(ABC):
         divisor = self.replica.count_batch(totals)
         if divisor == 0:
             return
-        has_sums, factor, shrink = False, 1.0, 1.0
+        has_sums, shrink, divisors = False, 1.0, list[float]()
 
         def sum_group(group: list[Piece]) -> None:
             if not has_sums:
                 self._sum(group, rank_gradients, add)
-            if factor != 1.0:  # not a part of the divisor: their product may overflow
+            for number in divisors:
                 for total in self.sums:
-                    with_number(np.divide, total, factor, total)
+                    with_number(np.divide, total, number, total)
 
         clips = self._clips
         if self.loss_scale is not None or clips:
@@ -197,7 +197,8 @@ class OptimizerShard(ABC):
                 if math.isnan(squares):
                     self.loss_scale.halve()
                     return
-                factor = scale
+                # In the order of a whole update, for the same bits; also, the product may overflow.
+                divisors, divisor = [divisor, scale], 1.0
             shrink = self._shrink(squares) if clips else 1.0
         with self.writing():
             if shrink != 1.0:
