@@ -79,6 +79,15 @@ class Coupled(Signs):
         super().update_step(gradient / (self._norm + 1e-9), variable, learning_rate)
 
 
+class LateCoupled(Coupled):
+    """The same from step 300 on."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        norm = self._norm + 1e-9
+        self.assign(self._norm, ops.where(self.iterations > 300, norm * 0.9 + ops.norm(gradient), 1.0))
+        Signs.update_step(self, gradient / norm, variable, learning_rate)
+
+
 class Noisy(Signs):
     def update_step(self, gradient, variable, learning_rate):
         noise = keras.random.normal(gradient.shape, dtype=variable.dtype)
@@ -228,15 +237,16 @@ def test_the_smallest_independent_part(optimizer, rows, expected):
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (Coupled, "in a trial Coupled updated .* by the gradients of other variables"),
+        (Coupled, "in a trial Coupled updated .* differently with the other variables than alone"),
         (Noisy, "in a trial Noisy updated"),
+        (LateCoupled, "in a trial LateCoupled updated"),
         (lambda: Coupled(gradient_accumulation_steps=8), "in a trial Coupled updated"),
         (Counting, "Counting changes attributes in a step other than a keras.Variable"),
-        (Wrapping, "Wrapping has an attribute 'inner' that a copy of it cannot get"),
+        (Wrapping, "Wrapping has the attribute 'inner', which is neither a setting"),
         (Prodigious, "in a trial Prodigious updated"),
         (Late, "Late has its own _backend_update_step"),
         (Frozen, "in a trial Frozen did not change .*bias"),
-        (Failing, r"a trial of Failing failed \(NotImplementedError: no update\)"),
+        (Failing, r"Failing raised NotImplementedError with a part of the weights: no update"),
         (Exploding, "in a trial Exploding gave weights that are not finite"),
         (Clipped, "Clipped has its own _clip_gradients"),
     ],

@@ -37,6 +37,12 @@ _LONGEST = 160  # values along a dimension of a trial's variables; rules for lar
 # Sizes of the gradients in the steps of a trial; None: gradients that point away from a minimum, as in training.
 _SIZES = (1e-6, 1e-3, 1.0, None, None, None, None, None, None, 30.0, 1e3, 1.0)
 _FACTORS = (0.1, 1.0, 10.0)  # of a variable's gradients
+_COUNTS = {
+    4: 60,
+    6: 1_000,
+    8: 50_000,
+    10: 1_000_000,
+}  # before these steps the step counter is set, as rules may begin late
 # The learning rate is constant, since with a schedule's first rates, which may be 0, weights would not change. A
 # divided update does the rest without the optimizer's code.
 _CONFIG = {
@@ -81,14 +87,17 @@ def independent_unit(
         return None, f"{kind.__name__} has its own {replaced[0]}"
     unknown = unknown_attribute(optimizer)
     if unknown:
-        return None, f"{kind.__name__} has an attribute {unknown!r} that a copy of it cannot get"
+        return (
+            None,
+            f"{kind.__name__} has the attribute {unknown!r}, which is neither a setting (numbers, text) nor slots",
+        )
     settings = plain_attributes(optimizer)
     known = _results.get(optimizer)
     if known is None or not are_equal(known[0], settings):
         try:
             known = settings, *_try(optimizer, trainable)
         except Exception as error:  # any error of the user's code
-            known = settings, None, f"a trial of {kind.__name__} failed ({type(error).__name__}: {error})"
+            known = settings, None, f"{kind.__name__} raised {type(error).__name__} with a part of the weights: {error}"
         _results[optimizer] = known
     return known[1], known[2]
 
@@ -136,7 +145,10 @@ def _try(optimizer: Any, trainable: list[Any]) -> tuple[Unit | None, str]:
         parts = np.split(vector, [len(vector) // 3, len(vector) // 2])
         ranges = [_Trial(optimizer, [part], trainable[:1], names=False) for part in parts]
     ends = np.cumsum([part.variables[0].shape[0] for part in ranges])[:-1]
-    for size in _SIZES:
+    for number, size in enumerate(_SIZES):
+        if number in _COUNTS:
+            for part in (whole, *separate, *ranges):
+                part.count(_COUNTS[number])
         if size is None:
             gradients = [state[0] - minimum for state, minimum in zip(whole.states, minima, strict=True)]
         else:
@@ -147,10 +159,8 @@ def _try(optimizer: Any, trainable: list[Any]) -> tuple[Unit | None, str]:
         for index, part in enumerate(separate):
             part.step([gradients[index]])
             if not part.agrees(index, whole):
-                return (
-                    None,
-                    f"in a trial {name} updated {trainable[index].path} by the gradients of other variables too",
-                )
+                path = trainable[index].path
+                return None, f"in a trial {name} updated {path} differently with the other variables than alone"
         if ranges:
             for part, gradient in zip(ranges, np.split(_joined(gradients), ends), strict=True):
                 part.step([gradient])
@@ -219,6 +229,11 @@ class _Trial:
         self.settings = plain_attributes(self.optimizer)
         self.states, self.numbers = self._read()
         self.before, self.numbers_before = self.states, self.numbers
+
+    def count(self, steps: int) -> None:
+        """Set the step counter."""
+        self.optimizer._iterations.assign(steps)
+        self.states, self.numbers = self._read()
 
     def step(self, gradients: list[Array]) -> None:
         """Update the variables."""
