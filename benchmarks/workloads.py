@@ -21,7 +21,7 @@ class Workload:
             classes; 75,530 values).
         batch: rows of a worker's batch.
         steps: batches of a worker's epoch.
-        optimizer: a Keras optimizer's name; "momentum" is SGD(0.01, momentum=0.9).
+        optimizer: a Keras optimizer's name; "momentum" is SGD(0.01, momentum=0.9); "own" is ``own_adam``.
         steps_per_execution: as in ``compile``.
         jit_compile: True, or as Keras decides.
     """
@@ -55,8 +55,8 @@ class Workload:
                 inner += [layers.Conv2D(filters, 3, activation="relu"), layers.MaxPooling2D(), layers.Dropout(0.25)]
             inner += [layers.Flatten(), layers.Dense(512, "relu"), layers.Dropout(0.5), layers.Dense(10, "softmax")]
         model = keras.Sequential(inner)
-        momentum = self.optimizer == "momentum"
-        optimizer = keras.optimizers.SGD(0.01, momentum=0.9) if momentum else self.optimizer
+        own = {"momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9), "own": own_adam}
+        optimizer = own.get(self.optimizer, lambda: self.optimizer)()
         model.compile(
             optimizer,
             "sparse_categorical_crossentropy",
@@ -74,3 +74,27 @@ class Workload:
         x = rng.standard_normal((rows, *shape), dtype="float32")
         y = (np.abs(x.reshape(rows, -1)[:, :5]).sum(1) * classes / 8).astype("int64") % classes
         return x, y
+
+
+def own_adam() -> Any:
+    """Adam as a user would write it, without bias correction."""
+    import keras
+
+    ops = keras.ops
+
+    class OwnAdam(keras.optimizers.Optimizer):
+        def build(self, variables: Any) -> None:
+            if not self.built:
+                super().build(variables)
+                self._means = self.add_optimizer_variables(variables, "mean")
+                self._squares = self.add_optimizer_variables(variables, "square")
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            index = self._get_variable_index(variable)
+            mean, square = self._means[index], self._squares[index]
+            self.assign(mean, mean * 0.9 + gradient * 0.1)
+            self.assign(square, square * 0.999 + ops.square(gradient) * 0.001)
+            rate = ops.cast(learning_rate, variable.dtype)
+            self.assign_sub(variable, rate * mean / (ops.sqrt(square) + 1e-7))
+
+    return OwnAdam(0.001)
