@@ -55,8 +55,8 @@ class Workload:
                 inner += [layers.Conv2D(filters, 3, activation="relu"), layers.MaxPooling2D(), layers.Dropout(0.25)]
             inner += [layers.Flatten(), layers.Dense(512, "relu"), layers.Dropout(0.5), layers.Dense(10, "softmax")]
         model = keras.Sequential(inner)
-        own = {"momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9), "own": own_adam}
-        optimizer = own.get(self.optimizer, lambda: self.optimizer)()
+        factories = {"momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9), "own": own_adam}
+        optimizer = factories.get(self.optimizer, lambda: self.optimizer)()
         model.compile(
             optimizer,
             "sparse_categorical_crossentropy",

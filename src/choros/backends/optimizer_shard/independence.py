@@ -24,6 +24,7 @@ from choros.backends.rowwise_parts import of_keras
 from choros.types import Array
 
 Unit = Literal["value", "variable"]
+_Change = tuple[list[Array], list[Array]]  # arrays before a step, and after it
 ELEMENTWISE = frozenset(  # optimizers of Keras that update each value by its own gradient and slots alone
     {"SGD", "Adam", "AdamW", "Nadam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Lion"}
 )
@@ -37,12 +38,7 @@ _LONGEST = 160  # values along a dimension of a trial's variables; rules for lar
 # Sizes of the gradients in the steps of a trial; None: gradients that point away from a minimum, as in training.
 _SIZES = (1e-6, 1e-3, 1.0, None, None, None, None, None, None, 30.0, 1e3, 1.0)
 _FACTORS = (0.1, 1.0, 10.0)  # of a variable's gradients
-_COUNTS = {
-    4: 60,
-    6: 1_000,
-    8: 50_000,
-    10: 1_000_000,
-}  # before these steps the step counter is set, as rules may begin late
+_COUNTS = {4: 60, 6: 1_000, 8: 50_000, 10: 1_000_000}  # by the step before which the step counter is set to them
 # The learning rate is constant, since with a schedule's first rates, which may be 0, weights would not change. A
 # divided update does the rest without the optimizer's code.
 _CONFIG = {
@@ -87,10 +83,8 @@ def independent_unit(
         return None, f"{kind.__name__} has its own {replaced[0]}"
     unknown = unknown_attribute(optimizer)
     if unknown:
-        return (
-            None,
-            f"{kind.__name__} has the attribute {unknown!r}, which is neither a setting (numbers, text) nor slots",
-        )
+        reason = f"has the attribute {unknown!r}, which is neither a setting (numbers, text) nor slots"
+        return None, f"{kind.__name__} {reason}"
     settings = plain_attributes(optimizer)
     known = _results.get(optimizer)
     if known is None or not are_equal(known[0], settings):
@@ -134,71 +128,124 @@ def dtype_of(variable: Any) -> np.dtype[Any]:
 
 def _try(optimizer: Any, trainable: list[Any]) -> tuple[Unit | None, str]:
     """Return the result of ``independent_unit`` for an optimizer of the user, from a trial on small variables."""
-    rng, name = np.random.default_rng(0), type(optimizer).__name__
-    shapes = [tuple(min(length, _LONGEST) for length in variable.shape) for variable in trainable]
-    values, minima = ([rng.normal(0, 0.05, shape) for shape in shapes] for _ in range(2))
-    whole = _Trial(optimizer, values, trainable)
-    separate = [_Trial(optimizer, [value], [v]) for value, v in zip(values, trainable, strict=True)]
-    ranges: list[_Trial] = []
-    if _may_be_vector(optimizer, trainable):
-        vector = _joined(values)
-        parts = np.split(vector, [len(vector) // 3, len(vector) // 2])
-        ranges = [_Trial(optimizer, [part], trainable[:1], names=False) for part in parts]
-    ends = np.cumsum([part.variables[0].shape[0] for part in ranges])[:-1]
+    trials, name = _Trials(optimizer, trainable), type(optimizer).__name__
     for number, size in enumerate(_SIZES):
-        if number in _COUNTS:
-            for part in (whole, *separate, *ranges):
-                part.count(_COUNTS[number])
-        if size is None:
-            gradients = [state[0] - minimum for state, minimum in zip(whole.states, minima, strict=True)]
-        else:
-            gradients = [rng.normal(0, size * rng.choice(_FACTORS), shape) for shape in shapes]
-        whole.step(gradients)
-        if not all(np.isfinite(state[0]).all() for state in whole.states):
-            return None, f"in a trial {name} gave weights that are not finite"
-        for index, part in enumerate(separate):
-            part.step([gradients[index]])
-            if not part.agrees(index, whole):
-                path = trainable[index].path
-                return None, f"in a trial {name} updated {path} differently with the other variables than alone"
-        if ranges:
-            for part, gradient in zip(ranges, np.split(_joined(gradients), ends), strict=True):
-                part.step([gradient])
-            ranges = ranges if _agree_as_vector(ranges, whole) else []
-    for variable, first, state in zip(trainable, values, whole.states, strict=True):
-        if first.size and np.allclose(first, state[0], rtol=1e-3, atol=1e-6):
-            return None, f"in a trial {name} did not change {variable.path}"
-    if not are_equal(whole.settings, plain_attributes(whole.optimizer)):
+        trials.step(size, _COUNTS.get(number))
+        reason = trials.difference()
+        if reason:
+            return None, f"in a trial {name} {reason}"
+    reason = trials.unchanged()
+    if reason:
+        return None, f"in a trial {name} {reason}"
+    if trials.changes_attributes():
         return None, f"{name} changes attributes in a step other than a keras.Variable"
-    return "value" if ranges else "variable", ""
+    return "value" if trials.ranges else "variable", ""
 
 
-def _joined(arrays: list[Array]) -> Array:
+class _Trials:
+    """Copies of an optimizer that get the same gradients.
+
+    Args:
+        optimizer: built for ``trainable``.
+        trainable: list of variables.
+
+    Attributes:
+        whole: the copy for all variables.
+        separate: for each variable, a copy for it alone.
+        ranges: copies for ranges of the vector of all values; empty if they cannot be made, or have not agreed.
+    """
+
+    def __init__(self, optimizer: Any, trainable: list[Any]) -> None:
+        self._rng, self._trainable = np.random.default_rng(0), trainable
+        self._shapes = [tuple(min(length, _LONGEST) for length in variable.shape) for variable in trainable]
+        self._first, self._minima = (self._normal(0.05) for _ in range(2))
+        self.whole = _Trial(optimizer, self._first, trainable)
+        self.separate = [_Trial(optimizer, [value], [v]) for value, v in zip(self._first, trainable, strict=True)]
+        self.ranges: list[_Trial] = []
+        vector = _vector(self._first)
+        self._cuts = [len(vector) // 3, len(vector) // 2]
+        if _may_be_vector(optimizer, trainable):
+            parts = np.split(vector, self._cuts)
+            self.ranges = [_Trial(optimizer, [part], trainable[:1], names=False) for part in parts]
+        self._settings = plain_attributes(self.whole.optimizer)
+
+    def _normal(self, size: float) -> list[Array]:
+        return [self._rng.normal(0, size, shape) for shape in self._shapes]
+
+    def step(self, size: float | None, count: int | None) -> None:
+        """Update the variables of all copies.
+
+        Args:
+            size: of the gradients; None: those of a quadratic loss.
+            count: the step counter is first set to this. None: it is not set.
+        """
+        if size is None:
+            pairs = zip(self.whole.values, self._minima, strict=True)
+            gradients = [value - minimum for value, minimum in pairs]
+        else:
+            gradients = [self._rng.choice(_FACTORS) * gradient for gradient in self._normal(size)]
+        self.whole.step(gradients, count)
+        for part, gradient in zip(self.separate, gradients, strict=True):
+            part.step([gradient], count)
+        if self.ranges:
+            for part, gradient in zip(self.ranges, np.split(_vector(gradients), self._cuts), strict=True):
+                part.step([gradient], count)
+
+    def difference(self) -> str:
+        """Return the reason why variables depend on each other, by the last step; "" if there is none.
+
+        Ranges that depend on each other are removed.
+        """
+        whole = self.whole
+        if not all(np.isfinite(value).all() for value in whole.values):
+            return "gave weights that are not finite"
+        for index, (part, variable) in enumerate(zip(self.separate, self._trainable, strict=True)):
+            if not (_same(part.change(0), whole.change(index)) and _same(part.change(-1), whole.change(-1))):
+                return f"updated {variable.path} differently with the other variables than alone"
+        if self.ranges:
+            parts = _change_of_vector([part.change(0) for part in self.ranges])
+            expected = _change_of_vector([whole.change(index) for index in range(len(self._trainable))])
+            numbers = all(_same(part.change(-1), whole.change(-1)) for part in self.ranges)
+            self.ranges = self.ranges if numbers and _same(parts, expected) else []
+        return ""
+
+    def unchanged(self) -> str:
+        """Return that a variable has its first values, about which the trial shows nothing; "" if all have changed."""
+        for variable, first, value in zip(self._trainable, self._first, self.whole.values, strict=True):
+            if first.size and np.allclose(first, value, rtol=1e-3, atol=1e-6):
+                return f"did not change {variable.path}"
+        return ""
+
+    def changes_attributes(self) -> bool:
+        """Return whether steps have changed attributes, which a divided update would not share."""
+        return not are_equal(self._settings, plain_attributes(self.whole.optimizer))
+
+
+def _vector(arrays: list[Array]) -> Array:
     return np.concatenate([array.reshape(-1) for array in arrays])
 
 
-def _agree_as_vector(ranges: list[_Trial], whole: _Trial) -> bool:
-    """Return whether the last step changed ranges of the vector of all values as it changed all variables."""
-
-    def joined(states: list[list[Array]]) -> list[Array]:
-        return [_joined(list(arrays)) for arrays in zip(*states, strict=True)]
-
-    parts = [(joined([part.before[0] for part in ranges]), joined([part.states[0] for part in ranges]))]
-    parts += [(part.numbers_before, part.numbers) for part in ranges]
-    expected = [(joined(whole.before), joined(whole.states))] + [(whole.numbers_before, whole.numbers)] * len(ranges)
-    return all(_same_change(*left, *right) for left, right in zip(parts, expected, strict=True))
+def _change_of_vector(changes: list[_Change]) -> _Change:
+    """Return the change of the vector of several variables, and of the vectors of their slots."""
+    before, after = (
+        [_vector(list(arrays)) for arrays in zip(*part, strict=True)] for part in zip(*changes, strict=True)
+    )
+    return before, after
 
 
-def _same_change(before: list[Array], after: list[Array], other_before: list[Array], other_after: list[Array]) -> bool:
+def _same(change: _Change, expected: _Change) -> bool:
     """Return whether two copies have changed equal values equally, up to rounding."""
-    for first, left, second, right in zip(before, after, other_before, other_after, strict=True):
-        if not left.size:
+    for first, last, other_first, other_last in zip(*change, *expected, strict=True):
+        if not last.size:
             continue
-        if not np.isfinite(right).all():
-            return np.array_equal(left, right, equal_nan=True)
-        change = np.abs(right - second).max()
-        rounding = 4 * np.finfo(np.float32).eps * max(np.abs(left).max(), np.abs(first).max())
-        if not np.allclose(left - first, right - second, rtol=0, atol=1e-3 * change + rounding, equal_nan=True):
+        if not np.isfinite(other_last).all():
+            if not np.array_equal(last, other_last, equal_nan=True):
+                return False
+            continue
+        size = np.abs(other_last - other_first).max()
+        rounding = 4 * np.finfo(np.float32).eps * max(np.abs(last).max(), np.abs(first).max())
+        difference = (last - first) - (other_last - other_first)
+        if not np.abs(difference).max() <= 1e-3 * size + rounding:  # also if it is NaN
             return False
     return True
 
@@ -211,49 +258,44 @@ class _Trial:
         values: list of array. The first values of the variables.
         counterparts: for each, a variable of the original, with its dtype and exceptions.
         names: whether the variables also have the names and constraints of these, on which a rule may depend.
-
-    Attributes:
-        states, before: for each variable, its values and those of its slots; after the last step, and before it.
-        numbers, numbers_before: the optimizer's variables that belong to no weight, such as the step counter.
-        settings: its plain attributes at first.
     """
 
     def __init__(self, original: Any, values: list[Array], counterparts: list[Any], names: bool = True) -> None:
-        self.variables: list[Any] = []
+        self._variables: list[Any] = []
         for value, variable in zip(values, counterparts, strict=True):
             if names:
-                self.variables.append(variable_like(variable, value, trainable=False))
+                self._variables.append(variable_like(variable, value, trainable=False))
             else:
-                self.variables.append(keras.Variable(value, dtype=variable.dtype, trainable=False, name="range"))
-        self.optimizer = optimizer_copy(original, self.variables, counterparts, _CONFIG)
-        self.settings = plain_attributes(self.optimizer)
-        self.states, self.numbers = self._read()
-        self.before, self.numbers_before = self.states, self.numbers
+                self._variables.append(keras.Variable(value, dtype=variable.dtype, trainable=False, name="range"))
+        self.optimizer = optimizer_copy(original, self._variables, counterparts, _CONFIG)
+        self._before = self._after = self._read()
 
-    def count(self, steps: int) -> None:
-        """Set the step counter."""
-        self.optimizer._iterations.assign(steps)
-        self.states, self.numbers = self._read()
+    @property
+    def values(self) -> list[Array]:
+        """The values of the variables."""
+        return [state[0] for state in self._after[:-1]]
 
-    def step(self, gradients: list[Array]) -> None:
-        """Update the variables."""
-        self.before, self.numbers_before = self.states, self.numbers
-        pairs = zip(gradients, self.variables, strict=True)
+    def step(self, gradients: list[Array], count: int | None) -> None:
+        """Update the variables. With a ``count`` the step counter is first set to it."""
+        self._before = self._after
+        if count is not None:
+            self.optimizer._iterations.assign(count)
+            self._before = self._read()
+        pairs = zip(gradients, self._variables, strict=True)
         tensors = [keras.ops.convert_to_tensor(gradient, dtype=variable.dtype) for gradient, variable in pairs]
-        self.optimizer.apply(tensors, self.variables)
-        self.states, self.numbers = self._read()
+        self.optimizer.apply(tensors, self._variables)
+        self._after = self._read()
 
-    def agrees(self, index: int, whole: _Trial) -> bool:
-        """Return whether the last step changed the only variable as it changed the variable ``index`` of ``whole``."""
-        same = _same_change(self.before[0], self.states[0], whole.before[index], whole.states[index])
-        return same and _same_change(self.numbers_before, self.numbers, whole.numbers_before, whole.numbers)
+    def change(self, index: int) -> _Change:
+        """Return a variable and its slots before and after the last step; -1: what belongs to no variable."""
+        return self._before[index], self._after[index]
 
-    def _read(self) -> tuple[list[list[Array]], list[Array]]:
+    def _read(self) -> list[list[Array]]:
+        """Return the values of each variable and its slots; last those of other variables, such as the step counter."""
         slots = slot_lists(self.optimizer)
-        states = [[variable, *(slots[name][i] for name in sorted(slots))] for i, variable in enumerate(self.variables)]
-        numbers = [value for value in vars(self.optimizer).values() if isinstance(value, keras.Variable)]
-        values = [[_values(variable) for variable in state if variable is not None] for state in states]
-        return values, [_values(variable) for variable in numbers]
+        states = [[variable, *(slots[name][i] for name in sorted(slots))] for i, variable in enumerate(self._variables)]
+        states.append([value for value in vars(self.optimizer).values() if isinstance(value, keras.Variable)])
+        return [[_values(variable) for variable in state if variable is not None] for state in states]
 
 
 def _values(variable: keras.Variable) -> Array:

@@ -57,9 +57,7 @@ class OptimizerShard(ABC):
     """
 
     block: int | None = None  # most values of a piece that is a range; None: one piece
-    needs_first_step = (
-        True  # whether a first step, as a whole update, must show that steps do not set weights (``sets_weights``)
-    )
+    needs_first_step = True  # whether a first, whole update must show that steps set no weights (``sets_weights``)
 
     def __init__(self, replica: BaseReplica, rank: int, size: int, tries: bool = False) -> None:
         self.replica, self.rank, self.size, self.tries = replica, rank, size, tries
